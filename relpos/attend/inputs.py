@@ -1,0 +1,136 @@
+"""What attention accepts, and the sentence for what it does not."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from relpos.encodings.call import Call
+from relpos.encodings.encoding import Encoding, positive
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor | None) -> None:
+    """Ranks, sizes and dtypes of queries, keys and values."""
+    given = {"q": q, "k": k} if v is None else {"q": q, "k": k, "v": v}
+    for name, x in given.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a tensor, not {type(x).__name__}.")
+        if x.dim() != 4:
+            raise ValueError(f"{name} must be (batch, heads, length, head_dim), not of shape {tuple(x.shape)}.")
+        if not x.is_floating_point():
+            raise TypeError(f"{name} must be of a floating-point dtype, not {x.dtype}.")
+        if x.dtype != q.dtype or x.device != q.device:
+            raise ValueError(f"{name} is {x.dtype} on {x.device}, but q is {q.dtype} on {q.device}: they must agree.")
+    batch, heads, queries, head_dim = q.shape
+    if v is not None and v.shape != k.shape:
+        raise ValueError(f"v must have the shape of k, {tuple(k.shape)}, not {tuple(v.shape)}.")
+    if k.shape[0] != batch:
+        raise ValueError(f"k has batch {k.shape[0]}, but q has batch {batch}.")
+    if k.shape[3] != head_dim:
+        raise ValueError(f"k has head_dim {k.shape[3]}, but q has head_dim {head_dim}.")
+    if k.shape[1] == 0 or heads % k.shape[1]:
+        raise ValueError(f"the {heads} heads of q are no multiple of the {k.shape[1]} heads of k.")
+    if min(q.shape) == 0:
+        raise ValueError(f"q is empty: {tuple(q.shape)}.")
+    if queries > k.shape[2]:
+        raise ValueError(
+            f"there are {queries} queries but {k.shape[2]} keys: the queries are the last of the keys' positions."
+        )
+
+
+def make_call(
+    q: Tensor,
+    k: Tensor,
+    position: Encoding | None,
+    hidden: Tensor | None,
+    gates: Tensor | None,
+    causal: bool,
+    documents: Tensor | None,
+    padding: Tensor | None,
+    scale: float | None,
+) -> Call:
+    """The call as encodings see it, everything checked."""
+    batch, heads, queries, head_dim = q.shape
+    keys = k.shape[2]
+    if documents is not None:
+        check_documents(documents, batch, keys)
+    if padding is not None:
+        if padding.shape != (batch, keys):
+            raise ValueError(f"padding must be (batch, keys) = ({batch}, {keys}), not {tuple(padding.shape)}.")
+        if padding.dtype != torch.bool:
+            raise TypeError(
+                f"padding must be boolean, True for the keys that count, not {padding.dtype}: use padding.bool()."
+            )
+    if position is not None:
+        gates = check_position(position, batch, heads, head_dim, keys, hidden, gates, causal)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scale = head_dim**-0.5 if scale is None else positive("scale", scale)
+    call_q = q.to(dtype) if position is not None and position.needs_scores else None
+    return Call(queries, keys, causal, documents, padding, gates, call_q, scale, dtype, q.device)
+
+
+def check_documents(documents: Tensor, batch: int, keys: int) -> None:
+    """Ids of packed documents: one a key, each document in one piece."""
+    if documents.shape != (batch, keys):
+        raise ValueError(f"documents must be (batch, keys) = ({batch}, {keys}), not {tuple(documents.shape)}.")
+    if documents.is_floating_point() or documents.is_complex():
+        raise TypeError(f"documents must be whole numbers, one id a token, not {documents.dtype}.")
+    if torch.compiler.is_compiling():
+        return  # the next check looks at values, which a traced graph does not have
+    runs = (documents[:, 1:] != documents[:, :-1]).sum(1) + 1
+    ordered = documents.sort(dim=1).values
+    distinct = (ordered[:, 1:] != ordered[:, :-1]).sum(1) + 1
+    if bool((runs != distinct).any()):
+        row = int((runs != distinct).nonzero()[0])
+        raise ValueError(
+            f"documents must be packed one after another, but in row {row} an id comes back after another one."
+        )
+
+
+def check_position(
+    position: Encoding,
+    batch: int,
+    heads: int,
+    head_dim: int,
+    keys: int,
+    hidden: Tensor | None,
+    gates: Tensor | None,
+    causal: bool,
+) -> Tensor | None:
+    """That the encoding fits q; gives the gates it needs of every key."""
+    if not isinstance(position, Encoding):
+        raise TypeError(f"position must be an encoding (relpos.encoding(name, …)), not {position!r}.")
+    name = type(position).__name__
+    if position.heads != heads or position.head_dim != head_dim:
+        raise ValueError(
+            f"{name} was made for {position.heads} heads of {position.head_dim}, but q has {heads} heads of {head_dim}."
+        )
+    if not causal and not position.bidirectional:
+        raise ValueError(f"{name} is defined for causal attention only.")
+    if not position.needs_hidden:
+        return None
+    if gates is None:
+        if hidden is None:
+            raise ValueError(
+                f"{name} reads the layer's input: give hidden= (batch, {keys}, {position.width}), or gates=."
+            )
+        if hidden.shape != (batch, keys, position.width):
+            raise ValueError(
+                f"hidden must be (batch, keys, width) = ({batch}, {keys}, {position.width}), not {tuple(hidden.shape)}. "
+                "While decoding, keep position.gates(hidden) of each token beside its key, and give gates=."
+            )
+        gates = position.gates(hidden)
+    assert gates is not None
+    if gates.dim() != 4 or gates.shape[:3] != (batch, heads, keys):
+        raise ValueError(f"gates must be of shape ({batch}, {heads}, {keys}, …), not {tuple(gates.shape)}.")
+    return gates
+
+
+def check_finite(name: str, numbers: Tensor) -> None:
+    """Refuse NaN and +inf among the numbers of a bias (−inf is a mask, and allowed)."""
+    if torch.compiler.is_compiling() or numbers.device.type != "cpu":
+        return  # values cannot be looked at while tracing, and looking would stall an accelerator
+    # One reduction: the maximum is NaN if any entry is, and +inf if any is.
+    top = float(numbers.detach().max())
+    if math.isnan(top) or top == math.inf:
+        raise ValueError(f"the {name} of the bias holds {top}: a parameter or an input of the encoding is broken.")

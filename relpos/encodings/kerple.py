@@ -1,0 +1,50 @@
+"""KERPLE: learned kernels of the distance, logarithmic or a power."""
+
+import torch
+
+from relpos.encodings.call import Call
+from relpos.encodings.encoding import Encoding
+from relpos.encodings.forms import Toeplitz
+from relpos.encodings.positive import Between, Positive
+
+FLOOR = 1e-2  # the official code keeps both parameters at or above it
+
+
+class KerpleLog(Encoding):
+    """Kernelised relative bias, logarithmic."""
+
+    place = "score"
+    form = "Toeplitz"
+    learns = "2"
+    directions = "both"
+    paper = "Chi et al. 2022, arXiv 2205.09921"
+    formula = "B_ij = −r1·log(1 + r2·|i − j|);  r1, r2 > 0, started at U[0, 2], U[0, 1]"
+
+    def __init__(self, heads: int, head_dim: int) -> None:
+        super().__init__(heads, head_dim)
+        self.r1 = Positive(2 * torch.rand(heads), FLOOR)
+        self.r2 = Positive(torch.rand(heads), FLOOR)
+
+    def bias(self, call: Call) -> Toeplitz:
+        r1, r2 = self.r1(call.dtype)[:, None], self.r2(call.dtype)[:, None]  # (heads, 1)
+        return Toeplitz(-r1 * torch.log1p(r2 * call.distances.abs()), call.zero)
+
+
+class KerplePower(Encoding):
+    """Kernelised relative bias, a power of the distance."""
+
+    place = "score"
+    form = "Toeplitz"
+    learns = "2"
+    directions = "both"
+    paper = "Chi et al. 2022, arXiv 2205.09921"
+    formula = "B_ij = −r1·|i − j|^r2;  r1 > 0, 0 < r2 ≤ 2, started at U[0, 1], U[0, 2]"
+
+    def __init__(self, heads: int, head_dim: int) -> None:
+        super().__init__(heads, head_dim)
+        self.r1 = Positive(torch.rand(heads), FLOOR)
+        self.r2 = Between(2 * torch.rand(heads), FLOOR, 2.0)
+
+    def bias(self, call: Call) -> Toeplitz:
+        r1, r2 = self.r1(call.dtype)[:, None], self.r2(call.dtype)[:, None]  # (heads, 1)
+        return Toeplitz(-r1 * call.distances.abs() ** r2, call.zero)

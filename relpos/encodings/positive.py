@@ -1,0 +1,30 @@
+"""Parameters that are positive by construction: what is trained is a raw number, what is used is its softplus."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Positive(nn.Module):
+    """Numbers above `floor`, started at given values. Call it with a dtype to get them."""
+
+    def __init__(self, start: Tensor, floor: float = 0.0) -> None:
+        super().__init__()
+        self.floor = floor
+        above = (start - floor).clamp(min=1e-4)
+        self.raw = nn.Parameter(above + torch.log(-torch.expm1(-above)))  # inverse of softplus
+
+    def forward(self, dtype: torch.dtype) -> Tensor:
+        return self.floor + F.softplus(self.raw.to(dtype))
+
+
+class Between(nn.Module):
+    """Numbers between `low` and `high`, started at given values. Call it with a dtype to get them."""
+
+    def __init__(self, start: Tensor, low: float, high: float) -> None:
+        super().__init__()
+        self.low, self.high = low, high
+        self.raw = nn.Parameter(torch.logit((start - low) / (high - low), eps=1e-4))
+
+    def forward(self, dtype: torch.dtype) -> Tensor:
+        return self.low + (self.high - self.low) * torch.sigmoid(self.raw.to(dtype))

@@ -1,0 +1,196 @@
+"""The frequencies of RoPE under its scalings, named and keyed as in transformers' `rope_parameters`.
+
+Each function gives the frequencies (pairs,), or (1 or batch, length, pairs) where they depend on how long the document
+a token stands in has become. The arithmetic runs in the dtype of the call, in the order the checkpoints were trained.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from relpos.encodings.encoding import positive, whole
+from relpos.errors import unknown
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """RoPE's numbers, whatever the scaling; the names on the right are transformers'."""
+
+    head_dim: int
+    base: float = 10000.0  # rope_theta
+    fraction: float = 1.0  # partial_rotary_factor
+    scaling: str = "default"  # rope_type
+    factor: float = 1.0
+    length: int = 2048  # max_position_embeddings
+    trained: int = 2048  # original_max_position_embeddings
+    attention_factor: float | None = None
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0
+    short_factor: Sequence[float] = field(default_factory=tuple)  # longrope
+    long_factor: Sequence[float] = field(default_factory=tuple)
+
+    @property
+    def dim(self) -> int:
+        """Dimensions of the head that are rotated."""
+        return self.head_dim if self.scaling == "proportional" else int(self.head_dim * self.fraction)
+
+    def frequencies(self, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+        """θ of each pair, for tokens in documents of these lengths (1 or batch, length)."""
+        return SCALINGS[self.scaling](self, lengths, dtype)
+
+    @property
+    def depends_on_length(self) -> bool:
+        return self.scaling in ("dynamic", "longrope")
+
+    @property
+    def amplitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.scaling == "yarn":
+            if self.mscale and self.mscale_all_dim:
+                return _yarn_amplitude(self.factor, self.mscale) / _yarn_amplitude(self.factor, self.mscale_all_dim)
+            return _yarn_amplitude(self.factor)
+        if self.scaling == "longrope" and self.factor > 1:
+            return math.sqrt(1 + math.log(self.factor) / math.log(self.trained))
+        return 1.0
+
+
+def _inverse_powers(r: Rotation, base: float | Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """base^(−2k/d): (pairs,), or (…, pairs) for bases (…, 1)."""
+    exponents = torch.arange(0, r.dim, 2, device=device).to(dtype) / r.dim
+    return 1.0 / torch.pow(base, exponents)
+
+
+def default(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+    """θ_k = base^(−2k/d)."""
+    return _inverse_powers(r, r.base, lengths.device, dtype)
+
+
+def linear(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+    """Positions divided by the factor."""
+    return default(r, lengths, dtype) / r.factor
+
+
+def ntk(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+    """A larger base, so that the slowest pair is stretched by the factor and the fastest not at all."""
+    base = r.base * r.factor ** (r.dim / (r.dim - 2))
+    return _inverse_powers(r, base, lengths.device, dtype)
+
+
+def dynamic(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+    """NTK whose factor grows with the document, from the trained length on."""
+    grown = lengths.clamp(min=r.length).to(dtype)[..., None]  # (1 or batch, length, 1)
+    base = r.base * ((r.factor * grown / r.length) - (r.factor - 1)) ** (r.dim / (r.dim - 2))
+    return _inverse_powers(r, base, lengths.device, dtype)
+
+
+def yarn(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+    """Fast pairs as they are, slow pairs interpolated, a ramp between."""
+
+    def pair_turning(turns: float) -> float:  # which pair makes this many turns over the trained length
+        return (r.dim * math.log(r.trained / (turns * 2 * math.pi))) / (2 * math.log(r.base))
+
+    low, high = pair_turning(r.beta_fast), pair_turning(r.beta_slow)
+    if r.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, r.dim - 1)
+    if low == high:
+        high += 0.001
+    pair = torch.arange(r.dim // 2, device=lengths.device, dtype=dtype)
+    keep = 1 - ((pair - low) / (high - low)).clamp(0, 1)
+    theta = default(r, lengths, dtype)
+    return theta / r.factor * (1 - keep) + theta * keep
+
+
+def llama3(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+    """Long waves stretched by the factor, short ones kept, a ramp between."""
+    theta = default(r, lengths, dtype)
+    wavelength = 2 * math.pi / theta
+    ramp = (r.trained / wavelength - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor)
+    between = (1 - ramp) * (theta / r.factor) + ramp * theta
+    long, short = r.trained / r.low_freq_factor, r.trained / r.high_freq_factor
+    return torch.where(wavelength > long, theta / r.factor, torch.where(wavelength < short, theta, between))
+
+
+def longrope(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+    """A searched factor a pair: one list up to the trained length, another beyond."""
+    short = torch.tensor(r.short_factor, dtype=dtype, device=lengths.device)
+    long = torch.tensor(r.long_factor, dtype=dtype, device=lengths.device)
+    factors = torch.where((lengths > r.trained)[..., None], long, short)  # (1 or batch, length, pairs)
+    return default(r, lengths, dtype) / factors
+
+
+def proportional(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+    """p-RoPE: only the fastest pairs turn, at the frequencies of the whole head."""
+    theta = default(r, lengths, dtype)
+    turning = int(r.fraction * r.head_dim // 2)
+    return torch.where(torch.arange(len(theta), device=theta.device) < turning, theta, 0.0) / r.factor
+
+
+SCALINGS: dict[str, Callable[[Rotation, Tensor, torch.dtype], Tensor]] = {
+    "default": default,
+    "linear": linear,
+    "ntk": ntk,
+    "dynamic": dynamic,
+    "yarn": yarn,
+    "llama3": llama3,
+    "longrope": longrope,
+    "proportional": proportional,
+}
+
+_OURS = {  # transformers' keys that have another name here
+    "rope_theta": "base",
+    "partial_rotary_factor": "fraction",
+    "rope_type": "scaling",
+    "type": "scaling",
+    "original_max_position_embeddings": "trained",
+    "max_position_embeddings": "length",
+}
+_KEYS = {*_OURS, *(set(Rotation.__dataclass_fields__) - {"head_dim", *_OURS.values()})}
+
+
+def rotation(head_dim: int, given: Mapping[str, object], rope_parameters: Mapping[str, object] | None) -> Rotation:
+    """The numbers of a RoPE from our options, overridden by transformers' dictionary; refused if they make no sense."""
+    numbers = dict(given)
+    for key, value in (rope_parameters or {}).items():
+        if key not in _KEYS:
+            raise unknown("key of rope_parameters", key, _KEYS)
+        if value is not None:
+            numbers[_OURS.get(key, key)] = value
+    if numbers.get("scaling") not in SCALINGS:
+        raise unknown("RoPE scaling", numbers.get("scaling"), SCALINGS)
+    numbers.setdefault("trained", numbers["length"])
+    if numbers.get("factor") is None:  # as DeepSeek-V3 and Phi-3 checkpoints mean it
+        numbers["factor"] = numbers["length"] / numbers["trained"]  # type: ignore[operator]
+    r = Rotation(head_dim=head_dim, **numbers)  # type: ignore[arg-type]
+    for name in ("base", "factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
+        positive(name, getattr(r, name))
+    whole("length", r.length)
+    whole("original_max_position_embeddings", r.trained)
+    if not 0 < r.fraction <= 1:
+        raise ValueError(f"fraction must be over 0 and at most 1, not {r.fraction!r}.")
+    if r.dim % 2 or r.dim < 2:
+        raise ValueError(f"rope turns pairs of dimensions: {r.dim} of head_dim {head_dim} cannot be paired.")
+    if r.scaling in ("ntk", "dynamic") and r.dim < 4:
+        raise ValueError(f"the scaling {r.scaling!r} needs at least 4 rotated dimensions, not {r.dim}.")
+    if r.scaling == "llama3" and r.high_freq_factor <= r.low_freq_factor:
+        raise ValueError(f"high_freq_factor ({r.high_freq_factor}) must be over low_freq_factor ({r.low_freq_factor}).")
+    if r.scaling == "longrope" and not len(r.short_factor) == len(r.long_factor) == r.dim // 2:
+        raise ValueError(
+            f"longrope needs short_factor and long_factor of {r.dim // 2} numbers each, "
+            f"not {len(r.short_factor)} and {len(r.long_factor)}."
+        )
+    return r
+
+
+def _yarn_amplitude(factor: float, mscale: float = 1.0) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
