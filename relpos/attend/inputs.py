@@ -116,7 +116,7 @@ def check_position(
             )
         if hidden.shape != (batch, keys, position.width):
             raise ValueError(
-                f"hidden must be (batch, keys, width) = ({batch}, {keys}, {position.width}), not {tuple(hidden.shape)}. "
+                f"hidden must be ({batch}, {keys}, {position.width}), not {tuple(hidden.shape)}. "
                 "While decoding, keep position.gates(hidden) of each token beside its key, and give gates=."
             )
         gates = position.gates(hidden)

@@ -93,7 +93,7 @@ class Encoding(nn.Module):
             )
         if self.needs_scores and (q is None or k is None):
             raise ValueError(
-                f"the bias of {name} comes from the scores: give q= and k= (batch, {self.heads}, length, {self.head_dim})."
+                f"the bias of {name} comes from the scores: give q=, k= (batch, {self.heads}, length, {self.head_dim})."
             )
         if not causal and not self.bidirectional:
             raise ValueError(f"{name} is defined for causal attention only.")

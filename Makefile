@@ -1,0 +1,45 @@
+# Everything runs in .venv, installed from constraints.txt. Needs Python 3.11 or newer, make and a C++ compiler.
+#   make figures   draw the paper's figures into figures/
+#   make test      the test suite        make test-all   and its slow part
+#   make lint      ruff and mypy         make bench      speed, as ratios in one run
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: figures test test-all lint bench clean
+
+figures: $(INSTALLED)
+	$(BIN)/relpos figures --out figures
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/start.py
+
+clean:
+	rm -rf .venv build dist figures .mypy_cache .pytest_cache .ruff_cache
+
+# pip reads the constraints for build requirements too, through PIP_CONSTRAINT; the pinned torch is taken before anything
+# that merely asks for some torch.
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "relpos needs Python 3.11 or newer, and found no python3: install it, or set PYTHON=…"; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "relpos needs Python 3.11 or newer; $(PYTHON) is $$("$(PYTHON)" --version). Set PYTHON=…"; exit 1; }
+	@"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "$(PYTHON) has no venv module: install it (on Debian: apt-get install python3-venv)."; exit 1; }
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
+	  { echo "relpos needs a C++ compiler (on Debian: apt-get install g++)."; exit 1; }
+	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@

@@ -1,0 +1,238 @@
+"""What every encoding promises. A new one joins by being registered.
+
+Each contract is a function of `make`, which makes the encoding; it is run for every name in the registry and for the
+variants below. float64 throughout, so that equality means equality up to rounding of about 1e-15 a step.
+"""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from layer import Layer
+from torch import Tensor
+
+import relpos
+from relpos.encodings.encoding import Encoding
+
+HEADS, HEAD_DIM = 4, 8
+WIDTH = HEADS * HEAD_DIM
+Make = Callable[[], Encoding]
+CLOSE = {"rtol": 0.0, "atol": 1e-11}
+
+SCALINGS = {
+    "linear": {"factor": 4.0},
+    "ntk": {"factor": 4.0},
+    "dynamic": {"factor": 2.0, "length": 8},
+    "yarn": {"factor": 4.0, "length": 16},
+    "llama3": {"factor": 8.0, "length": 64},
+    "longrope": {
+        "length": 64,
+        "rope_parameters": {
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [1.0, 2.0, 4.0, 8.0],
+            "original_max_position_embeddings": 8,
+            "factor": 8.0,
+        },
+    },
+    "proportional": {"factor": 2.0, "fraction": 0.5},
+}
+BASES = [name for name in relpos.names() if relpos.card(name).place == "score" and not name.startswith("dape")]
+VARIANTS: list[tuple[str, dict[str, object]]] = [
+    *((name, {}) for name in relpos.names()),
+    ("alibi", {"slopes": "press"}),
+    ("t5", {"buckets": 8, "max_distance": 12}),
+    ("clipped", {"limit": 5}),
+    ("fire", {"length": 7, "units": 5}),
+    ("sandwich", {"dim": 6}),
+    ("cable", {"step": "softplus"}),
+    ("cable_nw", {"step": "softplus"}),
+    ("cope", {"npos": 4}),
+    ("cope", {"scaled": True}),
+    ("sinusoidal", {"amplitude": 0.1}),
+    ("rope", {"layout": "interleaved"}),
+    ("rope", {"fraction": 0.5}),
+    *(("rope", {"scaling": scaling, **options}) for scaling, options in SCALINGS.items()),
+    *((name, {"base": base}) for name in ("dape", "dapev2") for base in BASES if base != "kerple_log"),
+]
+
+
+def tokens(length: int, batch: int = 2, seed: int = 1) -> Tensor:
+    return torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def made(make: Make) -> Encoding:
+    """The encoding in float64, its parameters moved off their start (some start at 0, where nothing can be seen)."""
+    torch.manual_seed(3)
+    position = make().double()
+    with torch.no_grad():
+        for parameter in position.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return position
+
+
+def decoding_step_by_step_is_the_whole_sequence(make: Make) -> None:
+    position = made(make)
+    layer, x = Layer(position), tokens(13)
+    for step in (1, 5):
+        decoded = layer.decode(x, step)
+        for end in (step, 2 * step, 13):  # a dynamic scaling sees the length so far, so compare with that prefix
+            last = layer(x[:, :end])[:, :, -1]
+            torch.testing.assert_close(decoded[:, :, end - 1], last, **CLOSE)
+        if not position.depends_on_length:
+            torch.testing.assert_close(decoded, layer(x), **CLOSE)
+
+
+def packed_documents_are_separate_documents(make: Make) -> None:
+    position = made(make)
+    x, lengths = tokens(17), ([5, 1, 11], [9, 8, 0])
+    documents = torch.stack([torch.repeat_interleave(torch.tensor([7, 3, 9]), torch.tensor(row)) for row in lengths])
+    for causal in (True, False) if position.bidirectional else (True,):
+        layer = Layer(position, causal=causal)
+        packed = layer(x, documents=documents)
+        if causal and not position.depends_on_length:
+            torch.testing.assert_close(layer.decode(x, 4, documents=documents), packed, **CLOSE)
+        for row, sizes in enumerate(lengths):
+            start = 0
+            for size in filter(None, sizes):
+                alone = layer(x[row : row + 1, start : start + size])
+                torch.testing.assert_close(packed[row : row + 1, :, start : start + size], alone, **CLOSE)
+                start += size
+
+
+def padding_hides_keys_and_nothing_else(make: Make) -> None:
+    position = made(make)
+    layer, x = Layer(position), tokens(11)
+    padding = torch.ones(2, 11, dtype=torch.bool)
+    padding[0, 8:] = False  # right padding: the rows before it must not notice
+    if not position.depends_on_length:
+        torch.testing.assert_close(layer(x, padding=padding)[0, :, :8], layer(x[:1, :8])[0], **CLOSE)
+    changed = x.clone()
+    changed[0, 8:] += 1.0
+    before, after = layer(x, padding=padding), layer(changed, padding=padding)
+    torch.testing.assert_close(after[0, :, :8], before[0, :, :8], **CLOSE)
+    padding[1] = False
+    alone = layer(x, padding=padding)
+    assert alone[1].abs().max() == 0  # a query that sees nothing gets 0
+    assert alone[0].isfinite().all()
+
+
+def every_length_works_also_past_the_trained_one(make: Make) -> None:
+    position = made(make)
+    layer = Layer(position)
+    for length in (1, 2, 3, 67, 300):
+        out = layer(tokens(length, batch=1))
+        assert out.shape == (1, HEADS, length, HEAD_DIM)
+        assert out.isfinite().all()
+
+
+def later_tokens_change_nothing_earlier(make: Make) -> None:
+    position = made(make)
+    layer, x = Layer(position), tokens(12)
+    changed = x.clone()
+    changed[:, 9] += 1.0
+    before, after = layer(x), layer(changed)
+    torch.testing.assert_close(after[:, :, :9], before[:, :, :9], **CLOSE)
+    assert (after[:, :, 9:] - before[:, :, 9:]).abs().amax() > 1e-3
+
+
+def gradients_are_those_of_finite_differences(make: Make) -> None:
+    position = made(make)
+    names_ = [name for name, _ in position.named_parameters()]
+    parameters = tuple(p.detach().clone().requires_grad_() for p in position.parameters())
+    x = tokens(6, batch=1).requires_grad_()
+    for causal in (True, False) if position.bidirectional else (True,):
+        layer = Layer(position, causal=causal)
+
+        def run(x: Tensor, *values: Tensor, layer: Layer = layer) -> Tensor:
+            return torch.func.functional_call(
+                _Wrapped(layer), {f"position.{n}": v for n, v in zip(names_, values, strict=True)}, (x,)
+            )
+
+        assert torch.autograd.gradcheck(run, (x, *parameters), fast_mode=True, atol=1e-6, rtol=1e-4)
+
+
+class _Wrapped(torch.nn.Module):
+    """A Layer whose encoding's parameters can be given from outside."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.position, self.layer = layer.position, layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def every_parameter_gets_a_gradient(make: Make) -> None:
+    position = made(make)
+    (Layer(position)(tokens(12).requires_grad_()) ** 2).sum().backward()
+    for name, parameter in position.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+def grouped_key_heads_are_repeated_heads(make: Make) -> None:
+    position = made(make)
+    layer, x = Layer(position, key_heads=2), tokens(9)
+    hidden = position.embed(x)
+    q, k, v = (layer.split(hidden, p) for p in (layer.to_q, layer.to_k, layer.to_v))
+    k, v = (t.repeat_interleave(HEADS // 2, dim=1) for t in (k, v))
+    torch.testing.assert_close(layer(x), relpos.attention(q, k, v, position, hidden=hidden), **CLOSE)
+
+
+def a_static_map_is_the_same_for_any_input(make: Make) -> None:
+    position = made(make)
+    if position.place not in ("score", "nowhere") or position.needs_hidden or position.needs_scores:
+        return
+    q = torch.randn(2, 1, HEADS, 9, HEAD_DIM, dtype=torch.float64)
+    k = torch.randn(2, 1, HEADS, 9, HEAD_DIM, dtype=torch.float64)
+    for a, b in zip(q, k, strict=True):
+        added = relpos.scores(a, b, position) - relpos.scores(a, b)
+        seen = torch.ones(9, 9, dtype=torch.bool).tril()
+        torch.testing.assert_close(added[0][:, seen], position.map(9)[:, seen].double(), rtol=1e-5, atol=1e-5)
+
+
+def its_state_can_be_saved_and_loaded(make: Make) -> None:
+    position, other = made(make), make().double()
+    other.load_state_dict(copy.deepcopy(position.state_dict()))
+    x = tokens(8)
+    torch.testing.assert_close(Layer(other)(x), Layer(position)(x), rtol=0.0, atol=0.0)
+
+
+def half_precision_runs_in_float32_inside(make: Make) -> None:
+    torch.manual_seed(3)
+    position = make()
+    x = tokens(40).float()
+    exact = Layer(position)(x.bfloat16().float())
+    half = Layer(copy.deepcopy(position))(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    # q, k, v and the result are rounded to 8 bits, position is not: an error of the size of the inputs' rounding.
+    torch.testing.assert_close(half.float(), exact, rtol=0.05, atol=0.05)
+
+
+def both_directions_or_a_clear_refusal(make: Make) -> None:
+    position = made(make)
+    layer, x = Layer(position, causal=False), tokens(10)
+    if not position.bidirectional:
+        with pytest.raises(ValueError, match="causal attention only"):
+            layer(x)
+        return
+    changed = x.clone()
+    changed[:, -1] += 1.0
+    assert (layer(changed)[:, :, 0] - layer(x)[:, :, 0]).abs().max() > 1e-4  # the first token sees the last
+
+
+CONTRACTS = [
+    decoding_step_by_step_is_the_whole_sequence,
+    packed_documents_are_separate_documents,
+    padding_hides_keys_and_nothing_else,
+    every_length_works_also_past_the_trained_one,
+    later_tokens_change_nothing_earlier,
+    gradients_are_those_of_finite_differences,
+    every_parameter_gets_a_gradient,
+    grouped_key_heads_are_repeated_heads,
+    a_static_map_is_the_same_for_any_input,
+    its_state_can_be_saved_and_loaded,
+    half_precision_runs_in_float32_inside,
+    both_directions_or_a_clear_refusal,
+]

@@ -1,0 +1,74 @@
+"""The command line, as a user meets it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import relpos
+from relpos.cli import app
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "relpos.cli", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_ls_prints_every_encoding():
+    printed = CliRunner().invoke(app, ["ls"]).stdout
+    assert [line.split()[0] for line in printed.splitlines()[1:]] == relpos.names()
+
+
+def test_ls_json_lists_every_card():
+    cards = json.loads(CliRunner().invoke(app, ["ls", "--json"]).stdout)
+    assert [card["name"] for card in cards] == relpos.names()
+    assert all(card["formula"] and card["paper"] for card in cards)
+
+
+def test_ls_of_one_shows_formula_and_options():
+    printed = CliRunner().invoke(app, ["ls", "rope"]).stdout
+    assert relpos.card("rope").formula in printed
+    assert all(option in printed for option in relpos.card("rope").options)
+
+
+def test_draw_writes_the_picture_with_its_options(tmp_path):
+    out = tmp_path / "alibi.svg"
+    arguments = ["draw", "alibi", "--heads", "3", "--length", "20", "--option", "slopes=press", "--out", str(out)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "slopes=press" in result.stdout
+    assert "Head 3" in out.read_text()  # text stays text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["ls", "kerpel_log"], "Did you mean 'kerple_log'?"),
+        (["draw", "alibii"], "Did you mean 'alibi'?"),
+        (["draw", "alibi", "--option", "slope=press"], "Did you mean 'slopes'?"),
+        (["draw", "alibi", "--option", "slopes"], "key=value"),
+        (["draw", "rope", "--head-dim", "7"], "head_dim 7"),
+        (["draw", "alibi", "--length", "8", "--out", "x.gif"], ".png, .pdf, .svg"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_input_gets_a_sentence_and_no_traceback(arguments, sentence):
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert sentence in result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_without_matplotlib_draw_says_what_to_install():
+    code = """
+import sys
+sys.modules["matplotlib"] = None
+from relpos.cli import main
+sys.argv[1:] = ["draw", "alibi"]
+main()
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "pip install 'relpos[figures]'" in result.stderr

@@ -1,0 +1,38 @@
+"""What is light stays light: a test of what gets imported, not of the time it takes."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("transformers", "matplotlib", "datasets", "accelerate", "fastapi", "uvicorn", "hypothesis")
+
+
+def imported(code: str) -> set[str]:
+    """The top-level modules loaded once `code` has run, in a fresh interpreter."""
+    report = "import sys; print('\\nMODULES', *sorted({name.split('.')[0] for name in sys.modules}))"
+    run = subprocess.run([sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, check=True)
+    return set(run.stdout.rsplit("MODULES", 1)[1].split())
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["ls"], ["ls", "--json"], ["ls", "dapev2"]], ids=" ".join
+)
+def test_light_commands_import_neither_torch_nor_anything_heavy(arguments):
+    code = f"from relpos.cli import app\ntry: app({arguments!r})\nexcept SystemExit as end: assert not end.code"
+    assert not imported(code) & {"torch", "numpy", *HEAVY}
+
+
+def test_import_relpos_is_light():
+    assert not imported("import relpos; relpos.names(); relpos.card('fire')") & {"torch", "numpy", *HEAVY}
+
+
+def test_attention_needs_torch_and_nothing_heavy():
+    code = """
+import torch, relpos
+q = torch.randn(1, 2, 5, 4)
+relpos.attention(q, q, q, relpos.encoding("alibi", heads=2, head_dim=4))
+"""
+    modules = imported(code)
+    assert "torch" in modules
+    assert not modules & set(HEAVY)

@@ -1,0 +1,63 @@
+"""Every command and code block of the README does what it says."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import relpos
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+COMMANDS = [line for language, block in BLOCKS if language == "sh" for line in block.splitlines() if line]
+PYTHON = [block for language, block in BLOCKS if language == "python"]
+
+
+def test_the_readme_has_what_is_tested_here():
+    assert len(COMMANDS) >= 5
+    assert len(PYTHON) >= 3
+    assert {language for language, _ in BLOCKS} == {"sh", "python"}  # the tree has no language and is no code
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command(command, tmp_path):
+    if command.startswith("make"):
+        # make itself, against this checkout; the suite cannot run inside itself, so of that one the dry run.
+        dry = ["--dry-run"] if command == "make test" else []
+        run = subprocess.run([*command.split(), *dry], cwd=ROOT, capture_output=True, text=True, check=False)
+    else:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        run = subprocess.run(
+            command.split(), cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "PATH": path}
+        )
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_python_blocks_run_in_order():
+    names: dict[str, object] = {}
+    for block in PYTHON:
+        exec(compile(block, "README.md", "exec"), names)
+    assert names["out"].shape == (2, 12, 512, 64)
+    assert names["one"].shape == (2, 12, 1, 64)
+    same = relpos.scores(names["q"], names["k"]).add(names["bias"]).softmax(-1) @ names["v"]
+    assert (names["same"] - same).abs().max() < 1e-5
+
+
+def test_the_table_lists_every_encoding():
+    rows = re.findall(r"^\| `(\w+)` \| ([\w ]+) \|", README, flags=re.MULTILINE)
+    assert sorted(name for name, _ in rows) == relpos.names()
+    for name, place in rows:
+        assert place == relpos.card(name).place
+        paper = re.search(rf"^\| `{name}` .*arxiv.org/abs/([\d.]+)\) \|$", README, flags=re.MULTILINE)
+        assert paper is not None
+        assert paper[1] in relpos.card(name).paper
+
+
+def test_the_links_in_the_documents_lead_somewhere():
+    for document in ROOT.glob("*.md"):
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text(encoding="utf-8")):
+            assert (ROOT / target).exists(), f"{document.name}: {target}"
