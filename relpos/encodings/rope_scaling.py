@@ -53,15 +53,15 @@ class Rotation:
     @property
     def amplitude(self) -> float:
         """What cosines and sines are multiplied by."""
+        if self.scaling not in ("yarn", "longrope"):
+            return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
         if self.scaling == "yarn":
             if self.mscale and self.mscale_all_dim:
                 return _yarn_amplitude(self.factor, self.mscale) / _yarn_amplitude(self.factor, self.mscale_all_dim)
             return _yarn_amplitude(self.factor)
-        if self.scaling == "longrope" and self.factor > 1:
-            return math.sqrt(1 + math.log(self.factor) / math.log(self.trained))
-        return 1.0
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.trained)) if self.factor > 1 else 1.0
 
 
 def _inverse_powers(r: Rotation, base: float | Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -169,8 +169,9 @@ def rotation(head_dim: int, given: Mapping[str, object], rope_parameters: Mappin
     if numbers.get("scaling") not in SCALINGS:
         raise unknown("RoPE scaling", numbers.get("scaling"), SCALINGS)
     numbers.setdefault("trained", numbers["length"])
-    if numbers.get("factor") is None:  # as DeepSeek-V3 and Phi-3 checkpoints mean it
-        numbers["factor"] = numbers["length"] / numbers["trained"]  # type: ignore[operator]
+    if numbers["factor"] is None:  # then DeepSeek-V3's and Phi-3's checkpoints mean how far they were stretched
+        stretched = numbers["scaling"] in ("yarn", "longrope")
+        numbers["factor"] = numbers["length"] / numbers["trained"] if stretched else 1.0  # type: ignore[operator]
     r = Rotation(head_dim=head_dim, **numbers)  # type: ignore[arg-type]
     for name in ("base", "factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
         positive(name, getattr(r, name))
