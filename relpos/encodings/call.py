@@ -82,6 +82,24 @@ def positions(length: int, documents: Tensor | None, device: torch.device) -> Te
     return index - torch.where(starts, index, 0).cummax(dim=1).values
 
 
+def check_documents(documents: Tensor, batch: int, keys: int) -> None:
+    """Ids of packed documents: one a key, each document in one piece."""
+    if documents.shape != (batch, keys):
+        raise ValueError(f"documents must be (batch, keys) = ({batch}, {keys}), not {tuple(documents.shape)}.")
+    if documents.is_floating_point() or documents.is_complex():
+        raise TypeError(f"documents must be whole numbers, one id a token, not {documents.dtype}.")
+    if torch.compiler.is_compiling():
+        return  # the next check looks at values, which a traced graph does not have
+    runs = (documents[:, 1:] != documents[:, :-1]).sum(1) + 1
+    ordered = documents.sort(dim=1).values
+    distinct = (ordered[:, 1:] != ordered[:, :-1]).sum(1) + 1
+    if bool((runs != distinct).any()):
+        row = int((runs != distinct).nonzero()[0])
+        raise ValueError(
+            f"documents must be packed one after another, but in row {row} an id comes back after another one."
+        )
+
+
 def products(q: Tensor, k: Tensor) -> Tensor:
     """q·k for every query and key, each key head serving heads / key_heads query heads: (batch, heads, rows, keys)."""
     batch, heads, rows, head_dim = q.shape

@@ -5,7 +5,7 @@ definition: the bias of the query rows `i` and the key columns `j`, written out.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
 import torch
@@ -88,6 +88,10 @@ class Scored(Form):
     """Anything else: a function of a block of scores, which sees whole rows."""
 
     function: Callable[..., Tensor]  # (i, j, scores, visible) -> bias, as `block`
+    numbers: Mapping[str, Tensor]  # what the function computes with
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.numbers.items()
 
     def block(self, i: Tensor, j: Tensor, scores: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
         return self.function(i, j, scores, visible)

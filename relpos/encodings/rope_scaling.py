@@ -173,14 +173,28 @@ def rotation(head_dim: int, given: Mapping[str, object], rope_parameters: Mappin
         stretched = numbers["scaling"] in ("yarn", "longrope")
         numbers["factor"] = numbers["length"] / numbers["trained"] if stretched else 1.0  # type: ignore[operator]
     r = Rotation(head_dim=head_dim, **numbers)  # type: ignore[arg-type]
-    for name in ("base", "factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
+    check(r)
+    return r
+
+
+def check(r: Rotation) -> None:
+    """Refuse numbers that make no sense."""
+    numbers = [
+        *("base", "fraction", "factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"),
+        *(name for name in ("attention_factor", "mscale", "mscale_all_dim") if getattr(r, name) is not None),
+    ]
+    for name in numbers:
         positive(name, getattr(r, name))
+    for value in (*r.short_factor, *r.long_factor):
+        positive("each number of short_factor and long_factor", value)
     whole("length", r.length)
-    whole("original_max_position_embeddings", r.trained)
-    if not 0 < r.fraction <= 1:
+    whole("original_max_position_embeddings", r.trained, least=2 if r.scaling == "longrope" else 1)
+    if r.base <= 1:
+        raise ValueError(f"base must be over 1, or all pairs would turn alike, not {r.base!r}.")
+    if r.fraction > 1:
         raise ValueError(f"fraction must be over 0 and at most 1, not {r.fraction!r}.")
     if r.dim % 2 or r.dim < 2:
-        raise ValueError(f"rope turns pairs of dimensions: {r.dim} of head_dim {head_dim} cannot be paired.")
+        raise ValueError(f"rope turns pairs of dimensions: {r.dim} of head_dim {r.head_dim} cannot be paired.")
     if r.scaling in ("ntk", "dynamic") and r.dim < 4:
         raise ValueError(f"the scaling {r.scaling!r} needs at least 4 rotated dimensions, not {r.dim}.")
     if r.scaling == "llama3" and r.high_freq_factor <= r.low_freq_factor:
@@ -190,7 +204,6 @@ def rotation(head_dim: int, given: Mapping[str, object], rope_parameters: Mappin
             f"longrope needs short_factor and long_factor of {r.dim // 2} numbers each, "
             f"not {len(r.short_factor)} and {len(r.long_factor)}."
         )
-    return r
 
 
 def _yarn_amplitude(factor: float, mscale: float = 1.0) -> float:
