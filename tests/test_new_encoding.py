@@ -1,6 +1,9 @@
 """Adding an encoding: one class, one registration. It then keeps every contract and is in every list."""
 
+import inspect
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -56,6 +59,14 @@ def test_a_registered_class_is_listed_and_a_base_for_others():
     assert found["formula"] == Window.formula
     adapted = relpos.encoding("dape", heads=HEADS, head_dim=HEAD_DIM, base="window")
     assert isinstance(adapted.base, Window)
+
+
+def test_a_new_encoding_needs_one_class_of_13_lines():
+    """The number that CONTRIBUTING.md tells."""
+    lines = [line for line in inspect.getsource(Window).splitlines() if line.strip()]
+    told = re.search(r"a whole one: (\d+) lines", (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text())
+    assert told is not None
+    assert len(lines) == int(told[1]) == 13
 
 
 def test_the_contracts_can_fail():
