@@ -11,7 +11,7 @@ from relpos.encodings.call import Call
 from relpos.encodings.forms import Form
 from relpos.errors import unknown
 
-BACKENDS = ("reference", "chunks")
+BACKENDS = ("reference", "chunks", "flex")
 
 
 def choose(backend: str | None, q: Tensor, form: Form | None, call: Call) -> ModuleType:
