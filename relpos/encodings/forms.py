@@ -84,6 +84,21 @@ class Scaled(Form):
 
 
 @dataclass(frozen=True)
+class Sum(Form):
+    """A sum of biases: B = Σ_t B^(t)."""
+
+    terms: tuple[Form, ...]
+
+    def block(self, i: Tensor, j: Tensor, scores: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
+        first, *others = (term.block(i, j, scores, visible) for term in self.terms)
+        return sum(others, first)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for term in self.terms:
+            yield from term.tensors()
+
+
+@dataclass(frozen=True)
 class Scored(Form):
     """Anything else: a function of a block of scores, which sees whole rows."""
 
