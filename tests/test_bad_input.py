@@ -683,3 +683,21 @@ def test_a_class_without_its_card_cannot_be_registered(field):
     with pytest.raises(TypeError, match=says(f"Broken must say its {field} as a string on the class")):
         relpos.register("own", broken)
     assert "own" not in relpos.names()
+
+
+# Sums
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"parts": []}, "parts must be a list of encodings' names"),
+        ({"parts": "alibi"}, "parts must be a list of encodings' names, not 'alibi'"),
+        ({"parts": ["alibi", "cabel"]}, "Did you mean 'cable'?"),
+        ({"parts": ["alibi"], "part_options": {"cable": {}}}, "part_options names cable, not among the parts alibi"),
+        ({"parts": ["learned", "cable"], "part_options": {"cable": {"width": 5}}}, "inputs of different widths"),
+    ],
+)
+def test_a_sum_of_parts_that_do_not_fit_is_refused(options, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        relpos.encoding("sum", heads=2, head_dim=4, **options)

@@ -242,7 +242,8 @@ def test_an_encoding_learns_as_many_numbers_as_its_card_says(name):
     position = relpos.encoding(name, heads=5, head_dim=6)
     H, d, width = Fraction(5), 6, CARD_WIDTH
     length = inspect.signature(type(position).__init__).parameters["length"].default if name == "learned" else 0
-    known = {"H": H, "d": d, "width": width, "length": length, "base": 2}  # dape's base is kerple_log: 2 a head
+    # dape's base is kerple_log, 2 a head; sum's parts are alibi and cable_nw.
+    known = {"H": H, "d": d, "width": width, "length": length, "base": 2, "parts": width + 1}
     formula = relpos.card(name).learns.replace("·", "*")
     said = H * eval(formula, {"__builtins__": {}}, known)
     assert sum(parameter.numel() for parameter in position.parameters() if parameter.requires_grad) == said

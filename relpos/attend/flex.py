@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from relpos.encodings.call import Call
-from relpos.encodings.forms import Form, RankOne, Scaled, Toeplitz
+from relpos.encodings.forms import Form, RankOne, Scaled, Toeplitz, terms
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # (score, b, h, query, key) -> score
 Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (b, h, query, key) -> seen
@@ -23,10 +23,8 @@ def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
     """Why FlexAttention cannot run this call, or None."""
     if q.device.type != "cuda":
         return f"FlexAttention has a backward on CUDA only, and q is on {q.device.type}."
-    if form is not None and type(form) not in SCORES:
-        return (
-            f"a {type(form).__name__} bias is a function of whole rows of scores, and FlexAttention sees one at a time."
-        )
+    if any(type(term) not in SCORES for term in terms(form)):
+        return "a Scored bias is a function of whole rows of scores, and FlexAttention sees one at a time."
     if q.dtype == torch.float64:
         return "FlexAttention computes in float32; float64 goes to the reference."
     return None
@@ -79,8 +77,17 @@ SCORES: dict[type[Form], Callable[..., Score]] = {Toeplitz: toeplitz, RankOne: r
 
 
 def score_function(form: Form | None, call: Call) -> Score | None:
-    """The form as FlexAttention wants it."""
-    return None if form is None else SCORES[type(form)](form, call.keys - call.queries)
+    """The form as FlexAttention wants it, the terms of a sum one after another."""
+    functions = [SCORES[type(term)](term, call.keys - call.queries) for term in terms(form)]
+    if not functions:
+        return None
+
+    def score(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        for function in functions:
+            score = function(score, b, h, query, key)
+        return score
+
+    return score
 
 
 def mask_function(call: Call) -> Mask:

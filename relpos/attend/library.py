@@ -68,7 +68,9 @@ def load() -> ctypes.CDLL:
     """The library, set to the instruction set named by RELPOS_ISA if that is set. RuntimeError says why not."""
     path = file()
     if path is None:
-        raise RuntimeError("the compiled kernel is missing: install relpos with a C++ compiler at hand (pip install .).")
+        raise RuntimeError(
+            "the compiled kernel is missing: install relpos with a C++ compiler at hand (pip install .)."
+        )
     try:
         library = ctypes.CDLL(str(path))  # torch is imported, so its OpenMP is the one this library finds
     except OSError as error:

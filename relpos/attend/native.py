@@ -11,9 +11,9 @@ from relpos.attend.hinges import hinges
 from relpos.attend.inputs import check_finite
 from relpos.attend.kernel_ops import skipped_fraction
 from relpos.encodings.call import Call
-from relpos.encodings.forms import Form, RankOne, Scaled, Sum, Toeplitz
+from relpos.encodings.forms import Form, RankOne, Scaled, Toeplitz, terms
 
-__all__ = ["attention", "available", "refusal", "skipped_fraction"]
+__all__ = ["attention", "available", "refuses", "skipped_fraction"]
 
 MAX_HEAD_DIM = 256
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -28,7 +28,7 @@ def available() -> tuple[bool, str]:
     return True, ""
 
 
-def refusal(q: Tensor, form: Form | None) -> str | None:
+def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
     """Why the kernel cannot run this call, as a sentence; None if it can."""
     here, why = available()
     if not here:
@@ -39,8 +39,7 @@ def refusal(q: Tensor, form: Form | None) -> str | None:
         return f"the native kernel computes in float32, but q is {q.dtype}."
     if q.shape[-1] > MAX_HEAD_DIM:
         return f"the native kernel takes head_dim up to {MAX_HEAD_DIM}, not {q.shape[-1]}."
-    terms = flat(form)
-    kinds = [type(term) for term in terms]
+    kinds = [type(term) for term in terms(form)]
     runs = not kinds or kinds == [Scaled] or (set(kinds) <= {Toeplitz, RankOne} and kinds.count(RankOne) <= 1)
     if not runs:
         names = " + ".join(kind.__name__ for kind in kinds)
@@ -55,7 +54,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, sk
     tells how many the last call left out. Gradients flow to q, k, v and every number of the form. Values of keys that
     a query may not see are never read into it, not even when they are NaN or infinite, as far as tiles go.
     """
-    why = refusal(q, form)
+    why = refuses(q, form, call)
     if why is not None:
         raise RuntimeError(why)
     if form is not None:
@@ -63,7 +62,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, sk
             check_finite(name, numbers)
     table = total = weight = inverse = knot = base = gain = bend = None
     zero, symmetric = call.zero, False
-    for term in flat(form):
+    for term in terms(form):
         if isinstance(term, Toeplitz):
             own = toeplitz_table(term, call)  # (heads, distances)
             table = own if table is None else table + own
@@ -83,13 +82,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, sk
         call.documents, call.padding, zero, call.causal, symmetric, call.scale, skip,
     )  # fmt: skip
     return out.to(q.dtype)
-
-
-def flat(form: Form | None) -> list[Form]:
-    """The terms of a form, sums of sums opened."""
-    if form is None:
-        return []
-    return [part for term in form.terms for part in flat(term)] if isinstance(form, Sum) else [form]
 
 
 def toeplitz_table(form: Toeplitz, call: Call) -> Tensor:

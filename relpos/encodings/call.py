@@ -1,6 +1,6 @@
 """One call of attention, as an encoding sees it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -25,6 +25,10 @@ class Call:
     scale: float = 1.0  # scores = scale · q·k
     dtype: torch.dtype = torch.float32  # of tables, distances and gates: float32, or float64 where q is
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def with_gates(self, gates: Tensor | None) -> "Call":
+        """The same call with other gates."""
+        return replace(self, gates=gates)
 
     @cached_property
     def j(self) -> Tensor:

@@ -110,3 +110,10 @@ class Scored(Form):
 
     def block(self, i: Tensor, j: Tensor, scores: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
         return self.function(i, j, scores, visible)
+
+
+def terms(form: Form | None) -> list[Form]:
+    """The terms of a form, sums of sums opened; none for no bias."""
+    if form is None:
+        return []
+    return [part for term in form.terms for part in terms(term)] if isinstance(form, Sum) else [form]
