@@ -25,13 +25,14 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/start.py
+	$(BIN)/python benchmarks/attention.py
 
 clean:
 	rm -rf .venv build dist figures .mypy_cache .pytest_cache .ruff_cache
 
 # pip reads the constraints for build requirements too, through PIP_CONSTRAINT; the pinned torch is taken before anything
 # that merely asks for some torch.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt native/CMakeLists.txt $(wildcard native/src/*)
 	@test -n "$(PYTHON)" || { echo "relpos needs Python 3.11 or newer, and found no python3: install it, or set PYTHON=…"; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "relpos needs Python 3.11 or newer; $(PYTHON) is $$("$(PYTHON)" --version). Set PYTHON=…"; exit 1; }

@@ -78,6 +78,19 @@ def figures(
         typer.echo(f"{path}: {caption}")
 
 
+@app.command()
+def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False) -> None:
+    """Tell which backend, instruction set, threads and versions attention runs on here."""
+    from relpos.attend.backends import describe
+
+    found = describe()
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        for key, value in found.items():
+            typer.echo(f"{key:16} {value}")
+
+
 def _parse_options(pairs: list[str]) -> dict[str, object]:
     options: dict[str, object] = {}
     for pair in pairs:

@@ -41,6 +41,27 @@ def load(backend: str) -> ModuleType:
     return importlib.import_module(f"relpos.attend.{backend}")
 
 
+def describe() -> dict[str, str]:
+    """What attention runs on here: backends with their reasons, instruction set, threads, versions."""
+    import relpos  # noqa: PLC0415  (relpos imports this module)
+
+    native = load("native")
+    here, why = native.available()
+    found = {
+        "relpos": relpos.__version__,
+        "torch": torch.__version__,
+        "on a CPU": "native kernel; chunks of torch for biases that read the scores"
+        if here
+        else f"chunks of torch: {why}",
+    }
+    if here:
+        found["instruction set"] = f"{native.isa()} (of {', '.join(native.isas())} that this CPU has)"
+    found["threads"] = str(torch.get_num_threads())
+    cuda = torch.cuda.is_available()
+    found["on CUDA"] = f"FlexAttention, compiled ({torch.cuda.get_device_name()})" if cuda else "no device here"
+    return found
+
+
 @cache
 def notice_missing_kernel() -> None:
     """Say, once, that attention would be faster with the compiled kernel."""

@@ -10,10 +10,11 @@ from relpos.attend import kernel_ops, library
 from relpos.attend.hinges import hinges
 from relpos.attend.inputs import check_finite
 from relpos.attend.kernel_ops import skipped_fraction
+from relpos.attend.library import isa, isas
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Form, RankOne, Scaled, Toeplitz, terms
 
-__all__ = ["attention", "available", "refuses", "skipped_fraction"]
+__all__ = ["attention", "available", "isa", "isas", "refuses", "skipped_fraction"]
 
 MAX_HEAD_DIM = 256
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
