@@ -13,16 +13,11 @@ from relpos.attend import library, native, reference
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Scaled, Toeplitz
 
-pytestmark = pytest.mark.skipif(not native.available()[0], reason=native.available()[1])
+pytestmark = [
+    pytest.mark.skipif(not native.available()[0], reason=native.available()[1]),
+    pytest.mark.usefixtures("two_threads"),
+]
 ISAS = library.isas() if native.available()[0] else []
-
-
-@pytest.fixture(autouse=True)
-def _two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=ISAS)

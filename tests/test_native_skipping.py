@@ -12,21 +12,16 @@ from relpos.attend import kernel_ops, native
 from relpos.encodings.call import Call
 from relpos.encodings.forms import RankOne, Sum, Toeplitz
 
-pytestmark = pytest.mark.skipif(not native.available()[0], reason=native.available()[1])
+pytestmark = [
+    pytest.mark.skipif(not native.available()[0], reason=native.available()[1]),
+    pytest.mark.usefixtures("two_threads"),
+]
 
 HEADS, LENGTH, HEAD_DIM = 3, 1100, 32
 SCALE = HEAD_DIM**-0.5
 EPSILON = 2.0**-24
 
 Case = tuple[str, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-
-
-@pytest.fixture(autouse=True)
-def _two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def qkv(size: float = 1.0) -> list[Tensor]:

@@ -12,18 +12,14 @@ from native_cases import normal
 from torch import Tensor
 
 from relpos.attend import kernel_ops, library, native
+from relpos.attend.kernel_inputs import Prepared
 from relpos.encodings.call import Call
 from relpos.encodings.forms import RankOne, Scaled, Scored, Sum, Toeplitz
 
-pytestmark = pytest.mark.skipif(not native.available()[0], reason=native.available()[1])
-
-
-@pytest.fixture(autouse=True)
-def _two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.skipif(not native.available()[0], reason=native.available()[1]),
+    pytest.mark.usefixtures("two_threads"),
+]
 
 
 def run_once(heads: int = 1) -> list[Tensor]:
@@ -90,6 +86,15 @@ def test_a_forked_process_computes_the_same():
         pytest.fail("the forked process hangs")
     assert os.waitstatus_to_exitcode(status) == 0
     assert torch.equal(native.attention(q, k, v, None, Call(200, 200)), wanted)  # the parent goes on
+
+
+def test_little_work_is_not_shared_out(monkeypatch):
+    monkeypatch.undo()
+    q = torch.randn(1, 2, 64, 16)
+    arguments = (None, None, 0, True, False, 1.0, True)
+    assert Prepared(q, q, q, {}, *arguments).problem.threads == 1
+    long = q.expand(1, 2, 64, 16).repeat(1, 8, 16, 1)
+    assert Prepared(long, long, long, {}, *arguments).problem.threads == 2
 
 
 def test_the_callers_denormal_mode_is_kept():

@@ -11,6 +11,7 @@ from relpos.attend import library
 from relpos.attend.library import RANK_ONE, ROW_PAD, SCALED, TABLE_PAD, TOEPLITZ, Array, Problem
 
 LOG2E = math.log2(math.e)
+WORK_FOR_A_THREAD = 1 << 21  # multiplications of q·k, about 0.1 ms: waking a thread for less does not pay
 
 
 def form_number(bias: dict[str, Tensor]) -> int:
@@ -30,7 +31,8 @@ class Prepared:
         p.batch, p.heads, p.queries, p.head_dim = q.shape
         p.key_heads, p.keys = k.shape[1:3]
         p.causal, p.symmetric, p.scale, p.skip = causal, symmetric, scale, skip
-        p.threads = torch.get_num_threads()
+        work = q.numel() * k.shape[2]
+        p.threads = min(torch.get_num_threads(), 1 + work // WORK_FOR_A_THREAD)
         p.q, p.k, p.v = self.array(q), self.array(k), self.array(v)
         if documents is not None:
             first, end = (self.keep(x.int()) for x in document_ends(documents))
