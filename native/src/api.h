@@ -66,11 +66,12 @@ typedef struct {
     // (batch·heads) × 4 counts {open, visible, scored, kept}, then a bit a tile, (batch·heads, query blocks, words).
     int64_t* skipping;
 
-    // Backward only. Those that are NULL are not wanted.
+    // Backward only. The gradients of the bias are wanted all or none, and then the none are NULL; that of a weight
+    // which is not learned may be NULL by itself.
     relpos_array grad_out, grad_q, grad_k, grad_v;
     float* grad_table;         // (slots, heads, pad + distances + pad), zeroed; see relpos_slots
     double* grad_total;        // (batch, heads, keys), zeroed: what keys contribute
-    float* grad_total_query;   // (batch, heads, queries): what queries contribute, symmetric only
+    float* grad_total_query;   // (batch, heads, queries): what queries contribute
     float* grad_weight;        // (batch, heads, queries)
     float* grad_inverse;       // (batch, heads, queries)
     double* grad_scaled_sums;  // (slots, heads, 4, knots + 1), zeroed; see scaled.h

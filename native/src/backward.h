@@ -224,6 +224,7 @@ private:
 
     void run_in_turn() {
         const int64_t key_heads = p_.batch * p_.key_heads, each = int64_t(g_.group) * g_.query_blocks;
+        const int team = int(least(int64_t(threads_), key_heads * each));
         parallel_for(threads_, key_heads * g_.key_blocks, [&](int64_t task, int) {
             const int64_t head = task / g_.key_blocks, block = task % g_.key_blocks;
             touched_.of(head)[block] = 0, turns_.of(head)[block] = 0;
@@ -232,7 +233,7 @@ private:
                           least(int64_t(g_.keys), (block + 1) * kTile), packed_.of(head));
         });
         // Which thread takes which block is fixed, and with it the order of the sums in each slot.
-        parallel(threads_, [&](int thread, int threads) {
+        parallel(team, [&](int thread, int threads) {
             for (int64_t task = thread; task < key_heads * each; task += threads) {
                 const int64_t head = task / each, b = head / p_.key_heads, kh = head % p_.key_heads;
                 const KeyHead keys = key_head(p_, g_, b, kh, packed_.of(head));

@@ -152,17 +152,18 @@ private:
     int query_ = 0, key_ = 0;
 };
 
-// total_j gains Σ_i weight_i · sign_ij · g_ij; the weight gains −Σ_j gained_ij · g_ij. What a query's own total gains,
-// −weight_i · Σ_j sign_ij · g_ij, is 0 unless signs differ: the gradients of a row of scores sum to 0.
+// With s_ij the sign of gained_ij (1 unless symmetric): total_j gains Σ_i weight_i · s_ij · g_ij, total_i loses
+// weight_i · Σ_j s_ij · g_ij, and weight_i loses Σ_j gained_ij · g_ij. Without signs what total_i loses is 0 but for
+// rounding; it is kept, for then the rounding of a g_ij moves total_i and total_j oppositely, and only the steps
+// between j and i notice.
 class RankOne::Fold : public NoFold {
 public:
     Fold(const relpos_problem& p, int64_t b, int64_t h, int64_t slot, float* scratch)
-        : NoFold(p, b, h, slot, scratch), form_(p, b, h), symmetric_(p.symmetric),
-          total_(p.grad_total ? p.grad_total + (b * p.heads + h) * p.keys : nullptr), offset_(int(p.keys - p.queries)) {
+        : NoFold(p, b, h, slot, scratch), form_(p, b, h), symmetric_(p.symmetric), weighted_(p.grad_weight),
+          total_(p.grad_total + (b * p.heads + h) * p.keys), offset_(int(p.keys - p.queries)) {
         const int64_t head = (b * p.heads + h) * p.queries;
-        total_query_ = p.grad_total_query ? p.grad_total_query + head : nullptr;
-        grad_weight_ = p.grad_weight ? p.grad_weight + head : nullptr;
-        a_query_ = total_query_ || grad_weight_;
+        total_query_ = p.grad_total_query + head;
+        grad_weight_ = p.grad_weight + head;
     }
 
     void begin_rows(const QueryBlock&) {
@@ -173,15 +174,13 @@ public:
 
     RELPOS_MEMBER void add(int key, int lane, Vec gradient) {
         Vec signed_gradient = gradient;
-        if (a_query_) {
-            Vec gained = form_.difference(key, lane);
-            if (symmetric_) {
-                signed_gradient = gained > 0.0f ? gradient : (gained < 0.0f ? -gradient : Vec{});
-                gained = absolute(gained);
-                store(lane_sign_ + lane, load(lane_sign_ + lane) + signed_gradient);
-            }
-            store(lane_weight_ + lane, load(lane_weight_ + lane) + gained * gradient);
+        if (weighted_ || symmetric_) {
+            const Vec gained = form_.difference(key, lane);
+            if (symmetric_) signed_gradient = gained > 0.0f ? gradient : (gained < 0.0f ? -gradient : Vec{});
+            // gained · sign = |gained| where it is symmetric
+            store(lane_weight_ + lane, load(lane_weight_ + lane) + gained * signed_gradient);
         }
+        store(lane_sign_ + lane, load(lane_sign_ + lane) + signed_gradient);
         key_sum_ += load(form_.weight_ + form_.query_ + lane) * signed_gradient;
     }
     RELPOS_MEMBER void end_key(int key) {
@@ -189,20 +188,19 @@ public:
         key_sum_ = Vec{};
     }
     void commit_keys(const KeyBlock& columns) {
-        if (total_)
-            for (int j = 0; j < columns.count; j++) total_[columns.start + j] += double(keys_[j]) * double(kLn2);
+        for (int j = 0; j < columns.count; j++) total_[columns.start + j] += double(keys_[j]) * double(kLn2);
     }
     void end_rows(const QueryBlock& rows) {
         for (int lane = rows.begin; lane < rows.end; lane++) {
             const int query = rows.start + lane - offset_;
-            if (grad_weight_) grad_weight_[query] = -lane_weight_[lane];
-            if (total_query_) total_query_[query] = -lane_sign_[lane] * form_.weight_[rows.start + lane] * kLn2;
+            total_query_[query] = -lane_sign_[lane] * form_.weight_[rows.start + lane] * kLn2;
+            if (weighted_) grad_weight_[query] = -lane_weight_[lane];
         }
     }
 
 private:
     RankOne form_;
-    bool symmetric_, a_query_;
+    bool symmetric_, weighted_;
     double* total_;
     float *total_query_, *grad_weight_;
     int offset_;

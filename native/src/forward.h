@@ -171,7 +171,7 @@ template <class Form>
 class Forward {
 public:
     explicit Forward(const relpos_problem& p)
-        : p_(p), g_(p), threads_(p.threads), by_head_(p.batch * p.key_heads >= 8 * threads_),
+        : p_(p), g_(p), threads_(p.threads), by_head_(threads_ == 1 || p.batch * p.key_heads >= 8 * threads_),
           pack_(needs_packing(p, g_)), skip_(p.skip && p.skipping && Decay<Form>::known && g_.key_blocks > 1),
           packed_(by_head_ ? threads_ : p.batch * p.key_heads, pack_ ? packed_floats(g_) : 0),
           statistics_(by_head_ ? threads_ : p.batch * p.key_heads, skip_ ? KeyStatistics::floats(g_) : 0),

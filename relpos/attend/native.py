@@ -8,7 +8,6 @@ from torch import Tensor
 
 from relpos.attend import kernel_ops, library
 from relpos.attend.hinges import hinges
-from relpos.attend.inputs import check_finite
 from relpos.attend.kernel_ops import skipped_fraction
 from relpos.attend.library import isa, isas
 from relpos.encodings.call import Call
@@ -31,9 +30,10 @@ def available() -> tuple[bool, str]:
 
 def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
     """Why the kernel cannot run this call, as a sentence; None if it can."""
-    here, why = available()
-    if not here:
-        return why
+    if not torch.compiler.is_compiling():  # a traced graph cannot look; the operator will, when it runs
+        here, why = available()
+        if not here:
+            return why
     if q.device.type != "cpu":
         return f"the native kernel runs on the CPU, but q is on {q.device}."
     if q.dtype not in DTYPES:
@@ -52,15 +52,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, sk
     """Attention of q (batch, heads, queries, head_dim), rotated, to k, v (batch, key_heads, keys, head_dim).
 
     `skip` lets the kernel leave out tiles whose weights are provably below 2^−24 of their rows; `skipped_fraction`
-    tells how many the last call left out. Gradients flow to q, k, v and every number of the form. Values of keys that
-    a query may not see are never read into it, not even when they are NaN or infinite, as far as tiles go.
+    tells how many the last call left out. Gradients flow to q, k, v and every number of the form.
     """
     why = refuses(q, form, call)
     if why is not None:
         raise RuntimeError(why)
-    if form is not None:
-        for name, numbers in form.tensors():
-            check_finite(name, numbers)
     table = total = weight = inverse = knot = base = gain = bend = None
     zero, symmetric = call.zero, False
     for term in terms(form):
@@ -77,11 +73,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, sk
             knot, base, gain, bend = hinges(term, inverse)
             # Seen from a future key the distance counts as 0.
             table = term.table.float() if call.causal else term.table.float()[call.distances.long().clamp(min=0)]
-    out, _, _ = kernel_ops.forward(
+    out: Tensor = kernel_ops.forward(
         *(x.float() for x in (q, k, v)),
         table, total, weight, inverse, knot, base, gain, bend,
         call.documents, call.padding, zero, call.causal, symmetric, call.scale, skip,
-    )  # fmt: skip
+    )[0]  # fmt: skip
     return out.to(q.dtype)
 
 

@@ -1,0 +1,134 @@
+"""Forms with numbers of their own, for holding the native kernel to the reference in float64."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from relpos.attend import native, reference
+from relpos.encodings.call import Call
+from relpos.encodings.forms import Form, RankOne, Scaled, Sum, Toeplitz
+
+Numbers = dict[str, Tensor]
+Compared = tuple[str, Tensor, Tensor]  # name, ours, expected
+
+LOGIT = 8.0  # no logit of standard normal q and k and of the families' biases is larger
+
+
+@dataclass(frozen=True)
+class Family:
+    """Random numbers for a form, and the form made of them in any dtype."""
+
+    numbers: Callable[[int, int, Call], Numbers]  # batch, heads, call -> float64
+    form: Callable[[Numbers, Call], Form | None]
+
+
+def _toeplitz_numbers(batch: int, heads: int, call: Call) -> Numbers:
+    return {"table": torch.randn(heads, len(call.distances), dtype=torch.float64)}
+
+
+def _rank_one_numbers(batch: int, heads: int, call: Call) -> Numbers:
+    return {"total": (0.1 * torch.rand(batch, heads, call.keys, dtype=torch.float64)).cumsum(-1)}
+
+
+def _weighted_numbers(batch: int, heads: int, call: Call) -> Numbers:
+    weight = torch.rand(batch, heads, call.keys, dtype=torch.float64) - 0.2  # some are negative
+    return _rank_one_numbers(batch, heads, call) | {"weight": weight}
+
+
+def _scaled_numbers(batch: int, heads: int, call: Call) -> Numbers:
+    units = 12
+    slope, shift = (torch.rand(units, dtype=torch.float64) * 2 - 1 for _ in range(2))
+    slope[0], shift[1] = 0.0, 3.0  # a unit without a slope, and one whose knot lies outside
+    return {
+        "log_c": torch.tensor(0.1, dtype=torch.float64).log(),
+        "threshold": torch.tensor(40.5, dtype=torch.float64),
+        "slope": slope,
+        "shift": shift,
+        "out": torch.randn(heads, units, dtype=torch.float64),
+        "offset": torch.randn(heads, dtype=torch.float64),
+    }
+
+
+def _scaled(n: Numbers, call: Call) -> Scaled:
+    distance = torch.arange(call.keys, dtype=call.dtype)
+    row = torch.log1p(n["log_c"].exp() * torch.maximum(call.positions.to(call.dtype), n["threshold"]))
+    return Scaled(torch.log1p(n["log_c"].exp() * distance), row, n["slope"], n["shift"], n["out"], n["offset"])
+
+
+def _rank_one(n: Numbers, call: Call) -> RankOne:
+    return RankOne(n["total"].double(), n.get("weight"), call.dtype, symmetric=not call.causal)
+
+
+FAMILIES = {
+    "none": Family(lambda *_: {}, lambda *_: None),
+    "toeplitz": Family(_toeplitz_numbers, lambda n, call: Toeplitz(n["table"], call.zero)),
+    "rank one": Family(_rank_one_numbers, _rank_one),
+    "rank one, weighted": Family(_weighted_numbers, _rank_one),
+    "sum": Family(
+        lambda *a: _toeplitz_numbers(*a) | _weighted_numbers(*a),
+        lambda n, call: Sum((Toeplitz(n["table"], call.zero), _rank_one(n, call))),
+    ),
+    "scaled": Family(_scaled_numbers, _scaled),
+}
+
+
+def normal(batch: int, heads: int, key_heads: int, queries: int, keys: int, head_dim: int) -> list[Tensor]:
+    """q, k, v and the gradient of the output, in float64 but exact in float32."""
+    shapes = [(heads, queries), (key_heads, keys), (key_heads, keys), (heads, queries)]
+    return [torch.randn(batch, h, n, head_dim).double() for h, n in shapes]
+
+
+def documents(*lengths: int) -> Tensor:
+    """Ids of documents of these lengths: (keys,)."""
+    return torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])
+
+
+def compare(
+    tensors: list[Tensor], family: Family, numbers: Numbers, options: dict, skip: bool = True
+) -> Iterator[Compared]:
+    """What the kernel gives, in float32, and the reference, in float64: the output and every gradient, by name."""
+    *qkv, grad = tensors
+    queries, keys, head_dim = qkv[0].shape[2], qkv[1].shape[2], qkv[0].shape[3]
+    results = []
+    for dtype in (torch.float64, torch.float32):
+        call = Call(queries, keys, scale=head_dim**-0.5, dtype=dtype, **options)
+        # detach, and not clone: a view that is not contiguous must stay one.
+        leaves = {n: x.detach().to(dtype).detach().requires_grad_() for n, x in zip("qkv", qkv, strict=True)}
+        own = {n: x.to(torch.float64 if n == "total" else dtype).clone().requires_grad_() for n, x in numbers.items()}
+        form = family.form(own, call)
+        if dtype == torch.float64:
+            out = reference.attention(*leaves.values(), form, call)
+        else:
+            out = native.attention(*leaves.values(), form, call, skip)
+        out.backward(grad.to(dtype))
+        found = {"out": out.detach().double()}
+        for n, x in (leaves | own).items():
+            found[f"gradient of {n}"] = torch.zeros_like(x) if x.grad is None else x.grad.double()
+        results.append(found)
+    expected, ours = results
+    return ((name, ours[name], expected[name]) for name in expected)
+
+
+def assert_close(results: Iterable[Compared], logit: float = LOGIT) -> None:
+    """Errors are rounding errors.
+
+    A logit is a sum rounded to float32: it is off by a few units u = 2^−24 of the largest logit, and so, relatively, is
+    its weight; a product or a sum adds a few u more. Everything else is linear in the weights. So the largest error is
+    held to 32 u (1 + largest |logit|) of the largest entry. Where an entry is 0 by cancellation (a row of gradients of
+    scores sums to 0), what cancelled was of the order of 1, as q, k, v and the gradient of the output are.
+    """
+    for name, ours, expected in results:
+        assert ours.shape == expected.shape, name
+        error = (ours - expected).abs().max().item()
+        bound = 32 * 2.0**-24 * (1 + logit) * max(1.0, expected.abs().max().item())
+        assert error <= bound, f"{name} is off by {error:.2e}, more than {bound:.2e}"
+
+
+def check(family: str, tensors: list[Tensor], options: dict, skip: bool = True, logit: float = LOGIT) -> None:
+    """The kernel is as close to the reference as rounding allows, for random numbers of the family."""
+    (batch, heads, queries, _), keys = tensors[0].shape, tensors[1].shape[2]
+    numbers = FAMILIES[family].numbers(batch, heads, Call(queries, keys, **options))
+    numbers = {n: x.float().double() for n, x in numbers.items()}
+    assert_close(compare(tensors, FAMILIES[family], numbers, options, skip), logit)

@@ -1,0 +1,223 @@
+"""The native kernel gives what the reference defines, for every form, mask, shape, dtype and instruction set."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from native_cases import FAMILIES, LOGIT, Family, assert_close, check, compare, documents, normal
+
+import relpos
+from relpos.attend import library, native, reference
+from relpos.encodings.call import Call
+from relpos.encodings.forms import Scaled, Toeplitz
+
+pytestmark = [
+    pytest.mark.skipif(not native.available()[0], reason=native.available()[1]),
+    pytest.mark.usefixtures("two_threads"),
+]
+ISAS = library.isas() if native.available()[0] else []
+
+
+@pytest.fixture(params=ISAS)
+def isa(request):
+    before = library.isa()
+    library.use(request.param)
+    yield request.param
+    library.use(before)
+
+
+OPTIONS = {
+    "plain": lambda: {},
+    "documents": lambda: {"documents": torch.stack([documents(30, 100, 70), documents(64, 128, 8)])},
+    "padding": lambda: {"padding": torch.rand(2, 200) > 0.3},
+    "left padding": lambda: {"padding": torch.arange(200) >= torch.tensor([[70], [0]])},
+    "documents and padding": lambda: {
+        "documents": torch.stack([documents(30, 100, 70), documents(64, 128, 8)]),
+        "padding": torch.rand(2, 200) > 0.5,
+    },
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_values_and_gradients_are_the_references(isa, family, causal, option):
+    torch.manual_seed(0)
+    check(family, normal(2, 2, 2, 200, 200, 16), OPTIONS[option]() | {"causal": causal})
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("queries", [1, 63, 64, 100])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fewer_queries_than_keys_are_the_last_positions(family, queries, causal):
+    torch.manual_seed(1)
+    check(family, normal(2, 4, 2, queries, 170, 24), {"causal": causal})
+
+
+@pytest.mark.parametrize("head_dim", [1, 8, 16, 40, 64, 80, 128, 256])
+def test_every_head_dim(isa, head_dim):
+    torch.manual_seed(2)
+    check("sum", normal(1, 2, 1, 130, 130, head_dim), {})
+
+
+@pytest.mark.parametrize("length", [1, 5, 63, 64, 65, 130, 257, 333])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_length(family, length):
+    torch.manual_seed(3)
+    check(family, normal(1, 3, 3, length, length, 16), {})
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("batch", [1, 2, 24], ids=["one head", "few heads", "many heads"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_however_the_work_is_shared_out(family, batch, threads):
+    torch.manual_seed(4)
+    torch.set_num_threads(threads)
+    check(family, normal(batch, 2, 1, 240, 240, 12), {})
+
+
+@st.composite
+def calls(draw):
+    batch, key_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    keys = draw(st.integers(1, 220))
+    queries = draw(st.integers(1, keys))
+    torch.manual_seed(draw(st.integers(0, 2**31)))
+    options = {"causal": draw(st.booleans())}
+    if draw(st.booleans()):
+        cuts = torch.rand(batch, keys) < draw(st.sampled_from([0.01, 0.05, 0.5]))
+        options["documents"] = cuts.long().cumsum(1)
+    if draw(st.booleans()):
+        options["padding"] = torch.rand(batch, keys) < draw(st.sampled_from([0.0, 0.5, 0.95]))
+    tensors = normal(batch, key_heads * group, key_heads, queries, keys, draw(st.integers(1, 72)))
+    layout = draw(st.sampled_from(["contiguous", "packed", "transposed", "expanded gradient"]))
+    if layout == "packed":  # (batch, length, 2, heads, head_dim) in memory
+        tensors = [torch.stack([x.transpose(1, 2)] * 2, 2)[:, :, 1].transpose(1, 2) for x in tensors]
+    if layout == "transposed":
+        tensors = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in tensors]
+    if layout == "expanded gradient":
+        tensors[3] = torch.ones((), dtype=torch.float64).expand(tensors[3].shape)
+    return draw(st.sampled_from(list(FAMILIES))), tensors, options, draw(st.booleans())
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(calls())
+def test_any_shape_stride_form_and_mask(drawn):
+    family, tensors, options, skip = drawn
+    check(family, tensors, options, skip, logit=12.0)
+
+
+@pytest.mark.parametrize("name", ["alibi", "kerple_log", "t5", "sandwich", "fire", "cable", "cable_nw", "forgetting"])
+def test_encodings_run_through_their_forms(name):
+    torch.manual_seed(5)
+    q, k, v, grad = normal(2, 4, 4, 150, 150, 16)
+    hidden = torch.randn(2, 150, 64)
+    results = []
+    for dtype in (torch.float64, torch.float32):
+        torch.manual_seed(6)
+        encoding = relpos.encoding(name, heads=4, head_dim=16).to(dtype)
+        gates = encoding.gates(hidden.to(dtype)) if encoding.needs_hidden else None
+        call = Call(150, 150, gates=gates, scale=0.25, dtype=dtype)
+        q, k, v = (x.detach().to(dtype).requires_grad_() for x in (q, k, v))
+        attention = reference.attention if dtype == torch.float64 else native.attention
+        out = attention(q, k, v, encoding.bias(call), call)
+        out.backward(grad.to(dtype))
+        learned = {n: p.grad.double() for n, p in encoding.named_parameters() if p.grad is not None}
+        results.append({"out": out.detach().double(), "q": q.grad.double(), "k": k.grad.double()} | learned)
+    expected, ours = results
+    assert ours.keys() == expected.keys()
+    assert_close((n, ours[n], expected[n]) for n in expected)
+
+
+def test_a_scaled_bias_may_have_any_units():
+    torch.manual_seed(7)
+    tensors = normal(1, 2, 2, 150, 150, 8)
+    base = FAMILIES["scaled"]
+    for slope, shift in (
+        ([0.0], [1.0]),  # no slope at all
+        ([2.0, -2.0], [5.0, 5.0]),  # knots outside the range of x
+        ([1e-30, -1e-30], [0.1, -0.1]),  # knots at ±10²⁹
+        ([1.0, -1.0], [-0.47, 0.47]),  # two knots in one place
+        (torch.randn(100).tolist(), torch.randn(100).tolist()),
+    ):
+        numbers = base.numbers(1, 2, Call(150, 150))
+        numbers["slope"], numbers["shift"] = (torch.tensor(x).double() for x in (slope, shift))
+        numbers["out"] = 0.3 * torch.randn(2, len(slope)).double()
+        assert_close(compare(tensors, base, numbers, {}))
+
+
+def test_a_scaled_table_need_not_grow():
+    torch.manual_seed(8)
+
+    def form(n, call):
+        return Scaled(n["table"], 1 + n["row"], *(n[x] for x in ("slope", "shift", "out", "offset")))
+
+    def numbers(batch, heads, call):
+        own = FAMILIES["scaled"].numbers(batch, heads, call)
+        own = {n: own[n] for n in ("slope", "shift", "out", "offset")}
+        return own | {"table": torch.randn(call.keys).double(), "row": torch.rand(batch, call.keys).double()}
+
+    family = Family(numbers, form)
+    assert_close(compare(normal(2, 2, 2, 100, 150, 8), family, numbers(2, 2, Call(100, 150)), {}))
+
+
+# -- Dtypes, numbers that are none, masks in the table
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype):
+    q, k, v, _ = (x.to(dtype) for x in normal(1, 2, 2, 100, 100, 16))
+    call = Call(100, 100, scale=0.25)
+    ours = native.attention(q, k, v, None, call)
+    assert ours.dtype == dtype
+    assert torch.equal(ours, native.attention(q.float(), k.float(), v.float(), None, call).to(dtype))
+
+
+def test_minus_infinity_in_a_table_is_a_window():
+    torch.manual_seed(9)
+    table = torch.zeros(2, 300, dtype=torch.float64)
+    table[0, 50:] = table[1, 130:] = -math.inf
+    results = list(compare(normal(1, 2, 2, 300, 300, 16), FAMILIES["toeplitz"], {"table": table}, {}))
+    assert all(ours.isfinite().all() for _, ours, _ in results)
+    assert_close(results)
+
+
+def test_a_row_masked_by_its_table_gets_nothing():
+    q, k, v, grad = (x.float().requires_grad_() for x in normal(1, 1, 1, 70, 70, 8))
+    table = torch.zeros(1, 70)
+    table[0, 0] = -math.inf  # nobody sees itself, so the first position sees nothing
+    out = native.attention(q, k, v, Toeplitz(table, 0), Call(70, 70))
+    out.backward(grad.detach())
+    assert (out[:, :, 0] == 0).all()
+    assert (out[:, :, 1:] != 0).all()
+    assert all(x.grad.isfinite().all() for x in (q, k, v))
+
+
+def test_padding_can_hide_every_key():
+    q, k, v, grad = (x.float().requires_grad_() for x in normal(2, 2, 2, 90, 90, 8))
+    out = native.attention(q, k, v, None, Call(90, 90, padding=torch.zeros(2, 90, dtype=torch.bool)))
+    out.backward(grad.detach())
+    for x in (out, q.grad, k.grad, v.grad):
+        assert (x == 0).all()
+
+
+@pytest.mark.parametrize("spoiled", ["q", "k", "v"])
+def test_nan_reaches_every_row_that_sees_it(spoiled):
+    tensors = dict(zip("qkv", (x.float() for x in normal(1, 2, 2, 300, 300, 16)), strict=False))
+    table = -0.5 * torch.arange(300.0).repeat(2, 1)  # so steep that far tiles are skipped
+    tensors[spoiled][0, 1, 100, 3] = math.nan
+    out = native.attention(*tensors.values(), Toeplitz(table, 0), Call(300, 300))
+    rows = slice(100, 101 if spoiled == "q" else None)
+    assert out[0, 1, rows].isnan().any(-1).all()
+    assert out[0, 0].isfinite().all()
+    assert out[0, 1, :64].isfinite().all()
+
+
+@pytest.mark.parametrize(("offset", "jump"), [(1e9, 0.0), (0.0, 1e7)])
+def test_large_cumulative_gates_keep_float32_accuracy(offset, jump):
+    torch.manual_seed(10)
+    total = (0.1 * torch.rand(1, 2, 400, dtype=torch.float64)).cumsum(-1) + offset
+    total[..., 210:] += jump  # in the middle of a block: what follows must not lose its digits
+    numbers = {"total": total, "weight": torch.rand(1, 2, 400).double()}
+    assert_close(compare(normal(1, 2, 2, 400, 400, 16), FAMILIES["rank one, weighted"], numbers, {}), LOGIT)

@@ -1,0 +1,259 @@
+"""The native kernel in its surroundings: repeats, threads, forks, modes, tracing, memory, and what it refuses."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from native_cases import normal
+from torch import Tensor
+
+from relpos.attend import kernel_ops, library, native
+from relpos.attend.kernel_inputs import Prepared
+from relpos.encodings.call import Call
+from relpos.encodings.forms import RankOne, Scaled, Scored, Sum, Toeplitz
+
+pytestmark = [
+    pytest.mark.skipif(not native.available()[0], reason=native.available()[1]),
+    pytest.mark.usefixtures("two_threads"),
+]
+
+
+def run_once(heads: int = 1) -> list[Tensor]:
+    """The output and all gradients of a call with a sum of forms, always of the same numbers."""
+    random = torch.Generator().manual_seed(12)
+    q, k, v, grad = (torch.randn(1, heads, 330, 32, generator=random).requires_grad_() for _ in range(4))
+    table = (-0.3 * torch.arange(330.0).repeat(heads, 1)).requires_grad_()
+    total = (0.1 * torch.rand(1, heads, 330, generator=random).double()).cumsum(-1).requires_grad_()
+    weight = torch.rand(1, heads, 330, generator=random).requires_grad_()
+    form = Sum((Toeplitz(table, 0), RankOne(total, weight, torch.float32)))
+    out = native.attention(q, k, v, form, Call(330, 330, scale=0.2))
+    out.backward(grad.detach())
+    return [out.detach(), *(x.grad for x in (q, k, v, total, weight, table))]
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("heads", [1, 3, 9])
+def test_repeats_give_the_same_bits(heads):
+    first = run_once(heads)
+    assert all(same(first, run_once(heads)) for _ in range(10))
+
+
+def test_the_number_of_threads_changes_only_the_order_of_a_tables_gradient():
+    several = run_once()
+    torch.set_num_threads(1)
+    one = run_once()
+    assert same(several[:-1], one[:-1])
+    torch.testing.assert_close(several[-1], one[-1], rtol=1e-5, atol=1e-6)
+
+
+def test_two_threads_may_call_at_once():
+    expected, results = run_once(), []
+
+    def work() -> None:
+        results.extend(same(expected, run_once()) for _ in range(20))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 40
+
+
+def test_a_forked_process_computes_the_same():
+    q, k, v = (torch.randn(1, 2, 200, 16) for _ in range(3))
+    wanted = native.attention(q, k, v, None, Call(200, 200))  # the threads exist now; the child has none of them
+    child = os.fork()
+    if child == 0:
+        ok = torch.equal(native.attention(q, k, v, None, Call(200, 200)), wanted)
+        os._exit(0 if ok else 1)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        finished, status = os.waitpid(child, os.WNOHANG)
+        if finished:
+            break
+        time.sleep(0.02)
+    else:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        pytest.fail("the forked process hangs")
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert torch.equal(native.attention(q, k, v, None, Call(200, 200)), wanted)  # the parent goes on
+
+
+def test_little_work_is_not_shared_out(monkeypatch):
+    monkeypatch.undo()
+    q = torch.randn(1, 2, 64, 16)
+    arguments = (None, None, 0, True, False, 1.0, True)
+    assert Prepared(q, q, q, {}, *arguments).problem.threads == 1
+    long = q.expand(1, 2, 64, 16).repeat(1, 8, 16, 1)
+    assert Prepared(long, long, long, {}, *arguments).problem.threads == 2
+
+
+def test_the_callers_denormal_mode_is_kept():
+    tiny = torch.full((1 << 20,), 1e-40)
+    try:
+        for flush in (False, True):
+            torch.set_flush_denormal(flush)
+            run_once()
+            assert bool((tiny[:8] * 1.0 == 0).all()) is flush
+            if not flush:
+                assert (tiny * 1.0 != 0).all()  # nor have the other threads changed
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_denormal_weights_are_not_slow():
+    q, k, v, _ = (x.float() for x in normal(1, 2, 2, 1024, 1024, 16))
+    call = Call(1024, 1024)
+    slow = Toeplitz(-0.1 * torch.arange(1024.0).repeat(2, 1), 0)  # e^-88 and below, for most of the keys
+    seconds = {}
+    for name, form in (("flat", None), ("denormal", slow)) * 5:
+        start = time.perf_counter()
+        native.attention(q, k, v, form, call, skip=False)
+        seconds[name] = min(seconds.get(name, 1.0), time.perf_counter() - start)
+    assert seconds["denormal"] < 3 * seconds["flat"]
+
+
+def test_operators_are_well_formed():
+    q, k, v = (torch.randn(1, 2, 70, 8, requires_grad=True) for _ in range(3))
+    table = torch.randn(2, 70, requires_grad=True)
+    torch.library.opcheck(kernel_ops.forward, (q, k, v, table, *[None] * 9, 0, True, False, 0.3, True))
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, **numbers: Tensor) -> None:
+        super().__init__()
+        self.numbers = torch.nn.ParameterDict(numbers)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        call = Call(q.shape[2], k.shape[2], scale=0.25)
+        form = Scaled(**self.numbers) if "row" in self.numbers else Toeplitz(self.numbers["table"], 0)
+        return native.attention(q, k, v, form, call)
+
+
+def scaled_layer() -> Layer:
+    numbers = {"slope": (7,), "shift": (7,), "out": (2, 7), "offset": (2,)}
+    row = torch.log1p(0.1 * torch.arange(90.0).clamp(min=20))[None]
+    return Layer(
+        table=torch.log1p(0.1 * torch.arange(90.0)), row=row, **{n: torch.randn(x) for n, x in numbers.items()}
+    )
+
+
+@pytest.mark.parametrize("layer", [Layer(table=torch.randn(2, 90)), scaled_layer()], ids=["toeplitz", "scaled"])
+def test_compiled_and_exported_graphs_give_the_same(layer):
+    inputs = [torch.randn(1, 2, 90, 16, requires_grad=True) for _ in range(3)]
+    grad = torch.randn(1, 2, 90, 16)
+
+    def run(module) -> list[Tensor]:
+        out = module(*inputs)
+        return [out.detach(), *torch.autograd.grad(out, [*inputs, *layer.parameters()], grad)]
+
+    eager = run(layer)
+    for a, b in zip(eager, run(torch.compile(layer, backend="aot_eager", fullgraph=True)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    detached = tuple(x.detach() for x in inputs)
+    exported = torch.export.export(layer, detached).module()
+    torch.testing.assert_close(exported(*detached), eager[0], rtol=1e-5, atol=1e-6)
+
+
+def test_autocast_leaves_it_in_float32():
+    q, k, v = (torch.randn(1, 2, 40, 8) for _ in range(3))
+    plain = native.attention(q, k, v, None, Call(40, 40))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(native.attention(q, k, v, None, Call(40, 40)), plain)
+
+
+MEMORY = """
+import re, torch
+from pathlib import Path
+from relpos.attend import native
+from relpos.encodings.call import Call
+from relpos.encodings.forms import Toeplitz
+torch.set_num_threads(2)
+def peak():
+    return 1024 * int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
+def run(length, head_dim):
+    qkv = torch.randn(1, length, 3, 4, head_dim)
+    q, k, v = (x.transpose(1, 2).requires_grad_() for x in qkv.unbind(2))
+    table = (-torch.arange(float(length)).repeat(4, 1)).requires_grad_()
+    grad = torch.randn(q.shape)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = peak()
+    native.attention(q, k, v, Toeplitz(table, 0), Call(length, length, scale=0.125)).backward(grad)
+    return (peak() - before) / (q.numel() * 4)
+run(256, {0})
+print(run(16384, {0}))
+"""
+
+
+@pytest.mark.parametrize("head_dim", [64, 50])
+def test_memory_is_linear_in_the_length(head_dim):
+    code = MEMORY.format(head_dim)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    # Three gradients and the output are four times q by themselves; length² would be 1000 times q.
+    assert 3 < float(done.stdout) < 10
+
+
+# -- What is refused, and with which words
+
+
+def test_an_instruction_set_that_is_not_built_is_refused():
+    with pytest.raises(
+        RuntimeError, match=r"'mmx' was asked for, but the kernel was not built for it; there are .*port"
+    ):
+        library.use("mmx")
+    code = "from relpos.attend import native; print(native.available())"
+    environment = os.environ | {"RELPOS_ISA": "mmx"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.startswith("(False, \"instruction set 'mmx' was asked for")
+
+
+@pytest.mark.skipif(
+    not native.available()[0] or library.load().relpos_has(b"avx512") != 0, reason="this CPU has AVX-512, or is no x86"
+)
+def test_an_instruction_set_the_cpu_lacks_is_refused():
+    with pytest.raises(RuntimeError, match="'avx512' was asked for, but this CPU cannot run it"):
+        library.use("avx512")
+
+
+def test_the_environment_chooses_the_instruction_set():
+    code = "from relpos.attend import library; print(library.isa())"
+    environment = os.environ | {"RELPOS_ISA": "portable"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == "portable"
+
+
+def test_a_missing_library_only_makes_it_unavailable(monkeypatch):
+    chosen = library.isa()
+    library.load.cache_clear()
+    monkeypatch.setattr(library, "file", lambda: None)
+    try:
+        here, why = native.available()
+        assert not here
+        assert "compiled kernel is missing" in why
+        q = torch.randn(1, 1, 4, 8)
+        with pytest.raises(RuntimeError, match="compiled kernel is missing"):
+            native.attention(q, q, q, None, Call(4, 4))
+    finally:
+        monkeypatch.undo()
+        library.load.cache_clear()
+        library.use(chosen)
+
+
+def test_what_the_kernel_cannot_run_is_refused():
+    q = torch.randn(1, 1, 4, 8)
+    call = Call(4, 4)
+    with pytest.raises(RuntimeError, match="has no form Scored"):
+        native.attention(q, q, q, Scored(lambda *_: q, {}), call)
+    with pytest.raises(RuntimeError, match=r"computes in float32, but q is torch\.float64"):
+        native.attention(q.double(), q.double(), q.double(), None, call)
+    with pytest.raises(RuntimeError, match="up to 256, not 257"):
+        native.attention(*[torch.randn(1, 1, 4, 257)] * 3, None, call)
