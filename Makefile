@@ -15,8 +15,16 @@ figures: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-all: $(INSTALLED)
+test-all: $(INSTALLED) build/sanitized/librelpos.so
 	$(BIN)/python -m pytest -n 2
+	RELPOS_LIBRARY=$(CURDIR)/build/sanitized/librelpos.so ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  $(BIN)/python -m pytest -n 2 tests/test_native.py tests/test_native_skipping.py
+
+# The kernel under the address and undefined-behaviour sanitizers, with its 16-lane code built for AVX2 too.
+build/sanitized/librelpos.so: $(INSTALLED) native/CMakeLists.txt $(wildcard native/src/*)
+	cmake -S native -B build/sanitized -DRELPOS_SANITIZE=ON -DRELPOS_WIDE=ON
+	cmake --build build/sanitized --parallel 2
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,6 +1,5 @@
 """Which way attention runs. Each backend is a module with `refuses` (why it cannot, or None) and `attention`."""
 
-import importlib
 import warnings
 from functools import cache
 from types import ModuleType
@@ -8,11 +7,13 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from relpos.attend import chunks, native, reference
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Form
 from relpos.errors import unknown
 
 BACKENDS = ("native", "flex", "chunks", "reference")  # as the modules beside this one
+HERE: dict[str, ModuleType] = {"native": native, "chunks": chunks, "reference": reference}
 FASTEST = {"cpu": "native", "cuda": "flex"}  # on a device; chunks where it refuses
 
 
@@ -35,17 +36,19 @@ def choose(backend: str | None, q: Tensor, form: Form | None, call: Call) -> Mod
     return load("chunks")
 
 
-@cache
 def load(backend: str) -> ModuleType:
-    """The module of a backend; imported when first needed."""
-    return importlib.import_module(f"relpos.attend.{backend}")
+    """The module of a backend. FlexAttention is slow to import, and only CUDA needs it."""
+    if backend == "flex":
+        from relpos.attend import flex  # noqa: PLC0415
+
+        return flex
+    return HERE[backend]
 
 
 def describe() -> dict[str, str]:
     """What attention runs on here: backends with their reasons, instruction set, threads, versions."""
     import relpos  # noqa: PLC0415  (relpos imports this module)
 
-    native = load("native")
     here, why = native.available()
     found = {
         "relpos": relpos.__version__,
@@ -65,6 +68,6 @@ def describe() -> dict[str, str]:
 @cache
 def notice_missing_kernel() -> None:
     """Say, once, that attention would be faster with the compiled kernel."""
-    here, why = load("native").available()
+    here, why = native.available()
     if not here:
         warnings.warn(f"relpos runs attention in plain torch, slower: {why}", stacklevel=4)

@@ -38,7 +38,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) ->
     """Attention by blocks of queries: (batch, heads, queries, head_dim)."""
     size = block_size(q, form, call)
     again = torch.is_grad_enabled() and call.queries > size  # computed again in the backward
-    out = []
+    out, i = [], call.i
     for number, start in enumerate(range(0, call.queries, size)):
         trim = number % BLOCKS_BETWEEN_TRIMS == BLOCKS_BETWEEN_TRIMS - 1
 
@@ -48,7 +48,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) ->
                 give_back_freed_memory()
             return reference.rows(q, k, v, form, call, i)
 
-        inputs = (q[:, :, start : start + size], k, v, call.i[start : start + size])
+        inputs = (q[:, :, start : start + size], k, v, i[start : start + size])
         out.append(
             checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False) if again else block(*inputs)
         )

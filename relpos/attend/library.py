@@ -54,7 +54,9 @@ class Problem(ctypes.Structure):
 
 
 def file() -> Path | None:
-    """The compiled library: beside this file, or where an editable install has put it."""
+    """The compiled library: named by RELPOS_LIBRARY, beside this file, or where an editable install has put it."""
+    if named := os.environ.get("RELPOS_LIBRARY"):
+        return Path(named)
     package = sys.modules[__package__ or "relpos.attend"]
     for folder in [Path(__file__).parent, *map(Path, package.__path__)]:
         for name in ("librelpos.so", "librelpos.dylib"):

@@ -1,7 +1,6 @@
 """One call of attention, as an encoding sees it."""
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -30,22 +29,22 @@ class Call:
         """The same call with other gates."""
         return replace(self, gates=gates)
 
-    @cached_property
+    @property
     def j(self) -> Tensor:
         """Index of every key in the sequence: (keys,)."""
         return torch.arange(self.keys, device=self.device)
 
-    @cached_property
+    @property
     def i(self) -> Tensor:
         """Index of every query in the sequence: (queries,)."""
         return self.j[self.keys - self.queries :]
 
-    @cached_property
+    @property
     def positions(self) -> Tensor:
         """Position of every token in its document: (1 or batch, keys)."""
         return positions(self.keys, self.documents, self.device)
 
-    @cached_property
+    @property
     def lengths(self) -> Tensor:
         """Length, so far, of the document every token stands in: (1 or batch, keys)."""
         if self.documents is None:
@@ -58,7 +57,7 @@ class Call:
         """Column of distance 0 in `distances`."""
         return 0 if self.causal else self.keys - 1
 
-    @cached_property
+    @property
     def distances(self) -> Tensor:
         """Every distance i − j that can be seen, in order: (keys,), or (2·keys − 1,) when not causal."""
         first = 0 if self.causal else 1 - self.keys

@@ -1,0 +1,261 @@
+"""Attention with a bias, as ratios to PyTorch's own attention without any: one run, interleaved, best of several.
+
+    python benchmarks/attention.py                    everything, about 15 minutes on 2 cores
+    python benchmarks/attention.py --lengths 512,1024 --rounds 5
+
+12 heads of 64, float32, causal, batch so that length × batch is 4096 (1 beyond), denormals flushed for all. The
+yardstick is F.scaled_dot_product_attention(is_causal=True) with no bias. "skipping off" computes every tile. Peak
+memory is measured in a process of its own for each, beyond what was there before the call, in units of q's bytes.
+Writes benchmarks/results/attention.{json,md,png}.
+"""
+
+import argparse
+import json
+import math
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+import relpos
+from relpos.attend import native
+from relpos.encodings.call import Call
+
+HEADS, HEAD_DIM, WIDTH = 12, 64, 12 * 64
+LENGTHS = (512, 1024, 4096, 16384, 65536)
+FORWARD_ONLY = 65536
+RESULTS = Path(__file__).parent / "results"
+WRITTEN_OUT_LIMIT = 4096  # a bias of 12 heads at 16384 is 13 GB, and autograd needs several
+FLEX_LIMIT = 4096
+
+Run = Callable[[], torch.Tensor]
+Make = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Run]
+
+
+def ours(name: str | None, skip: bool) -> Make:
+    """Our kernel with an encoding; its numbers are computed within the measured time, as in training."""
+
+    def make(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Run:
+        batch, length = q.shape[0], q.shape[2]
+        torch.manual_seed(1)
+        options = {"length": length} if name == "fire" else {}
+        position = relpos.encoding(name, HEADS, HEAD_DIM, **options) if name else None
+        hidden = torch.randn(batch, length, WIDTH)
+
+        def run() -> torch.Tensor:
+            if position is None:
+                return native.attention(q, k, v, None, Call(length, length, scale=HEAD_DIM**-0.5), skip)
+            gates = position.gates(hidden) if position.needs_hidden else None
+            call = Call(length, length, gates=gates, scale=HEAD_DIM**-0.5)
+            return native.attention(q, k, v, position.bias(call), call, skip)
+
+        return run
+
+    return make
+
+
+def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Run:
+    return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def sdpa_with_mask(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Run:
+    """A fixed bias as a float mask; its gradient is not to be had this way."""
+    mask = relpos.encoding("kerple_log", HEADS, HEAD_DIM).map(q.shape[2])[None]
+    return lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Run:
+    """What everybody writes: the bias of a learned table written out, with its gradient."""
+    length = q.shape[2]
+    position = relpos.encoding("kerple_log", HEADS, HEAD_DIM)
+    index = torch.arange(length)
+    future = index[:, None] < index
+    distance = (index[:, None] - index).clamp(min=0)
+
+    def run() -> torch.Tensor:
+        table = position.bias(Call(length, length)).table
+        scores = q @ k.transpose(-1, -2) * HEAD_DIM**-0.5 + table[:, distance]
+        return scores.masked_fill(future, -math.inf).softmax(-1) @ v
+
+    return run
+
+
+def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Run:
+    """Compiled FlexAttention with a table; on a CPU it has a forward only."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    length = q.shape[2]
+    table = relpos.encoding("kerple_log", HEADS, HEAD_DIM).bias(Call(length, length)).table.detach()
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device="cpu")
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    def add_table(score, b, h, i, j):
+        return score + table[h, (i - j).clamp(min=0)]
+
+    return lambda: compiled(q, k, v, score_mod=add_table, block_mask=mask)
+
+
+CONTESTANTS: dict[str, Make] = {
+    "SDPA, no bias": sdpa,
+    "ours, no bias": ours(None, skip=False),
+    "ours, Toeplitz (kerple_log), skipping off": ours("kerple_log", skip=False),
+    "ours, rank one (cable), skipping off": ours("cable", skip=False),
+    "ours, scaled (fire)": ours("fire", skip=False),
+    "ours, kerple_log, skipping on": ours("kerple_log", skip=True),
+    "ours, alibi, skipping on": ours("alibi", skip=True),
+    "ours, forgetting, skipping on": ours("forgetting", skip=True),
+    "SDPA with a float mask": sdpa_with_mask,
+    "eager, bias written out": eager,
+    "FlexAttention, compiled": flex,
+}
+
+
+def takes_part(name: str, length: int, backward: bool) -> bool:
+    if name in ("SDPA with a float mask", "eager, bias written out"):
+        return length <= WRITTEN_OUT_LIMIT
+    if name.startswith("Flex"):
+        return length <= FLEX_LIMIT and not backward
+    return length < FORWARD_ONLY or not backward
+
+
+def inputs(length: int, backward: bool) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    batch = max(1, 4096 // length)
+    return [torch.randn(batch, HEADS, length, HEAD_DIM, requires_grad=backward) for _ in range(3)]
+
+
+def once(run: Run, backward: bool) -> float:
+    start = time.perf_counter()
+    if backward:
+        out = run()
+        out.backward(out.detach())
+    else:
+        with torch.no_grad():
+            run()
+    return time.perf_counter() - start
+
+
+def race(length: int, backward: bool, rounds: int) -> dict[str, float]:
+    """Best seconds of each contestant, interleaved."""
+    runs = {}
+    for name, make in CONTESTANTS.items():
+        if takes_part(name, length, backward):
+            runs[name] = make(*inputs(length, backward))
+            if length <= 4096:
+                once(runs[name], backward)  # warm up
+    best = dict.fromkeys(runs, math.inf)
+    for _ in range(rounds):
+        for name, run in runs.items():
+            best[name] = min(best[name], once(run, backward))
+    return best
+
+
+def peak(name: str, length: int, backward: bool) -> float:
+    """Peak memory of one call beyond what stood before, in bytes of q; in a process of its own."""
+    code = f"import attention; attention.print_peak({name!r}, {length}, {backward})"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+    )
+    return float(run.stdout)
+
+
+def print_peak(name: str, length: int, backward: bool) -> None:
+    """The child's part of `peak`: the kernel's own high-water mark, reset just before the call (Linux)."""
+    torch.set_flush_denormal(True)
+    small = CONTESTANTS[name](*inputs(64, backward))
+    once(small, backward)  # code and thread stacks loaded
+    q, k, v = inputs(length, backward)
+    run = CONTESTANTS[name](q, k, v)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _memory("VmRSS")
+    once(run, backward)
+    print((_memory("VmHWM") - before) / (q.numel() * 4))
+
+
+def _memory(field: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
+    parser.add_argument("--rounds", type=int, default=9, help="up to 4096; a third at 16384, one beyond")
+    parser.add_argument("--no-memory", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_flush_denormal(True)
+    results = []
+    for length in map(int, arguments.lengths.split(",")):
+        rounds = arguments.rounds if length <= 4096 else max(1, arguments.rounds // 3) if length < FORWARD_ONLY else 1
+        for backward in (False, True):
+            best = race(length, backward, rounds) if length < FORWARD_ONLY or not backward else {}
+            for name, seconds in best.items():
+                row = {
+                    "length": length,
+                    "pass": "forward + backward" if backward else "forward",
+                    "what": name,
+                    "seconds": seconds,
+                    "ratio": seconds / best["SDPA, no bias"],
+                    "peak": None if arguments.no_memory or length < 4096 else peak(name, length, backward),
+                }
+                results.append(row)
+                told = f"{length:6} {row['pass']:18} {name:42} {seconds * 1e3:9.1f} ms {row['ratio']:7.3f}"
+                print(told, "" if row["peak"] is None else f"   peak {row['peak']:7.1f} q", flush=True)
+    machine = {"cpu": cpu(), "instruction set": native.isa(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "attention.json").write_text(json.dumps({"machine": machine, "results": results}, indent=1))
+    (RESULTS / "attention.md").write_text(table(results, machine))
+    plot(results, machine)
+
+
+def cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def table(results: list[dict], machine: dict) -> str:
+    """The ratios as Markdown, one table a pass, and the peaks."""
+    lines = [f"Made by `make bench`. {', '.join(f'{key}: {value}' for key, value in machine.items())}.", ""]
+    for title, field in (("ratio to SDPA without a bias", "ratio"), ("peak memory, in bytes of q", "peak")):
+        for which in ("forward", "forward + backward"):
+            rows = [row for row in results if row["pass"] == which and row[field] is not None]
+            lengths = sorted({row["length"] for row in rows})
+            if not rows:
+                continue
+            lines += [f"| {which}: {title} | {' | '.join(map(str, lengths))} |", "|---" * (len(lengths) + 1) + "|"]
+            for name in CONTESTANTS:
+                cells = {row["length"]: row[field] for row in rows if row["what"] == name}
+                if cells:
+                    lines.append(f"| {name} | {' | '.join(f'{cells[n]:.2f}' if n in cells else '' for n in lengths)} |")
+            lines.append("")
+    return "\n".join(lines)
+
+
+def plot(results: list[dict], machine: dict) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    for panel, which in zip(figure.subplots(1, 2, sharey=True), ("forward", "forward + backward"), strict=True):
+        for name in CONTESTANTS:
+            rows = [row for row in results if row["pass"] == which and row["what"] == name]
+            panel.plot([row["length"] for row in rows], [row["ratio"] for row in rows], marker="o", ms=3, label=name)
+        panel.set(xscale="log", yscale="log", title=which, xlabel="length")
+        panel.set_xticks(lengths := sorted({row["length"] for row in results}), [str(n) for n in lengths])
+        panel.minorticks_off()
+        panel.axhline(1, color="black", lw=0.5)
+        panel.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("time, SDPA without a bias = 1")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=7)
+    figure.suptitle(f"Attention with a positional bias on {machine['cpu']} ({machine['instruction set']})", fontsize=9)
+    figure.savefig(RESULTS / "attention.png", dpi=150)
+
+
+if __name__ == "__main__":
+    main()
