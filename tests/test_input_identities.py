@@ -40,10 +40,9 @@ def running(linear, x, step):
 @pytest.mark.parametrize("name", ["cable", "cable_nw", "kcable"])
 def test_cable_is_its_formula(name, step, causal):
     position, x = made(name, step=step), hidden()
-    inner = position.cable if name == "kcable" else position
     written = bias(position, causal=causal, x=x)
     for b in range(len(x)):
-        S = running(inner.steps, x[b], step)
+        S = running(position.steps, x[b], step)
         G = [[softplus(z) for z in row] for row in affine(position.weights, x[b])] if name == "cable" else None
         for h in range(HEADS):
             for i in range(LENGTH):

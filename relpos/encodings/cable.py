@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from relpos.encodings.call import Call
 from relpos.encodings.encoding import Encoding
-from relpos.encodings.forms import RankOne
+from relpos.encodings.forms import Form, RankOne
 from relpos.encodings.gate import Gate
 from relpos.errors import unknown
 
@@ -41,7 +41,7 @@ class CableNoWeight(Encoding):
     def gates(self, hidden: Tensor) -> Tensor:
         return STEPS[self.step](self.steps(hidden))[..., None]  # (batch, heads, length, 1)
 
-    def bias(self, call: Call) -> RankOne:
+    def bias(self, call: Call) -> Form:
         assert call.gates is not None
         total = call.gates[..., 0].double().cumsum(-1)  # (batch, heads, keys)
         weight = call.gates[..., 1].to(call.dtype) if call.gates.shape[-1] > 1 else None
