@@ -477,7 +477,7 @@ def test_a_parameter_that_is_nan_is_refused(name, parameter):
         ("cable", "steps.bias"),
         ("cable", "weights.bias"),
         ("cable_nw", "steps.bias"),
-        ("kcable", "cable.steps.bias"),
+        ("kcable", "steps.bias"),
         ("cope", "table"),
         ("dape", "second.bias"),
         ("dapev2", "second.bias"),
