@@ -231,6 +231,12 @@ class TestLoss:
         for a, b in zip((ours, *found), (theirs, *expected), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
+    def test_takes_the_token_after_the_last_too(self):
+        model, tokens = build("alibi"), ids(2, 9)
+        loss = model(tokens[:, :8], labels=tokens).loss
+        expected = F.cross_entropy(model(tokens[:, :8]).logits.reshape(-1, VOCABULARY), tokens[:, 1:].reshape(-1))
+        torch.testing.assert_close(loss, expected)
+
     def test_divides_by_the_count_that_trainer_gives(self):
         model, tokens = build("alibi"), ids(2, 9)
         mean, own = model(tokens, labels=tokens).loss, model(tokens, labels=tokens, num_items_in_batch=32).loss
@@ -292,7 +298,7 @@ def test_after_import_relpos_the_auto_classes_open_our_folders(imports, tmp_path
         (lambda: build("alibi")(ids(1, 4), attention_mask=torch.ones(1, 3)), "attention_mask must be"),
         (lambda: build("alibi")(None), "one of the two"),
         (lambda: build("learned", n_positions=8)(ids(1, 9)), "learned has 8 positions"),
-        (lambda: build("alibi")(ids(1, 4), labels=ids(1, 5)), "labels must be"),
+        (lambda: build("alibi")(ids(1, 4), labels=ids(1, 6)), "labels must be"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_sentence(make, sentence):

@@ -240,7 +240,10 @@ class RelposGPT2ForCausalLM(RelposGPT2PreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> Any:
-        """Logits of the next token; with labels (shifted here; −100 counts for nothing) their cross-entropy instead.
+        """Logits of the next token; with labels their cross-entropy instead.
+
+        Labels are the input ids, shifted here, −100 where nothing is predicted; with one more at the end, the token
+        after the last is predicted too.
 
         The loss is computed in chunks, so that no length × vocabulary tensor exists; logits come with it only when
         asked for: logits_to_keep is how many of the last positions have them (0: all), or their indices.

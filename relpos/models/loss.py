@@ -56,13 +56,17 @@ def next_token_loss(
 ) -> Tensor:
     """Mean cross-entropy of each label given the hidden state before it.
 
-    hidden (batch, length, width), weight (vocabulary, width), labels (batch, length), −100 where nothing is predicted.
+    hidden (batch, length, width), weight (vocabulary, width), labels (batch, length), −100 where nothing is predicted;
+    or (batch, length + 1), and the last hidden state predicts too.
     `count` divides the sum; without it, the number of predicted labels does. `rows` tokens have logits at a time.
     """
-    if labels.shape != hidden.shape[:2]:
-        raise ValueError(f"labels must be (batch, length) = {tuple(hidden.shape[:2])}, not {tuple(labels.shape)}.")
+    batch, length, width = hidden.shape
+    if labels.dim() != 2 or len(labels) != batch or labels.shape[1] - length not in (0, 1):
+        raise ValueError(
+            f"labels must be (batch, length) = ({batch}, {length}), or one longer, not {tuple(labels.shape)}."
+        )
     targets = labels[:, 1:].reshape(-1)
-    before = hidden[:, :-1].reshape(-1, hidden.shape[-1])
+    before = hidden[:, : labels.shape[1] - 1].reshape(-1, width)
     if count is None:
         count = (targets != IGNORED).sum().clamp(min=1)
     dtype = torch.promote_types(hidden.dtype, torch.float32)
