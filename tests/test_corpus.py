@@ -153,6 +153,11 @@ class TestWindows:
         starts = [int(window["input_ids"][0]) for window in Windows(self.tokens, 2, limit=4)]
         assert starts == [0, 4, 10, 16]
 
+    def test_training_windows_fill_whole_batches(self):
+        assert len(Windows(self.tokens, 5, multiple=3)) == 3
+        with pytest.raises(ValueError, match="23 tokens are fewer than a batch of 5 windows of 5"):
+            Windows(self.tokens, 5, multiple=5)
+
     def test_too_short_is_refused(self):
         with pytest.raises(ValueError, match="23 tokens are fewer than one window of 23"):
             Windows(self.tokens, 23)
@@ -237,11 +242,11 @@ class TestFiles:
 
         asked = []
 
-        def load(name, split, streaming):
-            asked.append((name, split, streaming))
+        def load(name, subset, split, streaming):
+            asked.append((name, subset, split, streaming))
             return [{"text": f"row {i}"} for i in range(30)]
 
         monkeypatch.setattr(datasets, "load_dataset", load)
-        corpus = open_corpus("someone/corpus")
+        corpus = open_corpus("someone/corpus", subset="small")
         assert sum(1 for _ in corpus.documents()) == 30
-        assert asked == [("someone/corpus", "train", True)]
+        assert asked == [("someone/corpus", "small", "train", True)]

