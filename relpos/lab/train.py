@@ -73,7 +73,7 @@ def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict
         clock.before = json.loads((checkpoint / CLOCK).read_text())["seconds"]
     if checkpoint is None or not _finished(step_of(checkpoint), clock, run.steps):
         say("starting" if checkpoint is None else f"going on from {checkpoint}")
-        trainer = _make_trainer(settings, out, state, model, tokenizer, tokens, clock)
+        trainer = _make_trainer(settings, out, state, model, tokenizer, tokens, clock, new=checkpoint is None)
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except OSError as error:
@@ -103,6 +103,7 @@ def build_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> Relpo
         embd_pdrop=given.dropout,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
     return RelposGPT2ForCausalLM(config)
 
@@ -115,6 +116,7 @@ def _make_trainer(
     tokenizer: PreTrainedTokenizerFast,
     tokens: dict[Any, Tokens],
     clock: Clock,
+    new: bool,
 ) -> RelposTrainer:
     data, optimizer, run = settings.data, settings.optimizer, settings.run
     micro, accumulation = _shares(run.batch, run.micro, state.num_processes)
@@ -128,7 +130,7 @@ def _make_trainer(
         output_dir=str(out),
         max_steps=run.steps or ENDLESS,
         per_device_train_batch_size=micro,
-        per_device_eval_batch_size=micro,
+        per_device_eval_batch_size=_eval_batch(len(heldout), micro, state.num_processes),
         gradient_accumulation_steps=accumulation,
         gradient_checkpointing=settings.model.checkpointing,
         optim="adamw_torch_fused",
@@ -140,7 +142,7 @@ def _make_trainer(
         logging_nan_inf_filter=False,
         eval_strategy="steps",
         eval_steps=run.eval_every,
-        eval_on_start=True,
+        eval_on_start=new,
         prediction_loss_only=True,
         save_strategy="steps",
         save_steps=run.save_every,
@@ -153,8 +155,10 @@ def _make_trainer(
         remove_unused_columns=False,
         ddp_backend=None if gpu or state.num_processes == 1 else "gloo",
         ddp_find_unused_parameters=False,
-        fsdp="full_shard" if run.fsdp else None,
+        fsdp=True if run.fsdp else None,
         fsdp_config={"version": 2, "state_dict_type": "FULL_STATE_DICT"} if run.fsdp else None,
+        log_level="error",
+        log_level_replica="error",
     )
     trainer = RelposTrainer(
         model=model,
@@ -183,6 +187,11 @@ def _shares(batch: int, micro: int | None, processes: int) -> tuple[int, int]:
     if share % micro:
         raise ValueError(f"each process has {share} windows a step, which is no multiple of run.micro={micro}.")
     return micro, share // micro
+
+
+def _eval_batch(windows: int, micro: int, processes: int) -> int:
+    """The largest batch that is full everywhere: of one that is not, Trainer would count some windows twice."""
+    return next((size for size in range(micro, 1, -1) if windows % (size * processes) == 0), 1)
 
 
 def _finished(step: int, clock: Clock, steps: int | None) -> bool:

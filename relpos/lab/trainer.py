@@ -1,6 +1,7 @@
 """transformers' Trainer, with parameter groups for encodings and checkpoints that are whole or not there."""
 
 import contextlib
+import copy
 import json
 import math
 import shutil
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer
 
@@ -18,6 +21,7 @@ from relpos.lab.atomic import write_text
 from relpos.lab.checkpoints import checkpoints, install
 from relpos.lab.clock import Clock
 from relpos.lab.settings import OptimizerSettings
+from relpos.models.gpt2 import RelposGPT2ForCausalLM
 
 CLOCK = "clock.json"
 
@@ -32,7 +36,19 @@ class RelposTrainer(Trainer):
         self.writing: Path | None = None
         self.optimizer: torch.optim.Optimizer | None
         self.lr_scheduler: LambdaLR | None
+        self.is_fsdp_enabled: bool
         super().__init__(*args, **kw)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As Trainer does, but sharded where asked for, on the CPU too.
+
+        accelerate turns FSDP on for accelerators only; on the CPU it says nothing, and replicates.
+        """
+        super().create_accelerator_and_postprocess()
+        if self.args.fsdp_plugin_args is not None and not self.is_fsdp_enabled:
+            state = self.accelerator.state
+            state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
+            state.distributed_type, self.is_fsdp_enabled = DistributedType.FSDP, True
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
@@ -74,10 +90,35 @@ class RelposTrainer(Trainer):
             if self.args.should_save:
                 shutil.rmtree(beside, ignore_errors=True)
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As Trainer does; of a sharded model, a whole copy.
+
+        transformers' save_pretrained, which the first process calls alone, waits for all on meeting a sharded weight.
+        """
+        if not self.is_fsdp_enabled:
+            super().save_model(output_dir, _internal_call)
+            return
+        whole = {name: _whole(parameter) for name, parameter in self.model.named_parameters()}  # by all processes
+        if self.args.should_save:
+            folder = Path(output_dir or self.args.output_dir)
+            config = copy.deepcopy(self.model.config)
+            with torch.device("meta"):
+                model = RelposGPT2ForCausalLM(config)
+            model.load_state_dict(whole, strict=False, assign=True)
+            model.tie_weights()
+            model.save_pretrained(folder)
+            self.processing_class.save_pretrained(folder)
+        self.accelerator.wait_for_everyone()
+
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
         with contextlib.suppress(FileNotFoundError):  # a pickle that nobody here may open; run.yaml says the same
             (Path(output_dir or self.args.output_dir) / "training_args.bin").unlink()
+
+
+def _whole(parameter: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+    return found.detach().cpu()
 
 
 def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
