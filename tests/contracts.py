@@ -1,11 +1,12 @@
 """What every encoding promises. A new one joins by being registered.
 
-Each contract is a function of `make`, which makes the encoding; it is run for every name in the registry and for the
-variants below. float64 throughout, so that equality means equality up to rounding of about 1e-15 a step.
+Each contract is a function of `make`, which makes the encoding, and of a setting: the backend, the dtype it is checked
+in and how close is equal there. It is run for every name in the registry and for the variants below.
 """
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -18,7 +19,27 @@ from relpos.encodings.encoding import Encoding
 HEADS, HEAD_DIM = 4, 8
 WIDTH = HEADS * HEAD_DIM
 Make = Callable[[], Encoding]
-CLOSE = {"rtol": 0.0, "atol": 1e-11}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a contract is checked. Values here are of order 1, so the tolerance is absolute."""
+
+    backend: str
+    dtype: torch.dtype
+    atol: float  # of values
+    grad_atol: float  # of gradients, sums over a dozen tokens of values of order 1
+
+    def close(self, actual: Tensor, expected: Tensor) -> None:
+        torch.testing.assert_close(actual, expected, rtol=0.0, atol=self.atol)
+
+
+SETTINGS = {
+    "reference": Setting("reference", torch.float64, 1e-11, 1e-10),
+    "chunks": Setting("chunks", torch.float64, 1e-11, 1e-10),
+    # float32, rounding 6e-8: logits up to 30 carry errors up to 2e-6, which the softmax passes on; gradients sum them.
+    "native": Setting("native", torch.float32, 1e-5, 3e-5),
+}
 
 SCALINGS = {
     "linear": {"factor": 4.0},
@@ -50,6 +71,10 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("cope", {"npos": 4}),
     ("cope", {"scaled": True}),
     ("sinusoidal", {"amplitude": 0.1}),
+    ("sum", {"parts": ["rope", "forgetting"]}),
+    ("sum", {"parts": ["sinusoidal", "cable", "t5", "forgetting"]}),
+    ("sum", {"parts": ["kerple_log", "cable"], "part_options": {"cable": {"step": "softplus"}}}),
+    ("sum", {"parts": ["fire", "dape"]}),
     ("rope", {"layout": "interleaved"}),
     ("rope", {"fraction": 0.5}),
     *(("rope", {"scaling": scaling, **options}) for scaling, options in SCALINGS.items()),
@@ -57,92 +82,93 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
 ]
 
 
-def tokens(length: int, batch: int = 2, seed: int = 1) -> Tensor:
-    return torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def tokens(length: int, setting: Setting, batch: int = 2) -> Tensor:
+    drawn = torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return drawn.to(setting.dtype)
 
 
-def made(make: Make) -> Encoding:
-    """The encoding in float64, its parameters moved off their start (some start at 0, where nothing can be seen)."""
+def made(make: Make, setting: Setting) -> Encoding:
+    """The encoding, its parameters moved off their start (some start at 0, where nothing can be seen)."""
     torch.manual_seed(3)
-    position = make().double()
+    position = make().to(setting.dtype)
     with torch.no_grad():
         for parameter in position.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return position
 
 
-def decoding_step_by_step_is_the_whole_sequence(make: Make) -> None:
-    position = made(make)
-    layer, x = Layer(position), tokens(13)
+def decoding_step_by_step_is_the_whole_sequence(make: Make, setting: Setting) -> None:
+    position = made(make, setting)
+    layer, x = Layer(position, backend=setting.backend), tokens(13, setting)
     for step in (1, 5):
         decoded = layer.decode(x, step)
         for end in (step, 2 * step, 13):  # a dynamic scaling sees the length so far, so compare with that prefix
             last = layer(x[:, :end])[:, :, -1]
-            torch.testing.assert_close(decoded[:, :, end - 1], last, **CLOSE)
+            setting.close(decoded[:, :, end - 1], last)
         if not position.depends_on_length:
-            torch.testing.assert_close(decoded, layer(x), **CLOSE)
+            setting.close(decoded, layer(x))
 
 
-def packed_documents_are_separate_documents(make: Make) -> None:
-    position = made(make)
-    x, lengths = tokens(17), ([5, 1, 11], [9, 8, 0])
+def packed_documents_are_separate_documents(make: Make, setting: Setting) -> None:
+    position = made(make, setting)
+    x, lengths = tokens(17, setting), ([5, 1, 11], [9, 8, 0])
     documents = torch.stack([torch.repeat_interleave(torch.tensor([7, 3, 9]), torch.tensor(row)) for row in lengths])
     for causal in (True, False) if position.bidirectional else (True,):
-        layer = Layer(position, causal=causal)
+        layer = Layer(position, backend=setting.backend, causal=causal)
         packed = layer(x, documents=documents)
         if causal and not position.depends_on_length:
-            torch.testing.assert_close(layer.decode(x, 4, documents=documents), packed, **CLOSE)
+            setting.close(layer.decode(x, 4, documents=documents), packed)
         for row, sizes in enumerate(lengths):
             start = 0
             for size in filter(None, sizes):
                 alone = layer(x[row : row + 1, start : start + size])
-                torch.testing.assert_close(packed[row : row + 1, :, start : start + size], alone, **CLOSE)
+                setting.close(packed[row : row + 1, :, start : start + size], alone)
                 start += size
 
 
-def padding_hides_keys_and_nothing_else(make: Make) -> None:
-    position = made(make)
-    layer, x = Layer(position), tokens(11)
+def padding_hides_keys_and_nothing_else(make: Make, setting: Setting) -> None:
+    position = made(make, setting)
+    layer, x = Layer(position, backend=setting.backend), tokens(11, setting)
     padding = torch.ones(2, 11, dtype=torch.bool)
     padding[0, 8:] = False  # right padding: the rows before it must not notice
     if not position.depends_on_length:
-        torch.testing.assert_close(layer(x, padding=padding)[0, :, :8], layer(x[:1, :8])[0], **CLOSE)
+        setting.close(layer(x, padding=padding)[0, :, :8], layer(x[:1, :8])[0])
     changed = x.clone()
     changed[0, 8:] += 1.0
     before, after = layer(x, padding=padding), layer(changed, padding=padding)
-    torch.testing.assert_close(after[0, :, :8], before[0, :, :8], **CLOSE)
+    setting.close(after[0, :, :8], before[0, :, :8])
     padding[1] = False
     alone = layer(x, padding=padding)
     assert alone[1].abs().max() == 0  # a query that sees nothing gets 0
     assert alone[0].isfinite().all()
 
 
-def every_length_works_also_past_the_trained_one(make: Make) -> None:
-    position = made(make)
-    layer = Layer(position)
+def every_length_works_also_past_the_trained_one(make: Make, setting: Setting) -> None:
+    position = made(make, setting)
+    layer = Layer(position, backend=setting.backend)
     for length in (1, 2, 3, 67, 300):
-        out = layer(tokens(length, batch=1))
+        out = layer(tokens(length, setting, batch=1))
         assert out.shape == (1, HEADS, length, HEAD_DIM)
         assert out.isfinite().all()
 
 
-def later_tokens_change_nothing_earlier(make: Make) -> None:
-    position = made(make)
-    layer, x = Layer(position), tokens(12)
+def later_tokens_change_nothing_earlier(make: Make, setting: Setting) -> None:
+    position = made(make, setting)
+    layer, x = Layer(position, backend=setting.backend), tokens(12, setting)
     changed = x.clone()
     changed[:, 9] += 1.0
     before, after = layer(x), layer(changed)
-    torch.testing.assert_close(after[:, :, :9], before[:, :, :9], **CLOSE)
+    setting.close(after[:, :, :9], before[:, :, :9])
     assert (after[:, :, 9:] - before[:, :, 9:]).abs().amax() > 1e-3
 
 
-def gradients_are_those_of_finite_differences(make: Make) -> None:
-    position = made(make)
+def gradients_are_those_of_finite_differences(make: Make, setting: Setting) -> None:
+    position = made(make, setting)
     names_ = [name for name, _ in position.named_parameters()]
     parameters = tuple(p.detach().clone().requires_grad_() for p in position.parameters())
-    x = tokens(6, batch=1).requires_grad_()
+    x = tokens(6, setting, batch=1).requires_grad_()
     for causal in (True, False) if position.bidirectional else (True,):
-        layer = Layer(position, causal=causal)
+        layer = Layer(position, backend=setting.backend, causal=causal)
 
         def run(x: Tensor, *values: Tensor, layer: Layer = layer) -> Tensor:
             return torch.func.functional_call(
@@ -163,25 +189,47 @@ class _Wrapped(torch.nn.Module):
         return self.layer(x)
 
 
-def every_parameter_gets_a_gradient(make: Make) -> None:
-    position = made(make)
-    (Layer(position)(tokens(12).requires_grad_()) ** 2).sum().backward()
+def values_and_gradients_are_those_of_the_reference(make: Make, setting: Setting) -> None:
+    exact = SETTINGS["reference"]
+    documents = torch.tensor([[5] * 9 + [6] * 4, [1] * 2 + [2] * 11])
+    padding = torch.ones(2, 13, dtype=torch.bool)
+    padding[0, 3:5] = padding[1, 12] = False
+    for options in ({}, {"documents": documents}, {"padding": padding}):
+        for causal in (True, False) if made(make, exact).bidirectional else (True,):
+            found = []
+            for way in (exact, setting):
+                position, x = made(make, exact).to(way.dtype), tokens(13, exact).to(way.dtype).requires_grad_()
+                out = Layer(position, key_heads=2, backend=way.backend, causal=causal)(x, **options)
+                weights = torch.sin(torch.arange(out.numel(), dtype=torch.float64)).view(out.shape)
+                grads = torch.autograd.grad((out * weights.to(way.dtype)).sum(), (x, *position.parameters()))
+                found.append((out.double(), [grad.double() for grad in grads]))
+            (out, grads), (our_out, our_grads) = found
+            setting.close(our_out, out)
+            for ours, theirs in zip(our_grads, grads, strict=True):
+                torch.testing.assert_close(
+                    ours, theirs, rtol=0.0, atol=setting.grad_atol * max(1.0, theirs.abs().max())
+                )
+
+
+def every_parameter_gets_a_gradient(make: Make, setting: Setting) -> None:
+    position = made(make, setting)
+    (Layer(position, backend=setting.backend)(tokens(12, setting).requires_grad_()) ** 2).sum().backward()
     for name, parameter in position.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
 
 
-def grouped_key_heads_are_repeated_heads(make: Make) -> None:
-    position = made(make)
-    layer, x = Layer(position, key_heads=2), tokens(9)
+def grouped_key_heads_are_repeated_heads(make: Make, setting: Setting) -> None:
+    position = made(make, setting)
+    layer, x = Layer(position, backend=setting.backend, key_heads=2), tokens(9, setting)
     hidden = position.embed(x)
     q, k, v = (layer.split(hidden, p) for p in (layer.to_q, layer.to_k, layer.to_v))
     k, v = (t.repeat_interleave(HEADS // 2, dim=1) for t in (k, v))
-    torch.testing.assert_close(layer(x), relpos.attention(q, k, v, position, hidden=hidden), **CLOSE)
+    setting.close(layer(x), relpos.attention(q, k, v, position, hidden=hidden, backend=setting.backend))
 
 
-def a_static_map_is_the_same_for_any_input(make: Make) -> None:
-    position = made(make)
+def a_static_map_is_the_same_for_any_input(make: Make, setting: Setting) -> None:
+    position = made(make, setting)
     if position.place not in ("score", "nowhere") or position.needs_hidden or position.needs_scores:
         return
     q = torch.randn(2, 1, HEADS, 9, HEAD_DIM, dtype=torch.float64)
@@ -192,27 +240,28 @@ def a_static_map_is_the_same_for_any_input(make: Make) -> None:
         torch.testing.assert_close(added[0][:, seen], position.map(9)[:, seen].double(), rtol=1e-5, atol=1e-5)
 
 
-def its_state_can_be_saved_and_loaded(make: Make) -> None:
-    position, other = made(make), make().double()
+def its_state_can_be_saved_and_loaded(make: Make, setting: Setting) -> None:
+    position, other = made(make, setting), make().to(setting.dtype)
     other.load_state_dict(copy.deepcopy(position.state_dict()))
-    x = tokens(8)
-    torch.testing.assert_close(Layer(other)(x), Layer(position)(x), rtol=0.0, atol=0.0)
+    x = tokens(8, setting)
+    saved, loaded = (Layer(which, backend=setting.backend)(x) for which in (position, other))
+    assert torch.equal(loaded, saved)
 
 
-def half_precision_runs_in_float32_inside(make: Make) -> None:
+def half_precision_runs_in_float32_inside(make: Make, setting: Setting) -> None:
     torch.manual_seed(3)
     position = make()
-    x = tokens(40).float()
-    exact = Layer(position)(x.bfloat16().float())
-    half = Layer(copy.deepcopy(position))(x.bfloat16())
+    x = tokens(40, setting).float()
+    exact = Layer(position, backend=setting.backend)(x.bfloat16().float())
+    half = Layer(position, backend=setting.backend)(x.bfloat16())
     assert half.dtype == torch.bfloat16
     # q, k, v and the result are rounded to 8 bits, position is not: an error of the size of the inputs' rounding.
     torch.testing.assert_close(half.float(), exact, rtol=0.05, atol=0.05)
 
 
-def both_directions_or_a_clear_refusal(make: Make) -> None:
-    position = made(make)
-    layer, x = Layer(position, causal=False), tokens(10)
+def both_directions_or_a_clear_refusal(make: Make, setting: Setting) -> None:
+    position = made(make, setting)
+    layer, x = Layer(position, backend=setting.backend, causal=False), tokens(10, setting)
     if not position.bidirectional:
         with pytest.raises(ValueError, match="causal attention only"):
             layer(x)
@@ -222,6 +271,16 @@ def both_directions_or_a_clear_refusal(make: Make) -> None:
     assert (layer(changed)[:, :, 0] - layer(x)[:, :, 0]).abs().max() > 1e-4  # the first token sees the last
 
 
+def contracts_for(setting: Setting) -> list[Callable[[Make, Setting], None]]:
+    """The definition is held to finite differences, every other way to the definition."""
+    left_out = (
+        values_and_gradients_are_those_of_the_reference
+        if setting.backend == "reference"
+        else gradients_are_those_of_finite_differences
+    )
+    return [contract for contract in CONTRACTS if contract is not left_out]
+
+
 CONTRACTS = [
     decoding_step_by_step_is_the_whole_sequence,
     packed_documents_are_separate_documents,
@@ -229,6 +288,7 @@ CONTRACTS = [
     every_length_works_also_past_the_trained_one,
     later_tokens_change_nothing_earlier,
     gradients_are_those_of_finite_differences,
+    values_and_gradients_are_those_of_the_reference,
     every_parameter_gets_a_gradient,
     grouped_key_heads_are_repeated_heads,
     a_static_map_is_the_same_for_any_input,

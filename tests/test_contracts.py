@@ -1,18 +1,43 @@
-"""Every contract for every encoding, and for the variants worth a run of their own."""
+"""Every contract for every encoding on every backend, and for the variants worth a run of their own."""
 
 import pytest
-from contracts import CONTRACTS, HEAD_DIM, HEADS, VARIANTS
+import torch
+from contracts import HEAD_DIM, HEADS, SETTINGS, VARIANTS, contracts_for
 
 import relpos
+from relpos.attend import chunks, native
+from relpos.encodings.call import Call
 
 
-def label(variant):
+def runs_natively(name, options):
+    position = relpos.encoding(name, heads=HEADS, head_dim=HEAD_DIM, **options)
+    q = torch.zeros(1, HEADS, 3, HEAD_DIM)
+    call = Call(3, 3, gates=position.gates(torch.zeros(1, 3, position.width)), q=q)
+    return native.refuses(q, position.bias(call), call) is None
+
+
+RUNS = [
+    (backend, contract, variant)
+    for backend, setting in SETTINGS.items()
+    for contract in contracts_for(setting)
+    for variant in VARIANTS
+    if backend != "native" or runs_natively(*variant)  # the others run in chunks
+]
+
+
+def label(run):
+    backend, contract, (name, options) = run
+    told = [str(value) for value in options.values() if not isinstance(value, dict)]
+    return "-".join([backend, contract.__name__, name, *told])
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """So that these short sequences take several blocks, the last of them not full."""
+    monkeypatch.setattr(chunks, "block_size", lambda q, form, call: 5)
+
+
+@pytest.mark.parametrize(("backend", "contract", "variant"), RUNS, ids=map(label, RUNS))
+def test_contract(backend, contract, variant):
     name, options = variant
-    return "-".join([name, *(str(value) for value in options.values() if isinstance(value, str | int | float))])
-
-
-@pytest.mark.parametrize("variant", VARIANTS, ids=label)
-@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.__name__)
-def test_contract(contract, variant):
-    name, options = variant
-    contract(lambda: relpos.encoding(name, heads=HEADS, head_dim=HEAD_DIM, **options))
+    contract(lambda: relpos.encoding(name, heads=HEADS, head_dim=HEAD_DIM, **options), SETTINGS[backend])

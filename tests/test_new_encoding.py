@@ -1,10 +1,13 @@
 """Adding an encoding: one class, one registration. It then keeps every contract and is in every list."""
 
+import inspect
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
-from contracts import CONTRACTS, HEAD_DIM, HEADS
+from contracts import HEAD_DIM, HEADS, SETTINGS, contracts_for
 from torch import nn
 from typer.testing import CliRunner
 
@@ -43,9 +46,10 @@ def _window():
 
 
 @pytest.mark.usefixtures("_window")
-@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.__name__)
-def test_a_registered_class_keeps_every_contract(contract):
-    contract(lambda: relpos.encoding("window", heads=HEADS, head_dim=HEAD_DIM))
+@pytest.mark.parametrize("backend", SETTINGS)
+def test_a_registered_class_keeps_every_contract(backend):
+    for contract in contracts_for(SETTINGS[backend]):
+        contract(lambda: relpos.encoding("window", heads=HEADS, head_dim=HEAD_DIM), SETTINGS[backend])
 
 
 @pytest.mark.usefixtures("_window")
@@ -57,6 +61,14 @@ def test_a_registered_class_is_listed_and_a_base_for_others():
     assert isinstance(adapted.base, Window)
 
 
+def test_a_new_encoding_needs_one_class_of_13_lines():
+    """The number that CONTRIBUTING.md tells."""
+    lines = [line for line in inspect.getsource(Window).splitlines() if line.strip()]
+    told = re.search(r"a whole one: (\d+) lines", (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text())
+    assert told is not None
+    assert len(lines) == int(told[1]) == 13
+
+
 def test_the_contracts_can_fail():
     """A bias that peeks at the future must not pass for a good one."""
 
@@ -64,11 +76,10 @@ def test_the_contracts_can_fail():
         def embed(self, x, start=0, documents=None):
             return x + x.mean(dim=1, keepdim=True)
 
-    make = lambda: Peeking(HEADS, HEAD_DIM)  # noqa: E731
-    failing = []
-    for contract in CONTRACTS:
+    failing, setting = [], SETTINGS["reference"]
+    for contract in contracts_for(setting):
         try:
-            contract(make)
+            contract(lambda: Peeking(HEADS, HEAD_DIM), setting)
         except AssertionError:
             failing.append(contract.__name__)
     assert "later_tokens_change_nothing_earlier" in failing

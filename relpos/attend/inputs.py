@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from relpos.encodings.call import Call
+from relpos.encodings.call import Call, check_documents
 from relpos.encodings.encoding import Encoding, positive
 
 
@@ -69,24 +69,6 @@ def make_call(
     return Call(queries, keys, causal, documents, padding, gates, call_q, scale, dtype, q.device)
 
 
-def check_documents(documents: Tensor, batch: int, keys: int) -> None:
-    """Ids of packed documents: one a key, each document in one piece."""
-    if documents.shape != (batch, keys):
-        raise ValueError(f"documents must be (batch, keys) = ({batch}, {keys}), not {tuple(documents.shape)}.")
-    if documents.is_floating_point() or documents.is_complex():
-        raise TypeError(f"documents must be whole numbers, one id a token, not {documents.dtype}.")
-    if torch.compiler.is_compiling():
-        return  # the next check looks at values, which a traced graph does not have
-    runs = (documents[:, 1:] != documents[:, :-1]).sum(1) + 1
-    ordered = documents.sort(dim=1).values
-    distinct = (ordered[:, 1:] != ordered[:, :-1]).sum(1) + 1
-    if bool((runs != distinct).any()):
-        row = int((runs != distinct).nonzero()[0])
-        raise ValueError(
-            f"documents must be packed one after another, but in row {row} an id comes back after another one."
-        )
-
-
 def check_position(
     position: Encoding,
     batch: int,
@@ -121,8 +103,9 @@ def check_position(
             )
         gates = position.gates(hidden)
     assert gates is not None
-    if gates.dim() != 4 or gates.shape[:3] != (batch, heads, keys):
-        raise ValueError(f"gates must be of shape ({batch}, {heads}, {keys}, …), not {tuple(gates.shape)}.")
+    needed = (batch, heads, keys, position.gate_size)
+    if gates.shape != needed:
+        raise ValueError(f"gates must be of shape {needed} for {name}, not {tuple(gates.shape)}.")
     return gates
 
 

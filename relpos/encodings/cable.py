@@ -29,6 +29,8 @@ class CableNoWeight(Encoding):
         "step": "non-linearity of the steps: relu, or softplus as in the first public version",
     }
 
+    gate_size = 1
+
     def __init__(self, heads: int, head_dim: int, *, width: int | None = None, step: str = "relu") -> None:
         super().__init__(heads, head_dim, width)
         if step not in STEPS:
@@ -51,6 +53,8 @@ class Cable(CableNoWeight):
 
     learns = "2·width + 2"
     formula = "B_ij = −g_i·|S_i − S_j|,  S as in cable_nw,  g = softplus(w_s·x + b_s);  w started at N(0, 0.02), b at 0"
+
+    gate_size = 2
 
     def __init__(self, heads: int, head_dim: int, *, width: int | None = None, step: str = "relu") -> None:
         super().__init__(heads, head_dim, width=width, step=step)

@@ -1,6 +1,6 @@
 """One call of attention, as an encoding sees it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -25,6 +25,10 @@ class Call:
     scale: float = 1.0  # scores = scale · q·k
     dtype: torch.dtype = torch.float32  # of tables, distances and gates: float32, or float64 where q is
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def with_gates(self, gates: Tensor | None) -> "Call":
+        """The same call with other gates."""
+        return replace(self, gates=gates)
 
     @cached_property
     def j(self) -> Tensor:
@@ -80,6 +84,24 @@ def positions(length: int, documents: Tensor | None, device: torch.device) -> Te
     starts = torch.ones_like(documents, dtype=torch.bool)
     starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return index - torch.where(starts, index, 0).cummax(dim=1).values
+
+
+def check_documents(documents: Tensor, batch: int, keys: int) -> None:
+    """Ids of packed documents: one a key, each document in one piece."""
+    if documents.shape != (batch, keys):
+        raise ValueError(f"documents must be (batch, keys) = ({batch}, {keys}), not {tuple(documents.shape)}.")
+    if documents.is_floating_point() or documents.is_complex():
+        raise TypeError(f"documents must be whole numbers, one id a token, not {documents.dtype}.")
+    if torch.compiler.is_compiling():
+        return  # the next check looks at values, which a traced graph does not have
+    runs = (documents[:, 1:] != documents[:, :-1]).sum(1) + 1
+    ordered = documents.sort(dim=1).values
+    distinct = (ordered[:, 1:] != ordered[:, :-1]).sum(1) + 1
+    if bool((runs != distinct).any()):
+        row = int((runs != distinct).nonzero()[0])
+        raise ValueError(
+            f"documents must be packed one after another, but in row {row} an id comes back after another one."
+        )
 
 
 def products(q: Tensor, k: Tensor) -> Tensor:

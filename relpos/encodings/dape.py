@@ -44,7 +44,7 @@ class Dape(Encoding):
                 f"{type(self).__name__} adapts a bias on the scores, and {base!r} enters at: {inner.place}."
             )
         super().__init__(heads, head_dim, inner.width)
-        self.base = inner
+        self.base, self.gate_size = inner, inner.gate_size
         self.first, self.second = self.layers(2 * heads, whole("units", units), heads)
 
     def layers(self, inputs: int, units: int, outputs: int) -> tuple[nn.Module, nn.Module]:
@@ -54,10 +54,6 @@ class Dape(Encoding):
     @property
     def bidirectional(self) -> bool:
         return self.base.bidirectional
-
-    @property
-    def needs_hidden(self) -> bool:
-        return self.base.needs_hidden
 
     @property
     def needs_scores(self) -> bool:
@@ -80,7 +76,7 @@ class Dape(Encoding):
             stack = torch.cat([scores, bias.expand_as(scores)], dim=1)  # (batch, 2·heads, rows, keys)
             return bias + self.adapt(stack, visible)
 
-        return Scored(function)
+        return Scored(function, dict(base.tensors()) | dict(self.named_parameters()))
 
 
 def linear(layer: nn.Module, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from relpos.encodings.call import Call, positions, products
+from relpos.encodings.call import Call, check_documents, positions, products
 from relpos.encodings.forms import Form
 
 
@@ -20,6 +20,7 @@ class Encoding(nn.Module):
     paper: ClassVar[str]
     formula: ClassVar[str]
     options: ClassVar[Mapping[str, str]] = {}  # keyword of __init__: its meaning
+    gate_size: int = 0  # numbers a token and head that `gates` computes from the layer's input
 
     def __init__(self, heads: int, head_dim: int, width: int | None = None) -> None:
         super().__init__()
@@ -35,7 +36,7 @@ class Encoding(nn.Module):
     @property
     def needs_hidden(self) -> bool:
         """Whether its bias is computed from the layer's input."""
-        return type(self).gates is not Encoding.gates
+        return self.gate_size > 0
 
     @property
     def needs_scores(self) -> bool:
@@ -60,7 +61,7 @@ class Encoding(nn.Module):
         return q, k
 
     def gates(self, hidden: Tensor) -> Tensor | None:
-        """What the bias needs of each token, and a cache must keep: (batch, heads, length, numbers)."""
+        """What the bias needs of each token, and a cache must keep: (batch, heads, length, gate_size)."""
         return None
 
     def bias(self, call: Call) -> Form | None:
@@ -95,6 +96,13 @@ class Encoding(nn.Module):
             raise ValueError(
                 f"the bias of {name} comes from the scores: give q=, k= (batch, {self.heads}, length, {self.head_dim})."
             )
+        if hidden is not None and hidden.dim() != 3:
+            raise ValueError(f"hidden must be (batch, length, {self.width}), not {tuple(hidden.shape)}.")
+        for label, x in (("q", q), ("k", k)):
+            if x is not None and (x.dim() != 4 or x.shape[1] != self.heads or x.shape[3] != self.head_dim):
+                raise ValueError(
+                    f"{label} must be (batch, {self.heads}, length, {self.head_dim}), not {tuple(x.shape)}."
+                )
         if not causal and not self.bidirectional:
             raise ValueError(f"{name} is defined for causal attention only.")
         lengths = {x.shape[-2] for x in (hidden, q, k) if x is not None} | ({length} if length is not None else set())
@@ -123,8 +131,7 @@ class Encoding(nn.Module):
             raise ValueError(f"embed takes (batch, length, {self.width}), not {tuple(x.shape)}.")
         if documents is None:
             return positions(x.shape[1], None, x.device) + whole("start", start, least=0)
-        if documents.dim() != 2 or documents.shape[1] < x.shape[1]:
-            raise ValueError(f"documents must be (batch, length ≥ {x.shape[1]}), not {tuple(documents.shape)}.")
+        check_documents(documents, x.shape[0], max(x.shape[1], documents.shape[-1]))
         return positions(documents.shape[1], documents, x.device)[:, -x.shape[1] :]
 
     def extra_repr(self) -> str:

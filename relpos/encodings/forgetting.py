@@ -20,6 +20,8 @@ class Forgetting(Encoding):
     formula = "B_ij = Σ_{t=j+1..i} log σ(w·x_t + b);  w started at N(0, 0.02), b at 0"
     options = {"width": "size of the layer's input; heads × head_dim unless given"}
 
+    gate_size = 1
+
     def __init__(self, heads: int, head_dim: int, *, width: int | None = None) -> None:
         super().__init__(heads, head_dim, width)
         self.gate = Gate(self.width, heads)

@@ -5,7 +5,7 @@ definition: the bias of the query rows `i` and the key columns `j`, written out.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
 import torch
@@ -84,10 +84,36 @@ class Scaled(Form):
 
 
 @dataclass(frozen=True)
+class Sum(Form):
+    """A sum of biases: B = Σ_t B^(t)."""
+
+    terms: tuple[Form, ...]
+
+    def block(self, i: Tensor, j: Tensor, scores: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
+        first, *others = (term.block(i, j, scores, visible) for term in self.terms)
+        return sum(others, first)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for term in self.terms:
+            yield from term.tensors()
+
+
+@dataclass(frozen=True)
 class Scored(Form):
     """Anything else: a function of a block of scores, which sees whole rows."""
 
     function: Callable[..., Tensor]  # (i, j, scores, visible) -> bias, as `block`
+    numbers: Mapping[str, Tensor]  # what the function computes with
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.numbers.items()
 
     def block(self, i: Tensor, j: Tensor, scores: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
         return self.function(i, j, scores, visible)
+
+
+def terms(form: Form | None) -> list[Form]:
+    """The terms of a form, sums of sums opened; none for no bias."""
+    if form is None:
+        return []
+    return [part for term in form.terms for part in terms(term)] if isinstance(form, Sum) else [form]

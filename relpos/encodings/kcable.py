@@ -23,6 +23,8 @@ class KernelCable(Encoding):
         "step": "non-linearity of the steps: relu, or softplus as in the first public version",
     }
 
+    gate_size = 1
+
     def __init__(self, heads: int, head_dim: int, *, width: int | None = None, step: str = "relu") -> None:
         super().__init__(heads, head_dim, width)
         self.cable = CableNoWeight(heads, head_dim, width=width, step=step)
@@ -32,4 +34,5 @@ class KernelCable(Encoding):
 
     def bias(self, call: Call) -> Scored:
         distance = self.cable.bias(call)
-        return Scored(lambda i, j, scores, visible: -torch.log1p(distance.gained(i, j) ** 2))
+        kernel = lambda i, j, scores, visible: -torch.log1p(distance.gained(i, j) ** 2)  # noqa: E731
+        return Scored(kernel, dict(distance.tensors()))

@@ -35,6 +35,7 @@ FILES = {  # name: file and class
     "rope": ("rope", "Rope"),
     "sandwich": ("sandwich", "Sandwich"),
     "sinusoidal": ("sinusoidal", "Sinusoidal"),
+    "sum": ("sum", "Together"),
     "t5": ("t5", "T5"),
     "xpos": ("xpos", "Xpos"),
 }

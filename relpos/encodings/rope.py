@@ -43,7 +43,7 @@ class Rope(Encoding):
         "layout": "half: dimensions k and k + d/2 pair (Llama, NeoX); interleaved: 2k and 2k + 1 (paper, GPT-J, CABLE)",
         "fraction": "share of the head's dimensions that turn",
         "scaling": "default, linear, ntk, dynamic, yarn, llama3, longrope or proportional",
-        "factor": "of the scaling",
+        "factor": "of the scaling; unless given 1, or the stretch over the original length (yarn, longrope)",
         "length": "trained length, for the scalings that ask for it",
         "rope_parameters": "transformers' dictionary, over all of the above",
     }
@@ -57,7 +57,7 @@ class Rope(Encoding):
         layout: str = "half",
         fraction: float = 1.0,
         scaling: str = "default",
-        factor: float = 1.0,
+        factor: float | None = None,
         length: int = 2048,
         rope_parameters: Mapping[str, object] | None = None,
     ) -> None:

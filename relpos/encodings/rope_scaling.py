@@ -53,15 +53,15 @@ class Rotation:
     @property
     def amplitude(self) -> float:
         """What cosines and sines are multiplied by."""
+        if self.scaling not in ("yarn", "longrope"):
+            return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
         if self.scaling == "yarn":
             if self.mscale and self.mscale_all_dim:
                 return _yarn_amplitude(self.factor, self.mscale) / _yarn_amplitude(self.factor, self.mscale_all_dim)
             return _yarn_amplitude(self.factor)
-        if self.scaling == "longrope" and self.factor > 1:
-            return math.sqrt(1 + math.log(self.factor) / math.log(self.trained))
-        return 1.0
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.trained)) if self.factor > 1 else 1.0
 
 
 def _inverse_powers(r: Rotation, base: float | Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -169,17 +169,32 @@ def rotation(head_dim: int, given: Mapping[str, object], rope_parameters: Mappin
     if numbers.get("scaling") not in SCALINGS:
         raise unknown("RoPE scaling", numbers.get("scaling"), SCALINGS)
     numbers.setdefault("trained", numbers["length"])
-    if numbers.get("factor") is None:  # as DeepSeek-V3 and Phi-3 checkpoints mean it
-        numbers["factor"] = numbers["length"] / numbers["trained"]  # type: ignore[operator]
+    if numbers["factor"] is None:  # then DeepSeek-V3's and Phi-3's checkpoints mean how far they were stretched
+        stretched = numbers["scaling"] in ("yarn", "longrope")
+        numbers["factor"] = numbers["length"] / numbers["trained"] if stretched else 1.0  # type: ignore[operator]
     r = Rotation(head_dim=head_dim, **numbers)  # type: ignore[arg-type]
-    for name in ("base", "factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
+    check(r)
+    return r
+
+
+def check(r: Rotation) -> None:
+    """Refuse numbers that make no sense."""
+    numbers = [
+        *("base", "fraction", "factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"),
+        *(name for name in ("attention_factor", "mscale", "mscale_all_dim") if getattr(r, name) is not None),
+    ]
+    for name in numbers:
         positive(name, getattr(r, name))
+    for value in (*r.short_factor, *r.long_factor):
+        positive("each number of short_factor and long_factor", value)
     whole("length", r.length)
-    whole("original_max_position_embeddings", r.trained)
-    if not 0 < r.fraction <= 1:
+    whole("original_max_position_embeddings", r.trained, least=2 if r.scaling == "longrope" else 1)
+    if r.base <= 1:
+        raise ValueError(f"base must be over 1, or all pairs would turn alike, not {r.base!r}.")
+    if r.fraction > 1:
         raise ValueError(f"fraction must be over 0 and at most 1, not {r.fraction!r}.")
     if r.dim % 2 or r.dim < 2:
-        raise ValueError(f"rope turns pairs of dimensions: {r.dim} of head_dim {head_dim} cannot be paired.")
+        raise ValueError(f"rope turns pairs of dimensions: {r.dim} of head_dim {r.head_dim} cannot be paired.")
     if r.scaling in ("ntk", "dynamic") and r.dim < 4:
         raise ValueError(f"the scaling {r.scaling!r} needs at least 4 rotated dimensions, not {r.dim}.")
     if r.scaling == "llama3" and r.high_freq_factor <= r.low_freq_factor:
@@ -189,7 +204,6 @@ def rotation(head_dim: int, given: Mapping[str, object], rope_parameters: Mappin
             f"longrope needs short_factor and long_factor of {r.dim // 2} numbers each, "
             f"not {len(r.short_factor)} and {len(r.long_factor)}."
         )
-    return r
 
 
 def _yarn_amplitude(factor: float, mscale: float = 1.0) -> float:

@@ -38,9 +38,10 @@ def draw_heads(maps: NDArray[np.float32], caption: str = "") -> Figure:
         figure = Figure(figsize=(2.55 * columns, 2.1 * rows + 0.3), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(rows, columns, squeeze=False).flat
+        signed = any(has_both_signs(values) for values in maps)  # one kind of colour map a page
         for head, panel in enumerate(panels):
             if head < heads:
-                draw_map(panel, maps[head], f"Head {head + 1}")
+                draw_map(panel, maps[head], f"Head {head + 1}", signed)
             else:
                 panel.set_axis_off()
         if caption:
@@ -48,11 +49,19 @@ def draw_heads(maps: NDArray[np.float32], caption: str = "") -> Figure:
     return figure
 
 
-def draw_map(panel: Axes, values: NDArray[np.float32], title: str) -> Colorbar:
-    """One head: row 0 on top, what is not seen left blank."""
+def has_both_signs(values: NDArray[np.float32]) -> bool:
+    """Whether positive and negative values both matter: the smaller side is at least a tenth of the larger."""
+    seen = values[np.isfinite(values)]
+    below, above = sorted((-float(seen.min()), float(seen.max())))
+    return below > 0.1 * above
+
+
+def draw_map(panel: Axes, values: NDArray[np.float32], title: str, signed: bool) -> Colorbar:
+    """One head: row 0 on top, what is not seen left blank.
+
+    Sequential colours for values of one sign; centred on 0 where both occur, so that the colour tells the sign.
+    """
     finite = np.ma.masked_invalid(values)
-    signed = bool(finite.min() < 0 < finite.max())
-    # Sequential for a bias of one sign; centred on 0 where both occur, so that the colour tells the sign.
     norm = CenteredNorm() if signed else Normalize()
     image = panel.imshow(finite, cmap="RdBu_r" if signed else "viridis", norm=norm, interpolation="nearest")
     panel.set_title(title, pad=3)

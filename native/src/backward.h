@@ -1,0 +1,313 @@
+// The backward: tiles are computed again from the saved log-sum-exp, and five products give all gradients.
+//
+// A block of queries owns its dQ; the blocks of one key head add to the same dK and dV. Either one thread does all of a
+// key head, or, when there are few heads, the threads take its blocks of queries in turn: block s may add to a block of
+// keys only after block s − 1 has. All walk over the keys in the same direction, so each follows one step behind the
+// other, and the sums are in the same order whoever computes them.
+#pragma once
+
+#include "scores.h"
+#include "skipping.h"
+
+#include <sched.h>
+
+namespace relpos {
+namespace RELPOS_ISA {
+
+// Where the gradients of one key head are summed, and whose turn it is.
+struct KeyGradients {
+    float* keys;    // rows of `width`
+    float* values;
+    int64_t key_row, value_row;
+    uint8_t* touched;  // a flag a block of keys: the first to come overwrites
+    int64_t* turn;     // NULL: one thread does all
+
+    void wait(int block, int64_t sequence) const {
+        if (!turn) return;
+        for (int spins = 0; __atomic_load_n(&turn[block], __ATOMIC_ACQUIRE) != sequence; spins++)
+            spins < 2000 ? pause_briefly() : void(sched_yield());
+    }
+    void pass(int block, int64_t sequence) const {
+        if (turn) __atomic_store_n(&turn[block], sequence + 1, __ATOMIC_RELEASE);
+    }
+};
+
+template <class Form, class Fold>
+class BackwardBlock {
+public:
+    static int64_t floats(const Geometry& g) {
+        return 2 * Carve::padded(int64_t(kTile) * g.head_dim) + 2 * kTile * kTile +
+               3 * Carve::padded(int64_t(kTile) * g.width) + 2 * kTile;
+    }
+
+    BackwardBlock(const relpos_problem& p, const Geometry& g, int64_t b, int64_t h, int block, const KeyHead& keys,
+                  const KeyGradients& gradients, int64_t sequence, float* scratch)
+        : p_(p), g_(g), b_(b), h_(h), block_(block), keys_(keys), gradients_(gradients), sequence_(sequence),
+          rows_(p, g, b, block), form_(p, b, h) {
+        Carve carve(scratch);
+        q_transposed_ = carve.take(int64_t(kTile) * g.head_dim);
+        d_transposed_ = carve.take(int64_t(kTile) * g.head_dim);
+        weights_ = carve.take(kTile * kTile);
+        d_scores_ = carve.take(kTile * kTile);
+        q_ = carve.take(int64_t(kTile) * g.width);
+        d_out_ = carve.take(int64_t(kTile) * g.width);
+        dq_ = carve.take(int64_t(kTile) * g.width);
+        lse_ = carve.take(kTile), delta_ = carve.take(kTile);
+    }
+
+    void run(Fold& fold) {
+        pack();
+        fold.begin_rows(rows_);
+        const int64_t head = b_ * p_.heads + h_;
+        const uint64_t* bits = nullptr;
+        if (p_.skipping && skip_counts(p_, head)->open) bits = skip_bits(p_, g_, head, block_);
+        for (int block = g_.key_blocks - 1; block >= 0; block--) {
+            const bool kept = !bits || bits[block / 64] >> (block % 64) & 1;
+            const bool seen = block * kTile < rows_.high && (block + 1) * kTile > rows_.low;
+            if (kept && seen) {
+                const KeyBlock columns(p_, g_, rows_, b_, block);
+                if (columns.visible) {
+                    tile(columns, block, fold);
+                    continue;
+                }
+            }
+            gradients_.wait(block, sequence_);
+            gradients_.pass(block, sequence_);
+        }
+        fold.end_rows(rows_);
+        write();
+    }
+
+private:
+    void pack() {
+        const int64_t query = rows_.start + rows_.begin - g_.offset;
+        const int count = rows_.end - rows_.begin;
+        const float* q = rows_of(p_.q, b_, h_) + query * p_.q.row;
+        const float* d = rows_of(p_.grad_out, b_, h_) + query * p_.grad_out.row;
+        const float* out = rows_of(p_.out, b_, h_) + query * p_.out.row;
+        pack_transposed(q, p_.q.row, rows_.begin, rows_.end, g_.head_dim, p_.scale * kLog2e, q_transposed_);
+        pack_transposed(d, p_.grad_out.row, rows_.begin, rows_.end, g_.head_dim, 1.0f, d_transposed_);
+        pack_rows(q, p_.q.row, count, g_.head_dim, g_.width, q_ + rows_.begin * g_.width);
+        pack_rows(d, p_.grad_out.row, count, g_.head_dim, g_.width, d_out_ + rows_.begin * g_.width);
+        const float* lse = p_.lse + (b_ * p_.heads + h_) * g_.queries + query - rows_.begin;
+        for (int lane = 0; lane < kTile; lane++) {
+            // A lane without a query has weights 2^(score − inf) = 0.
+            const bool there = lane >= rows_.begin && lane < rows_.end;
+            lse_[lane] = there ? lse[lane] : kInfinity;
+            delta_[lane] = there ? dot(d_out_ + lane * g_.width, out + (lane - rows_.begin) * p_.out.row) : 0.0f;
+        }
+    }
+
+    float dot(const float* a, const float* b) const {
+        Vec total = {};
+        int d = 0;
+        for (; d + kLanes <= g_.head_dim; d += kLanes) total += load(a + d) * load(b + d);
+        float rest = 0.0f;
+        for (; d < g_.head_dim; d++) rest += a[d] * b[d];
+        return sum(total) + rest;
+    }
+
+    void tile(const KeyBlock& columns, int block, Fold& fold) {
+        const float* keys = keys_.keys + columns.start * keys_.key_row;
+        const float* values = keys_.values + columns.start * keys_.value_row;
+        form_.enter(rows_, columns, weights_);
+        score_tile<false>(
+            ScoreTile{keys, keys_.key_row, q_transposed_, g_.head_dim, weights_, nullptr, &rows_, &columns}, form_);
+        score_tile<false, false>(
+            ScoreTile{values, keys_.value_row, d_transposed_, g_.head_dim, d_scores_, nullptr, &rows_, &columns},
+            NoBias(p_, b_, h_));
+        fold.begin_tile(rows_, columns);
+        differentiate(columns, fold);
+        fold.end_tile(d_scores_);
+
+        const Product to_queries{d_scores_, kTile, keys, keys_.key_row, dq_, g_.width,
+                                 begun_ ? Into::add : Into::overwrite, nullptr};
+        product<Layout::transposed>(to_queries, rows_.begin, rows_.end, g_.width, 0, columns.count,
+                                    columns.diagonal ? Trim::up_to_row : Trim::none);
+        begun_ = true;
+
+        gradients_.wait(block, sequence_);
+        const Into into = gradients_.touched[block] ? Into::add : Into::overwrite;
+        gradients_.touched[block] = 1;
+        const Trim trim = columns.diagonal ? Trim::from_row : Trim::none;
+        const Product to_values{weights_, kTile, d_out_, g_.width,
+                                gradients_.values + columns.start * gradients_.value_row, gradients_.value_row, into,
+                                nullptr};
+        product<Layout::natural>(to_values, 0, columns.count, g_.width, rows_.begin, rows_.end, trim);
+        const Product to_keys{d_scores_, kTile, q_, g_.width, gradients_.keys + columns.start * gradients_.key_row,
+                              gradients_.key_row, into, nullptr};
+        product<Layout::natural>(to_keys, 0, columns.count, g_.width, rows_.begin, rows_.end, trim);
+        fold.commit_keys(columns);
+        gradients_.pass(block, sequence_);
+    }
+
+    // Scores to weights, and the gradient of the weights to that of the scores.
+    void differentiate(const KeyBlock& columns, Fold& fold) {
+        for (int key = 0; key < columns.count; key++) {
+            float* weight = weights_ + key * kTile;
+            float* d_score = d_scores_ + key * kTile;
+            int lane = rows_.from;
+            if (columns.diagonal)
+                for (; lane < round_down(key) && lane < rows_.to; lane += kLanes)
+                    store(weight + lane, Vec{}), store(d_score + lane, Vec{});
+            for (; lane < rows_.to; lane += kLanes) {
+                const Vec w = exp2(load(weight + lane) - load(lse_ + lane));
+                const Vec d = w * (load(d_score + lane) - load(delta_ + lane));
+                store(weight + lane, w), store(d_score + lane, d);
+                fold.add(key, lane, d);
+            }
+            fold.end_key(key);
+        }
+    }
+
+    void write() const {
+        const relpos_array& to = p_.grad_q;
+        for (int lane = rows_.begin; lane < rows_.end; lane++) {
+            float* row = const_cast<float*>(rows_of(to, b_, h_)) + int64_t(rows_.start + lane - g_.offset) * to.row;
+            for (int d = 0; d < g_.head_dim; d++) row[d] = begun_ ? dq_[lane * g_.width + d] * p_.scale : 0.0f;
+        }
+    }
+
+    const relpos_problem& p_;
+    const Geometry& g_;
+    const int64_t b_, h_;
+    const int block_;
+    const KeyHead& keys_;
+    const KeyGradients& gradients_;
+    const int64_t sequence_;
+    const QueryBlock rows_;
+    Form form_;
+    bool begun_ = false;
+    float *q_transposed_, *d_transposed_, *weights_, *d_scores_, *q_, *d_out_, *dq_, *lse_, *delta_;
+};
+
+// Whether a thread takes whole key heads in the backward, or all threads share each.
+RELPOS_INLINE bool backward_by_head(const relpos_problem& p) {
+    return p.threads == 1 || p.batch * p.key_heads >= 4 * p.threads;
+}
+// Sums of a bias's gradient: one a batch, or one a thread.
+RELPOS_INLINE int64_t backward_slots(const relpos_problem& p) { return backward_by_head(p) ? p.batch : p.threads; }
+
+template <class Form, class Fold>
+class Backward {
+public:
+    explicit Backward(const relpos_problem& p)
+        : p_(p), g_(p), threads_(p.threads), by_head_(backward_by_head(p)), pack_(needs_packing(p, g_)),
+          widen_(g_.width != g_.head_dim), users_(by_head_ ? threads_ : p.batch * p.key_heads),
+          packed_(users_, pack_ ? packed_floats(g_) : 0), widened_(users_, widen_ ? packed_floats(g_) : 0),
+          touched_(users_, g_.key_blocks), turns_(by_head_ ? 0 : users_, g_.key_blocks),
+          order_(1, by_head_ ? p.batch * p.key_heads : 0), scratch_(threads_, BackwardBlock<Form, Fold>::floats(g_)),
+          fold_scratch_(threads_, p.form == RELPOS_SCALED ? Scaled::Fold::scratch_floats(p) : 0) {}
+
+    int run() {
+        if (!packed_.ok || !widened_.ok || !touched_.ok || !turns_.ok || !order_.ok || !scratch_.ok || !fold_scratch_.ok)
+            return 1;
+        by_head_ ? run_by_head() : run_in_turn();
+        return 0;
+    }
+
+private:
+    void run_by_head() {
+        const int64_t key_heads = p_.batch * p_.key_heads;
+        sort_heaviest_first();
+        parallel_for(threads_, key_heads, [&](int64_t task, int thread) {
+            const int64_t head = order_.of(0)[task].head, b = head / p_.key_heads, kh = head % p_.key_heads;
+            if (pack_) pack_keys(p_, g_, b, kh, 0, g_.keys, packed_.of(thread));
+            const KeyHead keys = key_head(p_, g_, b, kh, packed_.of(thread));
+            const KeyGradients gradients = key_gradients(b, kh, thread, nullptr);
+            memset(gradients.touched, 0, g_.key_blocks);
+            for (int64_t i = 0; i < g_.group * g_.query_blocks; i++)
+                block(b, kh, i, keys, gradients, thread, b);
+            for (int block = 0; block < g_.key_blocks; block++) finish(b, kh, gradients, block);
+        });
+    }
+
+    void run_in_turn() {
+        const int64_t key_heads = p_.batch * p_.key_heads, each = int64_t(g_.group) * g_.query_blocks;
+        parallel_for(threads_, key_heads * g_.key_blocks, [&](int64_t task, int) {
+            const int64_t head = task / g_.key_blocks, block = task % g_.key_blocks;
+            touched_.of(head)[block] = 0, turns_.of(head)[block] = 0;
+            if (pack_)
+                pack_keys(p_, g_, head / p_.key_heads, head % p_.key_heads, block * kTile,
+                          least(int64_t(g_.keys), (block + 1) * kTile), packed_.of(head));
+        });
+        // Which thread takes which block is fixed, and with it the order of the sums in each slot.
+        parallel(threads_, [&](int thread, int threads) {
+            for (int64_t task = thread; task < key_heads * each; task += threads) {
+                const int64_t head = task / each, b = head / p_.key_heads, kh = head % p_.key_heads;
+                const KeyHead keys = key_head(p_, g_, b, kh, packed_.of(head));
+                const KeyGradients gradients = key_gradients(b, kh, head, turns_.of(head));
+                block(b, kh, task % each, keys, gradients, thread, thread);
+            }
+        });
+        parallel_for(threads_, key_heads * g_.key_blocks, [&](int64_t task, int) {
+            const int64_t head = task / g_.key_blocks, b = head / p_.key_heads, kh = head % p_.key_heads;
+            finish(b, kh, key_gradients(b, kh, head, nullptr), int(task % g_.key_blocks));
+        });
+    }
+
+    // The index-th block of queries of a key head, over the query heads it serves; the last positions first.
+    void block(int64_t b, int64_t kh, int64_t index, const KeyHead& keys, const KeyGradients& gradients, int thread,
+               int64_t slot) {
+        const int64_t h = kh * g_.group + index / g_.query_blocks;
+        const int block = g_.key_blocks - 1 - int(index % g_.query_blocks);
+        Fold fold(p_, b, h, slot, fold_scratch_.of(thread));
+        BackwardBlock<Form, Fold>(p_, g_, b, h, block, keys, gradients, index, scratch_.of(thread)).run(fold);
+    }
+
+    KeyGradients key_gradients(int64_t b, int64_t kh, int64_t user, int64_t* turn) const {
+        if (widen_) {
+            float* keys = widened_.of(user);
+            return {keys, keys + int64_t(g_.keys) * g_.width, g_.width, g_.width, touched_.of(user), turn};
+        }
+        return {const_cast<float*>(rows_of(p_.grad_k, b, kh)), const_cast<float*>(rows_of(p_.grad_v, b, kh)),
+                p_.grad_k.row, p_.grad_v.row, touched_.of(user), turn};
+    }
+
+    // The sums of a block of keys are complete: scale, narrow, and 0 where nobody looked.
+    void finish(int64_t b, int64_t kh, const KeyGradients& sums, int block) const {
+        const int start = block * kTile, stop = least(g_.keys, start + kTile);
+        const bool touched = sums.touched[block];
+        for (int64_t j = start; j < stop; j++) {
+            float* dk = const_cast<float*>(rows_of(p_.grad_k, b, kh)) + j * p_.grad_k.row;
+            float* dv = const_cast<float*>(rows_of(p_.grad_v, b, kh)) + j * p_.grad_v.row;
+            const float *from_k = sums.keys + j * sums.key_row, *from_v = sums.values + j * sums.value_row;
+            for (int d = 0; d < g_.head_dim; d++) dk[d] = touched ? from_k[d] * p_.scale : 0.0f;
+            if (dv != from_v || !touched)
+                for (int d = 0; d < g_.head_dim; d++) dv[d] = touched ? from_v[d] : 0.0f;
+        }
+    }
+
+    struct Load {
+        int64_t head, tiles;
+    };
+    static int heavier(const void* a, const void* b) {
+        const Load *x = static_cast<const Load*>(a), *y = static_cast<const Load*>(b);
+        if (x->tiles != y->tiles) return x->tiles > y->tiles ? -1 : 1;
+        return x->head < y->head ? -1 : 1;
+    }
+    void sort_heaviest_first() {
+        Load* order = order_.of(0);
+        const int64_t key_heads = p_.batch * p_.key_heads;
+        for (int64_t i = 0; i < key_heads; i++) {
+            order[i] = {i, 0};
+            for (int64_t h = 0; p_.skipping && h < g_.group; h++)
+                order[i].tiles += skip_counts(p_, i * g_.group + h)->kept;
+        }
+        qsort(order, key_heads, sizeof(Load), heavier);
+    }
+
+    const relpos_problem& p_;
+    const Geometry g_;
+    const int threads_;
+    const bool by_head_, pack_, widen_;
+    const int64_t users_;
+    const Shared<float> packed_, widened_;
+    const Shared<uint8_t> touched_;
+    const Shared<int64_t> turns_;
+    const Shared<Load> order_;
+    const Shared<float> scratch_, fold_scratch_;
+};
+
+}  // namespace RELPOS_ISA
+}  // namespace relpos

@@ -1,0 +1,253 @@
+// The forms a bias can take: one small type each, which the forward and the backward are written over.
+//
+// A form knows how a tile gets its bias:
+//   Form(problem, b, h)               the numbers of one head
+//   enter(rows, columns, tile)        now at this tile; may write a bias into `tile`, which the scores will overwrite
+//   add(scores, key, lane)            adds the bias, in units of log2, to a strip of scores in registers
+// and Form::Fold how the gradient of the scores of a tile is folded back onto those numbers:
+//   Fold(problem, b, h, slot, scratch)
+//   begin_rows(rows)                  a new block of queries
+//   begin_tile(rows, columns)         at this tile; then for every vector of it
+//   add(key, lane, gradient)
+//   end_key(key)                      all vectors of this key were given
+//   end_tile(gradients)               the whole tile, [key][query], was given
+//   commit_keys(columns)              what is summed a key is written; blocks of queries take turns here
+//   end_rows(rows)                    what is summed a query is written
+// How far a form lets tiles be skipped is in skipping.h.
+#pragma once
+
+#include "tiles.h"
+
+namespace relpos {
+namespace RELPOS_ISA {
+
+// Folds nothing: for forms without numbers, and where no gradient of the bias is wanted.
+struct NoFold {
+    NoFold(const relpos_problem&, int64_t, int64_t, int64_t, float*) {}
+    void begin_rows(const QueryBlock&) {}
+    void begin_tile(const QueryBlock&, const KeyBlock&) {}
+    RELPOS_MEMBER void add(int, int, Vec) {}
+    RELPOS_MEMBER void end_key(int) {}
+    void end_tile(const float*) {}
+    void commit_keys(const KeyBlock&) {}
+    void end_rows(const QueryBlock&) {}
+};
+
+struct NoBias {
+    using Fold = NoFold;
+    NoBias(const relpos_problem&, int64_t, int64_t) {}
+    void enter(const QueryBlock&, const KeyBlock&, float*) {}
+    template <int Rows, int Vectors>
+    RELPOS_MEMBER void add(Vec (&)[Rows][Vectors], int, int) const {}
+};
+
+// Sums over the diagonals of a tile. Neighbouring keys go to different buffers, so that no vector is read back right
+// after an overlapping one was written.
+class DiagonalSums {
+public:
+    void clear() { memset(sums_, 0, sizeof sums_); }
+
+    RELPOS_MEMBER void add(int key, int lane, Vec gradient) {
+        float* at = sums_[key % kBuffers] + (kTile - 1 - key) + lane;
+        store(at, load(at) + gradient);
+    }
+
+    // Onto a table whose column of distance 0 is `zero`.
+    void flush(float* zero, const QueryBlock& rows, const KeyBlock& columns) const {
+        float* table = zero + (rows.start - columns.start) - (kTile - 1);
+        for (int i = 0; i < 2 * kTile; i += kLanes) {
+            Vec all = load(table + i);
+            for (int b = 0; b < kBuffers; b++) all += load(sums_[b] + i);
+            store(table + i, all);
+        }
+    }
+
+private:
+    static constexpr int kBuffers = 4;
+    alignas(64) float sums_[kBuffers][2 * kTile];
+};
+
+// The sums of one slot and head for a table's gradient, at distance 0.
+RELPOS_INLINE float* grad_table_zero(const relpos_problem& p, int64_t h, int64_t slot) {
+    const int64_t stride = p.distances + 2 * RELPOS_TABLE_PAD;
+    return p.grad_table + (slot * p.heads + h) * stride + p.zero;
+}
+
+// bias = table[i − j]: neighbouring queries of one key are neighbours in the table.
+class Toeplitz {
+public:
+    Toeplitz(const relpos_problem& p, int64_t, int64_t h) : zero_(p.table + h * p.table_stride + p.zero) {}
+
+    void enter(const QueryBlock& rows, const KeyBlock& columns, float*) {
+        corner_ = zero_ + (rows.start - columns.start);
+    }
+
+    template <int Rows, int Vectors>
+    RELPOS_MEMBER void add(Vec (&scores)[Rows][Vectors], int key, int lane) const {
+        RELPOS_UNROLL
+        for (int m = 0; m < Rows; m++)
+            RELPOS_UNROLL
+            for (int v = 0; v < Vectors; v++) scores[m][v] += load(corner_ + (lane + v * kLanes) - (key + m));
+    }
+
+    class Fold : public NoFold {
+    public:
+        Fold(const relpos_problem& p, int64_t b, int64_t h, int64_t slot, float* scratch)
+            : NoFold(p, b, h, slot, scratch), zero_(grad_table_zero(p, h, slot)) {}
+        void begin_tile(const QueryBlock& rows, const KeyBlock& columns) {
+            rows_ = &rows, columns_ = &columns;
+            sums_.clear();
+        }
+        RELPOS_MEMBER void add(int key, int lane, Vec gradient) { sums_.add(key, lane, gradient); }
+        void end_tile(const float*) { sums_.flush(zero_, *rows_, *columns_); }
+
+    private:
+        float* zero_;
+        const QueryBlock* rows_;
+        const KeyBlock* columns_;
+        DiagonalSums sums_;
+    };
+
+private:
+    const float* zero_;
+    const float* corner_ = nullptr;
+};
+
+// bias = −weight_i · gained_ij, gained_ij = total_i − total_j, or its absolute value. A total is kept as high + low:
+// the difference of the high parts is exact where it is small, so no running sum is too large to be subtracted from.
+class RankOne {
+public:
+    RankOne(const relpos_problem& p, int64_t b, int64_t h) {
+        const int64_t head = (b * p.heads + h) * (p.keys + RELPOS_ROW_PAD);
+        high_ = p.total_high + head, low_ = p.total_low + head, weight_ = p.weight + head;
+        mirror_ = splat(p.symmetric ? -1.0f : 1.0f);
+    }
+
+    void enter(const QueryBlock& rows, const KeyBlock& columns, float*) {
+        query_ = rows.start, key_ = columns.start;
+    }
+
+    template <int Rows, int Vectors>
+    RELPOS_MEMBER void add(Vec (&scores)[Rows][Vectors], int key, int lane) const {
+        RELPOS_UNROLL
+        for (int v = 0; v < Vectors; v++) {
+            const Vec weight = load(weight_ + query_ + lane + v * kLanes);
+            RELPOS_UNROLL
+            for (int m = 0; m < Rows; m++) {
+                const Vec gained = difference(key + m, lane + v * kLanes);
+                scores[m][v] -= weight * larger(gained, mirror_ * gained);
+            }
+        }
+    }
+
+    class Fold;
+
+private:
+    RELPOS_MEMBER Vec difference(int key, int lane) const {
+        return (load(high_ + query_ + lane) - high_[key_ + key]) + (load(low_ + query_ + lane) - low_[key_ + key]);
+    }
+
+    const float *high_, *low_, *weight_;
+    Vec mirror_;
+    int query_ = 0, key_ = 0;
+};
+
+// total_j gains Σ_i weight_i · sign_ij · g_ij; the weight gains −Σ_j gained_ij · g_ij. What a query's own total gains,
+// −weight_i · Σ_j sign_ij · g_ij, is 0 unless signs differ: the gradients of a row of scores sum to 0.
+class RankOne::Fold : public NoFold {
+public:
+    Fold(const relpos_problem& p, int64_t b, int64_t h, int64_t slot, float* scratch)
+        : NoFold(p, b, h, slot, scratch), form_(p, b, h), symmetric_(p.symmetric),
+          total_(p.grad_total ? p.grad_total + (b * p.heads + h) * p.keys : nullptr), offset_(int(p.keys - p.queries)) {
+        const int64_t head = (b * p.heads + h) * p.queries;
+        total_query_ = p.grad_total_query ? p.grad_total_query + head : nullptr;
+        grad_weight_ = p.grad_weight ? p.grad_weight + head : nullptr;
+        a_query_ = total_query_ || grad_weight_;
+    }
+
+    void begin_rows(const QueryBlock&) {
+        memset(lane_weight_, 0, sizeof lane_weight_);
+        memset(lane_sign_, 0, sizeof lane_sign_);
+    }
+    void begin_tile(const QueryBlock& rows, const KeyBlock& columns) { form_.enter(rows, columns, nullptr); }
+
+    RELPOS_MEMBER void add(int key, int lane, Vec gradient) {
+        Vec signed_gradient = gradient;
+        if (a_query_) {
+            Vec gained = form_.difference(key, lane);
+            if (symmetric_) {
+                signed_gradient = gained > 0.0f ? gradient : (gained < 0.0f ? -gradient : Vec{});
+                gained = absolute(gained);
+                store(lane_sign_ + lane, load(lane_sign_ + lane) + signed_gradient);
+            }
+            store(lane_weight_ + lane, load(lane_weight_ + lane) + gained * gradient);
+        }
+        key_sum_ += load(form_.weight_ + form_.query_ + lane) * signed_gradient;
+    }
+    RELPOS_MEMBER void end_key(int key) {
+        keys_[key] = sum(key_sum_);
+        key_sum_ = Vec{};
+    }
+    void commit_keys(const KeyBlock& columns) {
+        if (total_)
+            for (int j = 0; j < columns.count; j++) total_[columns.start + j] += double(keys_[j]) * double(kLn2);
+    }
+    void end_rows(const QueryBlock& rows) {
+        for (int lane = rows.begin; lane < rows.end; lane++) {
+            const int query = rows.start + lane - offset_;
+            if (grad_weight_) grad_weight_[query] = -lane_weight_[lane];
+            if (total_query_) total_query_[query] = -lane_sign_[lane] * form_.weight_[rows.start + lane] * kLn2;
+        }
+    }
+
+private:
+    RankOne form_;
+    bool symmetric_, a_query_;
+    double* total_;
+    float *total_query_, *grad_weight_;
+    int offset_;
+    Vec key_sum_ = {};
+    alignas(64) float keys_[kTile];
+    alignas(64) float lane_weight_[kTile];
+    alignas(64) float lane_sign_[kTile];
+};
+
+// The sum of two forms.
+template <class A, class B>
+class Sum {
+public:
+    Sum(const relpos_problem& p, int64_t b, int64_t h) : a_(p, b, h), b_(p, b, h) {}
+    void enter(const QueryBlock& rows, const KeyBlock& columns, float* tile) {
+        a_.enter(rows, columns, tile), b_.enter(rows, columns, tile);
+    }
+    template <int Rows, int Vectors>
+    RELPOS_MEMBER void add(Vec (&scores)[Rows][Vectors], int key, int lane) const {
+        a_.add(scores, key, lane), b_.add(scores, key, lane);
+    }
+
+    class Fold {
+    public:
+        Fold(const relpos_problem& p, int64_t b, int64_t h, int64_t slot, float* scratch)
+            : a_(p, b, h, slot, scratch), b_(p, b, h, slot, scratch) {}
+        void begin_rows(const QueryBlock& rows) { a_.begin_rows(rows), b_.begin_rows(rows); }
+        void begin_tile(const QueryBlock& rows, const KeyBlock& columns) {
+            a_.begin_tile(rows, columns), b_.begin_tile(rows, columns);
+        }
+        RELPOS_MEMBER void add(int key, int lane, Vec gradient) { a_.add(key, lane, gradient), b_.add(key, lane, gradient); }
+        RELPOS_MEMBER void end_key(int key) { a_.end_key(key), b_.end_key(key); }
+        void end_tile(const float* gradients) { a_.end_tile(gradients), b_.end_tile(gradients); }
+        void commit_keys(const KeyBlock& columns) { a_.commit_keys(columns), b_.commit_keys(columns); }
+        void end_rows(const QueryBlock& rows) { a_.end_rows(rows), b_.end_rows(rows); }
+
+    private:
+        typename A::Fold a_;
+        typename B::Fold b_;
+    };
+
+private:
+    A a_;
+    B b_;
+};
+
+}  // namespace RELPOS_ISA
+}  // namespace relpos

@@ -1,0 +1,262 @@
+// The forward: attention by tiles with a running softmax, nearest keys first.
+#pragma once
+
+#include "scores.h"
+#include "skipping.h"
+
+namespace relpos {
+namespace RELPOS_ISA {
+
+// What one key head's tasks share. `decay` is of one query head.
+template <class Form>
+struct ForwardHead {
+    int64_t b, h;
+    KeyHead keys;
+    const KeyStatistics* statistics;  // NULL: nothing is skipped
+    const Decay<Form>* decay;
+};
+
+// One block of queries of one head.
+template <class Form>
+class ForwardBlock {
+public:
+    static int64_t floats(const Geometry& g) {
+        return Carve::padded(int64_t(kTile) * g.head_dim) + kTile * kTile + Carve::padded(int64_t(kTile) * g.width) +
+               4 * kTile;
+    }
+
+    ForwardBlock(const relpos_problem& p, const Geometry& g, const ForwardHead<Form>& head, int block, float* scratch)
+        : p_(p), g_(g), head_(head), block_(block), rows_(p, g, head.b, block), form_(p, head.b, head.h) {
+        Carve carve(scratch);
+        queries_ = carve.take(int64_t(kTile) * g.head_dim);
+        scores_ = carve.take(kTile * kTile);
+        out_ = carve.take(int64_t(kTile) * g.width);
+        m_ = carve.take(kTile), l_ = carve.take(kTile), tile_maximum_ = carve.take(kTile), shrink_ = carve.take(kTile);
+    }
+
+    void run() {
+        const relpos_array& q = p_.q;
+        const float* source = rows_of(q, head_.b, head_.h) + int64_t(rows_.start + rows_.begin - g_.offset) * q.row;
+        pack_transposed(source, q.row, rows_.begin, rows_.end, g_.head_dim, p_.scale * kLog2e, queries_);
+        for (int lane = 0; lane < kTile; lane++) m_[lane] = -kInfinity, l_[lane] = 0.0f;
+        if (head_.statistics) {
+            Skipper<Form> skipper(g_, *head_.statistics, *head_.decay, rows_, queries_);
+            uint64_t* bits = skip_bits(p_, g_, head_.b * p_.heads + head_.h, block_);
+            for (int64_t i = 0; i < g_.words(); i++) bits[i] = 0;
+            walk(&skipper, bits);
+        } else {
+            walk(nullptr, nullptr);
+        }
+        write();
+    }
+
+private:
+    // Outwards from the diagonal, first into the past, then into the future.
+    void walk(Skipper<Form>* skipper, uint64_t* bits) {
+        SkipCounts counts = {};
+        if (rows_.low < rows_.high) {
+            const int lowest = rows_.low / kTile, highest = (rows_.high - 1) / kTile;
+            int block = least(block_, highest);
+            for (; block >= lowest; block--)
+                if (!visit(block, Side::past, skipper, bits, counts)) break;
+            count_rest(block - 1, lowest, -1, counts);
+            for (block = block_ + 1; block <= highest; block++)
+                if (!visit(block, Side::future, skipper, bits, counts)) break;
+            count_rest(block + 1, highest, 1, counts);
+        }
+        if (!p_.skipping) return;
+        SkipCounts* all = skip_counts(p_, head_.b * p_.heads + head_.h);
+        __atomic_fetch_add(&all->visible, counts.visible, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&all->scored, counts.scored, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&all->kept, counts.kept, __ATOMIC_RELAXED);
+    }
+
+    // The tiles a walk never reached are visible all the same.
+    void count_rest(int from, int to, int step, SkipCounts& counts) const {
+        for (int block = from; step * block <= step * to; block += step)
+            counts.visible += KeyBlock(p_, g_, rows_, head_.b, block).visible;
+    }
+
+    // False if neither this block nor any farther one on that side matters.
+    bool visit(int block, Side side, Skipper<Form>* skipper, uint64_t* bits, SkipCounts& counts) {
+        const KeyBlock columns(p_, g_, rows_, head_.b, block);
+        if (!columns.visible) return true;
+        counts.visible++;
+        if (skipper && begun_) {
+            if (skipper->beyond(block, side)) return false;
+            if (skipper->tile(block)) return true;
+        }
+        const float* keys = head_.keys.keys + columns.start * head_.keys.key_row;
+        form_.enter(rows_, columns, scores_);
+        for (int lane = 0; lane < kTile; lane += kLanes) store(tile_maximum_ + lane, splat(-kInfinity));
+        score_tile<true>(ScoreTile{keys, head_.keys.key_row, queries_, g_.head_dim, scores_, tile_maximum_, &rows_,
+                                   &columns},
+                         form_);
+        counts.scored++;
+        if (skipper && begun_ && skipper->scored(block, tile_maximum_)) return true;
+        counts.kept++;
+        if (bits) bits[block / 64] |= uint64_t(1) << (block % 64);
+
+        softmax(columns, skipper);
+        const float* values = head_.keys.values + columns.start * head_.keys.value_row;
+        const Product weighted{scores_, kTile, values, head_.keys.value_row, out_, g_.width,
+                               begun_ ? Into::rescale : Into::overwrite, shrink_};
+        product<Layout::transposed>(weighted, rows_.begin, rows_.end, g_.width, 0, columns.count,
+                                    columns.diagonal ? Trim::up_to_row : Trim::none);
+        begun_ = true;
+        return true;
+    }
+
+    // Scores to weights 2^(score − m), with the running maximum m and sum l brought up to date.
+    void softmax(const KeyBlock& columns, Skipper<Form>* skipper) {
+        for (int lane = rows_.from; lane < rows_.to; lane += kLanes) {
+            const Vec before = load(m_ + lane);
+            const Vec m = larger(before, load(tile_maximum_ + lane));
+            // A row that has seen nothing yet has no maximum to subtract.
+            const Vec reference = m == -kInfinity ? Vec{} : m;
+            const Vec shrink = exp2(before - reference);
+            float* at = scores_ + lane;
+            const int stop = columns.diagonal ? least(columns.count, lane + kLanes) : columns.count;
+            Vec even = {}, odd = {};
+            int key = 0;
+            for (; key + 2 <= stop; key += 2) {
+                const Vec a = exp2(load(at + key * kTile) - reference), b = exp2(load(at + (key + 1) * kTile) - reference);
+                store(at + key * kTile, a), store(at + (key + 1) * kTile, b);
+                even += a, odd += b;
+            }
+            if (key < stop) {
+                const Vec a = exp2(load(at + key * kTile) - reference);
+                store(at + key * kTile, a);
+                even += a;
+            }
+            for (key = stop; key < columns.count; key++) store(at + key * kTile, Vec{});  // above the diagonal
+            const Vec l = load(l_ + lane) * shrink + (even + odd);
+            store(m_ + lane, m), store(l_ + lane, l), store(shrink_ + lane, shrink);
+            if (skipper) skipper->raise(lane, m, l);
+        }
+    }
+
+    void write() const {
+        const relpos_array& out = p_.out;
+        for (int lane = rows_.begin; lane < rows_.end; lane++) {
+            const int64_t query = rows_.start + lane - g_.offset;
+            float* to = const_cast<float*>(rows_of(out, head_.b, head_.h)) + query * out.row;
+            const float* from = out_ + int64_t(lane) * g_.width;
+            const float l = l_[lane];
+            float* lse = p_.lse + (head_.b * p_.heads + head_.h) * g_.queries + query;
+            if (l == 0.0f) {
+                memset(to, 0, sizeof(float) * g_.head_dim);
+                *lse = kInfinity;
+                continue;
+            }
+            const float inverse = 1.0f / l;
+            for (int d = 0; d < g_.head_dim; d++) to[d] = from[d] * inverse;
+            *lse = m_[lane] + __builtin_log2f(l);
+        }
+    }
+
+    const relpos_problem& p_;
+    const Geometry& g_;
+    const ForwardHead<Form>& head_;
+    const int block_;
+    const QueryBlock rows_;
+    Form form_;
+    bool begun_ = false;
+    float *queries_, *scores_, *out_, *m_, *l_, *tile_maximum_, *shrink_;
+};
+
+// Many heads: a thread takes whole key heads, so that what it copies and measures of one is still in its cache.
+// Few heads: all threads share the blocks of queries, longest first.
+template <class Form>
+class Forward {
+public:
+    explicit Forward(const relpos_problem& p)
+        : p_(p), g_(p), threads_(p.threads), by_head_(p.batch * p.key_heads >= 8 * threads_),
+          pack_(needs_packing(p, g_)), skip_(p.skip && p.skipping && Decay<Form>::known && g_.key_blocks > 1),
+          packed_(by_head_ ? threads_ : p.batch * p.key_heads, pack_ ? packed_floats(g_) : 0),
+          statistics_(by_head_ ? threads_ : p.batch * p.key_heads, skip_ ? KeyStatistics::floats(g_) : 0),
+          decays_(by_head_ ? threads_ : p.batch * p.heads, skip_ ? Decay<Form>::floats(p) : 0),
+          scratch_(threads_, ForwardBlock<Form>::floats(g_)) {}
+
+    int run() {
+        if (!packed_.ok || !statistics_.ok || !decays_.ok || !scratch_.ok) return 1;
+        by_head_ ? run_by_head() : run_by_block();
+        return 0;
+    }
+
+private:
+    void run_by_head() {
+        parallel_for(threads_, p_.batch * p_.key_heads, [&](int64_t task, int thread) {
+            const int64_t b = task / p_.key_heads, kh = task % p_.key_heads;
+            float* packed = packed_.of(thread);
+            if (pack_) pack_keys(p_, g_, b, kh, 0, g_.keys, packed);
+            const KeyHead keys = key_head(p_, g_, b, kh, packed);
+            KeyStatistics statistics;
+            bool measured = false;
+            for (int64_t h = kh * g_.group; h < (kh + 1) * g_.group; h++) {
+                Decay<Form> decay;
+                const bool open = prepare(b, h, decay, decays_.of(thread));
+                if (open && !measured) {
+                    statistics.place(g_, statistics_.of(thread)), statistics.measure(g_, keys);
+                    measured = true;
+                }
+                const ForwardHead<Form> head{b, h, keys, open ? &statistics : nullptr, &decay};
+                for (int block = g_.key_blocks - 1; block >= g_.first_block; block--)
+                    ForwardBlock<Form>(p_, g_, head, block, scratch_.of(thread)).run();
+            }
+        });
+    }
+
+    void run_by_block() {
+        const int64_t key_heads = p_.batch * p_.key_heads, heads = p_.batch * p_.heads;
+        if (pack_)
+            parallel_for(threads_, key_heads * g_.key_blocks, [&](int64_t task, int) {
+                const int64_t head = task / g_.key_blocks, begin = task % g_.key_blocks * kTile;
+                pack_keys(p_, g_, head / p_.key_heads, head % p_.key_heads, begin,
+                          least(int64_t(g_.keys), begin + kTile), packed_.of(head));
+            });
+        if (skip_)
+            parallel_for(threads_, key_heads, [&](int64_t task, int) {
+                const int64_t b = task / p_.key_heads, kh = task % p_.key_heads;
+                bool any = false;
+                for (int64_t h = kh * g_.group; h < (kh + 1) * g_.group; h++) {
+                    Decay<Form> decay;
+                    any |= prepare(b, h, decay, decays_.of(b * p_.heads + h));
+                }
+                if (!any) return;
+                KeyStatistics statistics;
+                statistics.place(g_, statistics_.of(task));
+                statistics.measure(g_, key_head(p_, g_, b, kh, packed_.of(task)));
+            });
+        parallel_for(threads_, heads * g_.query_blocks, [&](int64_t task, int thread) {
+            const int64_t b = task / g_.query_blocks / p_.heads, h = task / g_.query_blocks % p_.heads;
+            const int64_t kh = h / g_.group, shared = b * p_.key_heads + kh;
+            const bool open = skip_ && skip_counts(p_, b * p_.heads + h)->open;
+            Decay<Form> decay;
+            KeyStatistics statistics;
+            if (open) decay.place(p_, b, h, decays_.of(b * p_.heads + h)), statistics.place(g_, statistics_.of(shared));
+            const ForwardHead<Form> head{b, h, key_head(p_, g_, b, kh, packed_.of(shared)),
+                                         open ? &statistics : nullptr, &decay};
+            const int block = g_.key_blocks - 1 - int(task % g_.query_blocks);
+            ForwardBlock<Form>(p_, g_, head, block, scratch_.of(thread)).run();
+        });
+    }
+
+    // Whether the bias of this head falls far enough for the tests to be worth their time.
+    bool prepare(int64_t b, int64_t h, Decay<Form>& decay, float* storage) const {
+        if (!skip_) return false;
+        decay.place(p_, b, h, storage);
+        const bool open = decay.measure() >= kGateBits;
+        skip_counts(p_, b * p_.heads + h)->open = open;
+        return open;
+    }
+
+    const relpos_problem& p_;
+    const Geometry g_;
+    const int threads_;
+    const bool by_head_, pack_, skip_;
+    const Shared<float> packed_, statistics_, decays_, scratch_;
+};
+
+}  // namespace RELPOS_ISA
+}  // namespace relpos

@@ -1,0 +1,43 @@
+// Compiled once for each instruction set: the forms, put into the forward and the backward.
+#include "kernel.h"
+
+#include "backward.h"
+#include "forward.h"
+
+namespace relpos {
+namespace RELPOS_ISA {
+
+using ToeplitzAndRankOne = Sum<Toeplitz, RankOne>;
+
+static int forward(const relpos_problem& p) {
+    switch (p.form) {
+        case RELPOS_TOEPLITZ: return Forward<Toeplitz>(p).run();
+        case RELPOS_RANK_ONE: return Forward<RankOne>(p).run();
+        case RELPOS_SUM: return Forward<ToeplitzAndRankOne>(p).run();
+        case RELPOS_SCALED: return Forward<Scaled>(p).run();
+        default: return Forward<NoBias>(p).run();
+    }
+}
+
+template <class Form>
+static int backward(const relpos_problem& p) {
+    const bool fold = p.grad_table || p.grad_total || p.grad_scaled_sums;
+    return fold ? Backward<Form, typename Form::Fold>(p).run() : Backward<Form, NoFold>(p).run();
+}
+
+static int backward(const relpos_problem& p) {
+    switch (p.form) {
+        case RELPOS_TOEPLITZ: return backward<Toeplitz>(p);
+        case RELPOS_RANK_ONE: return backward<RankOne>(p);
+        case RELPOS_SUM: return backward<ToeplitzAndRankOne>(p);
+        case RELPOS_SCALED: return backward<Scaled>(p);
+        default: return Backward<NoBias, NoFold>(p).run();
+    }
+}
+
+static int64_t slots(const relpos_problem& p) { return backward_slots(p); }
+
+const Kernel kernel = {forward, backward, slots};
+
+}  // namespace RELPOS_ISA
+}  // namespace relpos

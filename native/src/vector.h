@@ -1,0 +1,83 @@
+// Vectors of floats, as wide as the build's registers, on the compiler's vector extensions: the same source serves
+// SSE, AVX2, AVX-512 and NEON.
+//
+// Everything below lives in a namespace of its build (RELPOS_ISA). The same templates are compiled several times with
+// different instruction sets into one library; sharing a symbol would let the linker give an old CPU the newest code.
+// For that reason the kernel's headers also keep away from std:: templates.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#define RELPOS_INLINE static inline __attribute__((always_inline))
+#define RELPOS_MEMBER inline __attribute__((always_inline))
+#define RELPOS_UNROLL _Pragma("GCC unroll 8")
+
+namespace relpos {
+namespace RELPOS_ISA {
+
+constexpr int kLanes = RELPOS_LANES;
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef int32_t VecInt __attribute__((vector_size(kLanes * 4)));
+typedef float UnalignedVec __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+typedef int32_t UnalignedVecInt __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kInfinity = __builtin_inff();
+
+RELPOS_INLINE Vec load(const float* p) { return *reinterpret_cast<const UnalignedVec*>(p); }
+RELPOS_INLINE VecInt load(const int32_t* p) { return *reinterpret_cast<const UnalignedVecInt*>(p); }
+RELPOS_INLINE void store(float* p, Vec x) { *reinterpret_cast<UnalignedVec*>(p) = x; }
+RELPOS_INLINE Vec splat(float x) { return x - Vec{}; }
+
+// The second where they do not compare, as the hardware's instruction does.
+RELPOS_INLINE Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+RELPOS_INLINE Vec smaller(Vec a, Vec b) { return a < b ? a : b; }
+RELPOS_INLINE Vec absolute(Vec a) { return (Vec)((VecInt)a & 0x7fffffff); }
+
+RELPOS_INLINE float sum(Vec x) {
+    float part[kLanes];
+    memcpy(part, &x, sizeof part);
+    RELPOS_UNROLL
+    for (int half = kLanes / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) part[i] += part[i + half];
+    return part[0];
+}
+RELPOS_INLINE float largest(Vec x) {
+    float top = x[0];
+    for (int i = 1; i < kLanes; i++) top = x[i] > top ? x[i] : top;
+    return top;
+}
+RELPOS_INLINE bool all(VecInt mask) {
+    int32_t every = -1;
+    for (int i = 0; i < kLanes; i++) every &= mask[i];
+    return every != 0;
+}
+
+// 2^x for x ≤ 127 to about one unit in the last place; 0 below −126, NaN for NaN. Adding `magic` leaves the rounded
+// x + 127 in the low bits of t, which shifted into the exponent's place are the float 2^round(x).
+RELPOS_INLINE Vec exp2(Vec x) {
+    const float magic = 12582912.0f + 127.0f;
+    const Vec t = x + magic;
+    const Vec f = x - (t - magic);
+    Vec p = splat(1.339887440266574e-3f);
+    p = p * f + 9.618437357674640e-3f;
+    p = p * f + 5.550332471162809e-2f;
+    p = p * f + 2.402264791363012e-1f;
+    p = p * f + 6.931472028550421e-1f;
+    p = p * f + 1.0f;
+    const Vec power = p * (Vec)((VecInt)t << 23);
+    return x < -126.0f ? Vec{} : power;
+}
+
+template <class T>
+RELPOS_INLINE constexpr T least(T a, T b) { return a < b ? a : b; }
+template <class T>
+RELPOS_INLINE constexpr T most(T a, T b) { return a > b ? a : b; }
+
+RELPOS_INLINE constexpr int round_down(int n) { return n / kLanes * kLanes; }
+RELPOS_INLINE constexpr int round_up(int n) { return (n + kLanes - 1) / kLanes * kLanes; }
+
+}  // namespace RELPOS_ISA
+}  // namespace relpos

@@ -1,0 +1,137 @@
+"""CUDA: PyTorch's FlexAttention, compiled, with the form as its score function and documents and causality as its mask.
+
+Gradients reach the form's numbers through the captured tensors. Written for real and tested as far as a CPU can: each
+score and mask function in eager mode against the definition, values and gradients. It has not run on a GPU by us.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from relpos.encodings.call import Call
+from relpos.encodings.forms import Form, RankOne, Scaled, Toeplitz, terms
+
+Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # (score, b, h, query, key) -> score
+Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (b, h, query, key) -> seen
+
+
+def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
+    """Why FlexAttention cannot run this call, or None."""
+    if q.device.type != "cuda":
+        return f"FlexAttention has a backward on CUDA only, and q is on {q.device.type}."
+    if any(type(term) not in SCORES for term in terms(form)):
+        return "a Scored bias is a function of whole rows of scores, and FlexAttention sees one at a time."
+    if q.dtype == torch.float64:
+        return "FlexAttention computes in float32; float64 goes to the reference."
+    return None
+
+
+def toeplitz(form: Toeplitz, first: int) -> Score:
+    """table[h, i − j], the queries' first at `first`."""
+
+    def score(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        column = (query + first - key + form.zero).clamp(0, form.table.shape[1] - 1)
+        return score + form.table[h, column]
+
+    return score
+
+
+def rank_one(form: RankOne, first: int) -> Score:
+    """−weight_i · (total_i − total_j), in float32 without losing what float64 knew.
+
+    The sum is split into two float32 numbers, and the differences of both are added: no float64 on the GPU.
+    """
+    high = form.total.float()
+    low = (form.total - high.double()).float()
+
+    def score(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        i = query + first
+        gained = (high[b, h, i] - high[b, h, key]) + (low[b, h, i] - low[b, h, key])
+        if form.symmetric:
+            gained = gained.abs()
+        return score - gained if form.weight is None else score - form.weight[b, h, i] * gained
+
+    return score
+
+
+def scaled(form: Scaled, first: int) -> Score:
+    """The piecewise-linear function of table[i − j] / row[i], unit by unit."""
+    rows, units = form.row.shape[0], len(form.slope)
+
+    def score(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        i = query + first
+        x = form.table[(i - key).clamp(min=0)] / form.row[b if rows > 1 else torch.zeros_like(b), i]
+        bias = form.offset[h]
+        for unit in range(units):
+            bias = bias + form.out[h, unit] * F.relu(form.slope[unit] * x + form.shift[unit])
+        return score + bias
+
+    return score
+
+
+SCORES: dict[type[Form], Callable[..., Score]] = {Toeplitz: toeplitz, RankOne: rank_one, Scaled: scaled}
+
+
+def score_function(form: Form | None, call: Call) -> Score | None:
+    """The form as FlexAttention wants it, the terms of a sum one after another."""
+    functions = [SCORES[type(term)](term, call.keys - call.queries) for term in terms(form)]
+    if not functions:
+        return None
+
+    def score(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        for function in functions:
+            score = function(score, b, h, query, key)
+        return score
+
+    return score
+
+
+def mask_function(call: Call) -> Mask:
+    """Which keys a query sees, as FlexAttention wants it."""
+    first, documents, padding = call.keys - call.queries, call.documents, call.padding
+
+    def mask(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        i = query + first
+        seen = i >= key if call.causal else key >= 0
+        if documents is not None:
+            seen = seen & (documents[b, i] == documents[b, key])
+        if padding is not None:
+            seen = seen & padding[b, key]
+        return seen
+
+    return mask
+
+
+def block_mask(call: Call, batch: int) -> BlockMask | None:
+    """The blocks worth computing; the plain causal one is kept, the others depend on the batch."""
+    if call.documents is not None or call.padding is not None:
+        return create_block_mask(mask_function(call), batch, None, call.queries, call.keys, device=call.device)
+    return _causal_mask(call.queries, call.keys, call.device) if call.causal else None
+
+
+@cache
+def _causal_mask(queries: int, keys: int, device: torch.device) -> BlockMask:
+    call = Call(queries, keys, device=device)
+    return create_block_mask(mask_function(call), None, None, queries, keys, device=device)
+
+
+@cache
+def _compiled() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> Tensor:
+    """Attention by compiled FlexAttention: (batch, heads, queries, head_dim)."""
+    return _compiled()(
+        q,
+        k,
+        v,
+        score_mod=score_function(form, call),
+        block_mask=block_mask(call, len(q)),
+        scale=call.scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )

@@ -1,0 +1,113 @@
+"""Loads the compiled kernel and knows its C interface (native/src/api.h)."""
+
+import ctypes
+import functools
+import os
+import sys
+from pathlib import Path
+
+from torch import Tensor
+
+NONE, TOEPLITZ, RANK_ONE, SUM, SCALED = range(5)  # the forms, as the kernel numbers them
+TABLE_PAD = 128  # numbers before and behind a table over distances
+ROW_PAD = 64  # numbers behind an array over positions
+TILE = 64
+
+Pointer = ctypes.c_void_p
+Int = ctypes.c_int64
+Flag = ctypes.c_int32
+
+
+class Array(ctypes.Structure):
+    """A (batch, heads, rows, head_dim) float array."""
+
+    _fields_ = [("data", Pointer), ("batch", Int), ("head", Int), ("row", Int)]
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Array":
+        """The array a tensor holds; its last dimension must be contiguous."""
+        return cls(x.data_ptr(), *x.stride()[:3])
+
+
+class Problem(ctypes.Structure):
+    """One call of the kernel: relpos_problem."""
+
+    _fields_ = [
+        *((name, Int) for name in ("batch", "heads", "key_heads", "queries", "keys", "head_dim")),
+        *((name, Flag) for name in ("causal", "form", "threads", "skip")),
+        ("scale", ctypes.c_float),
+        *((name, Pointer) for name in ("first", "end", "padding")),
+        *((name, Array) for name in ("q", "k", "v", "out")),
+        ("lse", Pointer),
+        ("table", Pointer),
+        *((name, Int) for name in ("table_stride", "zero", "distances")),
+        *((name, Pointer) for name in ("total_high", "total_low", "weight")),
+        ("symmetric", Flag),
+        ("inverse", Pointer),
+        *((name, Int) for name in ("inverse_stride", "knots")),
+        *((name, Pointer) for name in ("knot", "base", "gain", "bend")),
+        ("skipping", Pointer),
+        *((name, Array) for name in ("grad_out", "grad_q", "grad_k", "grad_v")),
+        *((name, Pointer) for name in ("grad_table", "grad_total", "grad_total_query", "grad_weight")),
+        *((name, Pointer) for name in ("grad_inverse", "grad_scaled_sums")),
+    ]
+
+
+def file() -> Path | None:
+    """The compiled library: beside this file, or where an editable install has put it."""
+    package = sys.modules[__package__ or "relpos.attend"]
+    for folder in [Path(__file__).parent, *map(Path, package.__path__)]:
+        for name in ("librelpos.so", "librelpos.dylib"):
+            if (folder / name).is_file():
+                return folder / name
+    return None
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The library, set to the instruction set named by RELPOS_ISA if that is set. RuntimeError says why not."""
+    path = file()
+    if path is None:
+        raise RuntimeError(
+            "the compiled kernel is missing: install relpos with a C++ compiler at hand (pip install .)."
+        )
+    try:
+        library = ctypes.CDLL(str(path))  # torch is imported, so its OpenMP is the one this library finds
+    except OSError as error:
+        raise RuntimeError(f"the compiled kernel cannot be loaded: {error}.") from error
+    for name in ("relpos_isa", "relpos_isas"):
+        getattr(library, name).restype = ctypes.c_char_p
+    library.relpos_problem_size.restype = library.relpos_slots.restype = Int
+    if library.relpos_problem_size() != ctypes.sizeof(Problem):
+        raise RuntimeError("the compiled kernel is of another version of relpos: install relpos anew.")
+    chosen = os.environ.get("RELPOS_ISA")
+    if chosen:
+        _choose(library, chosen)
+    return library
+
+
+def _choose(library: ctypes.CDLL, isa: str) -> None:
+    answer = library.relpos_use(isa.encode())
+    if answer == 1:
+        return
+    built = library.relpos_isas().decode().split(",")
+    here = ", ".join(name for name in built if library.relpos_has(name.encode()) == 1)
+    why = "this CPU cannot run it" if answer == 0 else "the kernel was not built for it"
+    raise RuntimeError(f"instruction set {isa!r} was asked for, but {why}; there are {here}.")
+
+
+def use(isa: str) -> None:
+    """Run the kernel's build for this instruction set from now on: portable, avx2 or avx512."""
+    _choose(load(), isa)
+
+
+def isa() -> str:
+    """The instruction set in use."""
+    return str(load().relpos_isa().decode())
+
+
+def isas() -> list[str]:
+    """The instruction sets that are built and that this CPU has, best first."""
+    library = load()
+    built: list[str] = library.relpos_isas().decode().split(",")
+    return [name for name in built if library.relpos_has(name.encode()) == 1]

@@ -1,0 +1,93 @@
+"""Attention by the compiled CPU kernel: exact, in memory linear in the length, forward and backward.
+
+`attention` brings a form to the kernel's numbers by differentiable torch; the two operators of `kernel_ops` run it.
+"""
+
+import torch
+from torch import Tensor
+
+from relpos.attend import kernel_ops, library
+from relpos.attend.hinges import hinges
+from relpos.attend.inputs import check_finite
+from relpos.attend.kernel_ops import skipped_fraction
+from relpos.encodings.call import Call
+from relpos.encodings.forms import Form, RankOne, Scaled, Toeplitz, terms
+
+__all__ = ["attention", "available", "refuses", "skipped_fraction"]
+
+MAX_HEAD_DIM = 256
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def available() -> tuple[bool, str]:
+    """Whether the kernel can run here, and if not, why."""
+    try:
+        library.load()
+    except RuntimeError as error:
+        return False, str(error)
+    return True, ""
+
+
+def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
+    """Why the kernel cannot run this call, as a sentence; None if it can."""
+    here, why = available()
+    if not here:
+        return why
+    if q.device.type != "cpu":
+        return f"the native kernel runs on the CPU, but q is on {q.device}."
+    if q.dtype not in DTYPES:
+        return f"the native kernel computes in float32, but q is {q.dtype}."
+    if q.shape[-1] > MAX_HEAD_DIM:
+        return f"the native kernel takes head_dim up to {MAX_HEAD_DIM}, not {q.shape[-1]}."
+    kinds = [type(term) for term in terms(form)]
+    runs = not kinds or kinds == [Scaled] or (set(kinds) <= {Toeplitz, RankOne} and kinds.count(RankOne) <= 1)
+    if not runs:
+        names = " + ".join(kind.__name__ for kind in kinds)
+        return f"the native kernel has no form {names}: it runs Toeplitz, RankOne, their sum, and Scaled."
+    return None
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, skip: bool = True) -> Tensor:
+    """Attention of q (batch, heads, queries, head_dim), rotated, to k, v (batch, key_heads, keys, head_dim).
+
+    `skip` lets the kernel leave out tiles whose weights are provably below 2^−24 of their rows; `skipped_fraction`
+    tells how many the last call left out. Gradients flow to q, k, v and every number of the form. Values of keys that
+    a query may not see are never read into it, not even when they are NaN or infinite, as far as tiles go.
+    """
+    why = refuses(q, form, call)
+    if why is not None:
+        raise RuntimeError(why)
+    if form is not None:
+        for name, numbers in form.tensors():
+            check_finite(name, numbers)
+    table = total = weight = inverse = knot = base = gain = bend = None
+    zero, symmetric = call.zero, False
+    for term in terms(form):
+        if isinstance(term, Toeplitz):
+            own = toeplitz_table(term, call)  # (heads, distances)
+            table = own if table is None else table + own
+        elif isinstance(term, RankOne):
+            shape = (q.shape[0], q.shape[1], call.keys)
+            total = term.total.double().expand(shape)
+            weight = None if term.weight is None else term.weight.float().expand(shape)
+            symmetric = term.symmetric
+        elif isinstance(term, Scaled):
+            inverse = 1.0 / term.row.double()  # (1 or batch, keys)
+            knot, base, gain, bend = hinges(term, inverse)
+            # Seen from a future key the distance counts as 0.
+            table = term.table.float() if call.causal else term.table.float()[call.distances.long().clamp(min=0)]
+    out, _, _ = kernel_ops.forward(
+        *(x.float() for x in (q, k, v)),
+        table, total, weight, inverse, knot, base, gain, bend,
+        call.documents, call.padding, zero, call.causal, symmetric, call.scale, skip,
+    )  # fmt: skip
+    return out.to(q.dtype)
+
+
+def toeplitz_table(form: Toeplitz, call: Call) -> Tensor:
+    """The form's table over exactly the distances of the call: (heads, distances)."""
+    distances = call.keys if call.causal else 2 * call.keys - 1
+    if form.table.shape[1] == distances and form.zero == call.zero:
+        return form.table.float()
+    column = torch.arange(distances) - call.zero + form.zero
+    return form.table.float()[:, column.clamp(0, form.table.shape[1] - 1)]
