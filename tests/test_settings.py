@@ -51,6 +51,8 @@ def test_encodings_that_ask_for_the_trained_length_get_it():
     assert load_settings(None, {"model.encoding": "fire", "model.options.length": 9}).model.options == {"length": 9}
     over_fire = load_settings(None, {"model.encoding": "dape", "model.options.base": "fire", "data.length": 77})
     assert over_fire.model.options["base_options"] == {"length": 77}
+    parts = {"model.encoding": "sum", "model.options.parts": ["fire", "alibi"], "data.length": 77}
+    assert load_settings(None, parts).model.options["part_options"] == {"fire": {"length": 77}}
 
 
 def test_the_paper_recipe_is_the_papers():

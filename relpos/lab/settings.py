@@ -168,6 +168,10 @@ def _with_length(encoding: str, options: Mapping[str, Any], length: int) -> dict
     base = found.get("base")
     if isinstance(base, str) and base in names() and "length" in card(base).options:
         found["base_options"] = {"length": length, **found.get("base_options", {})}
+    for part in found.get("parts", ()):
+        if part in names() and "length" in card(part).options:
+            options_of_parts = found.setdefault("part_options", {})
+            options_of_parts[part] = {"length": length, **options_of_parts.get(part, {})}
     return found
 
 

@@ -141,6 +141,12 @@ class RelposGPT2Model(RelposGPT2PreTrainedModel):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         one = config.make_position()
         embeds = one.place == "embedding"
+        inside = any(isinstance(part, Encoding) and part.place == "embedding" for part in one.modules())
+        if inside and not embeds and not config.share_position:
+            raise ValueError(
+                f"the encoding {config.position} has a part that acts on the embedding, once and not in every "
+                "layer: set share_position=True."
+            )
         self.wpe = one if embeds else None  # under GPT-2's name
         self.position = one if config.share_position and not embeds else None
         own = not embeds and not config.share_position
@@ -187,8 +193,9 @@ class RelposGPT2Model(RelposGPT2PreTrainedModel):
         total = seen(past_key_values) + length
         standing, padding = read_mask(attention_mask, batch, total)
         documents = standing if documents is None else documents
-        if self.wpe is not None:
-            x = self.wpe.embed(x, start=total - length, documents=documents)
+        for position in (self.wpe, self.position):
+            if position is not None:
+                x = position.embed(x, start=total - length, documents=documents)
         x = self.drop(x)
         call = {"shared": self.position, "documents": documents, "padding": padding, "total": total}
         states = []
