@@ -242,11 +242,11 @@ class TestFiles:
 
         asked = []
 
-        def load(name, subset, split, streaming):
-            asked.append((name, subset, split, streaming))
+        def load(name, subset, split):
+            asked.append((name, subset, split))
             return [{"text": f"row {i}"} for i in range(30)]
 
         monkeypatch.setattr(datasets, "load_dataset", load)
         corpus = open_corpus("someone/corpus", subset="small")
         assert sum(1 for _ in corpus.documents()) == 30
-        assert asked == [("someone/corpus", "small", "train", True)]
+        assert asked == [("someone/corpus", "small", "train")]

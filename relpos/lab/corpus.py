@@ -114,7 +114,7 @@ def _hub(name: str, subset: str | None, text: str) -> Iterator[Document]:
     import datasets
 
     try:
-        rows = datasets.load_dataset(name, subset, split="train", streaming=True)
+        rows = datasets.load_dataset(name, subset, split="train")  # on the disk: it is read more than once
     except Exception as error:
         raise ValueError(
             f"{name!r} is no file or folder here, and could not be opened as a dataset of the Hugging Face hub: {error}"

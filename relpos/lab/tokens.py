@@ -1,5 +1,6 @@
 """A corpus as token ids: memory-mapped, computed once for every content and tokenizer."""
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -41,9 +42,7 @@ def tokenize(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> dict[Part, T
     if not folder.exists():
         with written_whole(folder) as part_folder:
             dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
-            parts: tuple[Part, ...] = ("train", "heldout")
-            for part in parts:
-                _write(part_folder, part, corpus.part(part), tokenizer, np.dtype(dtype))
+            _write(part_folder, corpus, tokenizer, np.dtype(dtype))
             (part_folder / "about.json").write_text(
                 json.dumps({"corpus": corpus.name, "hash": corpus.hash, "dtype": np.dtype(dtype).name})
             )
@@ -51,19 +50,23 @@ def tokenize(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> dict[Part, T
     return {part: _open(folder, part, dtype) for part in ("train", "heldout")}
 
 
-def _write(
-    folder: Path, part: str, documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast, dtype: np.dtype[Any]
-) -> None:
-    starts, total = [], 0
-    with (folder / f"{part}.ids").open("wb") as file:
-        for batch in _batched(documents):
+def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, dtype: np.dtype[Any]) -> None:
+    """Both parts in one pass: a large corpus is slow to read."""
+    starts: dict[str, list[int]] = {"train": [], "heldout": []}
+    totals = dict.fromkeys(starts, 0)
+    with contextlib.ExitStack() as files:
+        ids_of = {part: files.enter_context((folder / f"{part}.ids").open("wb")) for part in starts}
+        for batch in _batched(corpus.documents()):
             texts = [document.text for document in batch]
-            for encoded in tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False):
-                ids = np.array([*encoded.ids, tokenizer.eos_token_id], dtype=dtype)
-                starts.append(total)
-                total += len(ids)
-                ids.tofile(file)
-    np.array(starts, dtype=np.int64).tofile(folder / f"{part}.starts")
+            encoded = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            for document, found in zip(batch, encoded, strict=True):
+                part = "heldout" if corpus.held(document) else "train"
+                ids = np.array([*found.ids, tokenizer.eos_token_id], dtype=dtype)
+                starts[part].append(totals[part])
+                totals[part] += len(ids)
+                ids.tofile(ids_of[part])
+    for part, places in starts.items():
+        np.array(places, dtype=np.int64).tofile(folder / f"{part}.starts")
 
 
 def _batched(documents: Iterable[Document]) -> Iterable[list[Document]]:
