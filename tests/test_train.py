@@ -316,6 +316,11 @@ class TestRefusals:
 
 
 class TestTheEnd:
+    def test_always_has_a_loss(self, settings, tmp_path):
+        result = train(settings(tmp_path, run__steps=2, run__log_every=1000))
+        assert [entry["step"] for entry in read_log(tmp_path) if "loss" in entry] == [2]
+        assert 3 < result["loss"] < 7
+
     def test_can_be_a_time(self, settings, tmp_path):
         begun = time.monotonic()
         result = train(settings(tmp_path, run__steps=None, run__minutes=0.05, run__log_every=1000))

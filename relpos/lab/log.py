@@ -34,6 +34,10 @@ class Log(TrainerCallback):
             before = [entry for entry in read_log(self.out) if entry["step"] <= state.global_step]
             write_text(self.out / FILE, "".join(json.dumps(entry) + "\n" for entry in before))
 
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.global_step >= state.max_steps:
+            control.should_log = True  # the last loss, however far apart the lines are
+
     def on_log(
         self,
         args: TrainingArguments,
