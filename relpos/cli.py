@@ -194,6 +194,9 @@ def main() -> None:
     except (ValueError, TypeError, OSError) as error:
         typer.echo(f"relpos: {error}", err=True)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("relpos: stopped.", err=True)
+        raise SystemExit(130) from None
     except ModuleNotFoundError as error:
         extra = EXTRAS.get((error.name or "").split(".")[0])
         if extra is None:

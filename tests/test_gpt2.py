@@ -278,6 +278,23 @@ print(peak() - before, loss.item())
         assert gigabytes < 0.5
         assert loss > 0
 
+    @pytest.mark.slow
+    def test_of_16384_tokens_with_gpt2s_vocabulary_stays_under_4_gigabytes(self):
+        """The logits alone would be 3.3 GB, one head's scores 1.1 GB."""
+        code = """
+import resource, torch
+torch.set_num_threads(1)
+from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
+model = RelposGPT2ForCausalLM(RelposGPT2Config.preset("nano", position="kerple_log", vocab_size=50257)).eval()
+tokens = torch.randint(0, 50257, (1, 16384))
+with torch.no_grad():
+    print(model(tokens, labels=tokens).loss.item(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        loss, gigabytes = map(float, run.stdout.split())
+        assert gigabytes < 4
+        assert loss == pytest.approx(10.82, abs=0.2)  # ln 50257: nothing has been learned
+
     def test_with_labels_there_are_logits_only_when_asked_for(self):
         model, tokens = build("alibi"), ids(2, 9)
         assert model(tokens, labels=tokens).logits is None

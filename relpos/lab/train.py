@@ -27,6 +27,7 @@ from relpos.lab.corpus import open_corpus
 from relpos.lab.lock import Lock
 from relpos.lab.log import Log, plot_loss, read_log
 from relpos.lab.settings import FREE, Settings, flatten
+from relpos.lab.sharded import OPTIMIZER
 from relpos.lab.tokenizers import load_tokenizer
 from relpos.lab.tokens import Tokens, Windows, tokenize
 from relpos.lab.trainer import CLOCK, RelposTrainer, cannot_write
@@ -34,7 +35,7 @@ from relpos.models.gpt2 import RelposGPT2ForCausalLM
 from relpos.models.gpt2_config import RelposGPT2Config
 
 ABOUT, RESULT = "run.yaml", "result.json"
-STATE = {CLOCK, SEAL, "trainer_state.json"}  # a checkpoint's files that are not the model's
+STATE = {CLOCK, SEAL, OPTIMIZER, "trainer_state.json"}  # a checkpoint's files that are not the model's
 ENDLESS = 10**9  # steps, for a run that the clock ends
 
 

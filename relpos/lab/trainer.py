@@ -1,7 +1,6 @@
 """transformers' Trainer, with parameter groups for encodings and checkpoints that are whole or not there."""
 
 import contextlib
-import copy
 import json
 import math
 import shutil
@@ -12,18 +11,17 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer
 
 from relpos.encodings.encoding import Encoding
+from relpos.lab import sharded
 from relpos.lab.atomic import write_text
 from relpos.lab.checkpoints import checkpoints, install
 from relpos.lab.clock import Clock
 from relpos.lab.settings import OptimizerSettings
-from relpos.models.gpt2 import RelposGPT2ForCausalLM
 
-CLOCK = "clock.json"
+CLOCK, SCHEDULER = "clock.json", "scheduler.pt"
 
 
 class RelposTrainer(Trainer):
@@ -90,35 +88,49 @@ class RelposTrainer(Trainer):
             if self.args.should_save:
                 shutil.rmtree(beside, ignore_errors=True)
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As Trainer does; of a sharded model, a whole copy.
+    # A sharded model is saved and loaded whole: transformers' save_pretrained, which the first process calls alone, and
+    # accelerate's loading of whole states both wait forever over gloo.
 
-        transformers' save_pretrained, which the first process calls alone, waits for all on meeting a sharded weight.
-        """
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         if not self.is_fsdp_enabled:
             super().save_model(output_dir, _internal_call)
             return
-        whole = {name: _whole(parameter) for name, parameter in self.model.named_parameters()}  # by all processes
+        folder = Path(output_dir or self.args.output_dir)
+        sharded.save_model(self.model, folder, self.args.should_save)
         if self.args.should_save:
-            folder = Path(output_dir or self.args.output_dir)
-            config = copy.deepcopy(self.model.config)
-            with torch.device("meta"):
-                model = RelposGPT2ForCausalLM(config)
-            model.load_state_dict(whole, strict=False, assign=True)
-            model.tie_weights()
-            model.save_pretrained(folder)
             self.processing_class.save_pretrained(folder)
         self.accelerator.wait_for_everyone()
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.is_fsdp_enabled:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        sharded.save_optimizer(self.model, self.optimizer, Path(output_dir), self.args.should_save)
+        if self.args.should_save:
+            assert self.lr_scheduler is not None
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self.is_fsdp_enabled:
+            sharded.load_model(model or self.model, Path(resume_from_checkpoint))
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not self.is_fsdp_enabled or checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        assert self.optimizer is not None
+        assert self.lr_scheduler is not None
+        sharded.load_optimizer(self.model, self.optimizer, Path(checkpoint))
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER, weights_only=True))
+        for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
         with contextlib.suppress(FileNotFoundError):  # a pickle that nobody here may open; run.yaml says the same
             (Path(output_dir or self.args.output_dir) / "training_args.bin").unlink()
-
-
-def _whole(parameter: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-    return found.detach().cpu()
 
 
 def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
