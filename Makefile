@@ -2,12 +2,13 @@
 #   make figures   draw the paper's figures into figures/
 #   make test      the test suite        make test-all   and its slow part
 #   make lint      ruff and mypy         make bench      speed, as ratios in one run
+#   make bench-train   speed of a training step, the same way
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: figures test test-all lint bench clean
+.PHONY: figures test test-all lint bench bench-train clean
 
 figures: $(INSTALLED)
 	$(BIN)/relpos figures --out figures
@@ -34,6 +35,9 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/attention.py
+
+bench-train: $(INSTALLED)
+	$(BIN)/python benchmarks/train.py
 
 clean:
 	rm -rf .venv build dist figures .mypy_cache .pytest_cache .ruff_cache

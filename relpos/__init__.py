@@ -9,6 +9,7 @@ enc.map(512)
 from typing import TYPE_CHECKING, Any
 
 from relpos.encodings import card, encoding, names, register
+from relpos.models.auto import register_when_imported
 
 if TYPE_CHECKING:
     from relpos.attend import attention as attention
@@ -34,3 +35,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
+
+
+register_when_imported()  # so that AutoModelForCausalLM opens our folders; imports nothing by itself

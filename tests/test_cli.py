@@ -61,14 +61,18 @@ def test_wrong_input_gets_a_sentence_and_no_traceback(arguments, sentence):
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_without_matplotlib_draw_says_what_to_install():
-    code = """
+@pytest.mark.parametrize(
+    ("missing", "command", "extra"),
+    [("matplotlib", ["draw", "alibi"], "figures"), ("yaml", ["train"], "lab"), ("accelerate", ["train"], "lab")],
+)
+def test_what_is_not_installed_is_named_with_the_command_that_installs_it(missing, command, extra):
+    code = f"""
 import sys
-sys.modules["matplotlib"] = None
+sys.modules[{missing!r}] = None
 from relpos.cli import main
-sys.argv[1:] = ["draw", "alibi"]
+sys.argv[1:] = {command!r}
 main()
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 2
-    assert "pip install 'relpos[figures]'" in result.stderr
+    assert f"pip install 'relpos[{extra}]'" in result.stderr

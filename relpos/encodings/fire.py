@@ -27,8 +27,8 @@ class Fire(Encoding):
     def __init__(self, heads: int, head_dim: int, *, length: int = 512, c: float = 0.1, units: int = 32) -> None:
         super().__init__(heads, head_dim)
         self.length = whole("length", length)
-        self.c = Positive(torch.tensor(positive("c", c)))
-        self.stretch = Positive(torch.tensor(1.0))  # ℓ = length × stretch
+        self.c = Positive(torch.tensor([positive("c", c)]))  # one number, in a vector: FSDP can shard no scalar
+        self.stretch = Positive(torch.tensor([1.0]))  # ℓ = length × stretch
         self.inner = nn.Linear(1, whole("units", units))
         self.outer = nn.Linear(units, heads)
 

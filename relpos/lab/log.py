@@ -1,0 +1,121 @@
+"""What a run tells: a line for the eyes, JSON lines for programs, a plot at the end."""
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from relpos.lab.atomic import write_text
+from relpos.lab.clock import Clock
+
+FILE = "log.jsonl"
+KEYS = {"loss": "loss", "eval_loss": "heldout", "learning_rate": "rate", "grad_norm": "gradient"}
+
+
+class Log(TrainerCallback):
+    """Writes log.jsonl in the run's folder, and the live line."""
+
+    def __init__(self, out: Path, tokens: int, clock: Clock) -> None:
+        self.out, self.tokens, self.clock = out, tokens, clock  # tokens a step
+        self.last: dict[str, float] = {}
+        self.mark = (0, time.monotonic())  # step and time of the last line, for the speed
+        self.width = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.mark = (state.global_step, time.monotonic())
+        if state.is_world_process_zero:
+            # A killed run may have told of steps after its last checkpoint; they are about to be done again.
+            before = [entry for entry in read_log(self.out) if entry["step"] <= state.global_step]
+            write_text(self.out / FILE, "".join(json.dumps(entry) + "\n" for entry in before))
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.global_step >= state.max_steps:
+            control.should_log = True  # the last loss, however far apart the lines are
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        found = {KEYS[key]: value for key, value in (logs or {}).items() if key in KEYS}
+        if not found or not state.is_world_process_zero:
+            return
+        step, now = state.global_step, time.monotonic()
+        for name in ("loss", "heldout"):
+            if not math.isfinite(found.get(name, 0.0)):
+                raise ValueError(
+                    f"the {name} is {found[name]} at step {step}: the learning rate may be too high. "
+                    "What was saved before is still there."
+                )
+        entry: dict[str, float] = {"step": step, "tokens": step * self.tokens, "seconds": round(self.clock.seconds, 2)}
+        if "loss" in found:
+            entry["tokens_per_second"] = round((step - self.mark[0]) * self.tokens / max(now - self.mark[1], 1e-9), 1)
+            self.mark = (step, now)
+        else:
+            self.mark = (self.mark[0], self.mark[1] + float((logs or {}).get("eval_runtime", 0.0)))
+        entry |= found
+        with (self.out / FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        self.last |= entry
+        self.show(state)
+
+    def show(self, state: TrainerState) -> None:
+        """The live line: over the last one in a terminal, a new one elsewhere."""
+        last, left = self.last, self.clock.left(state.global_step, state.max_steps)
+        words = [f"step {state.global_step}" + (f"/{state.max_steps}" if self.clock.limit is None else "")]
+        words += [f"{name} {last[name]:.4f}" for name in ("loss", "heldout") if name in last]
+        if "tokens_per_second" in last:
+            words.append(f"{last['tokens_per_second']:,.0f} tokens/s")
+        if left is not None:
+            words.append(f"{int(left) // 60}:{int(left) % 60:02d} left")
+        line = "  ".join(words)
+        if sys.stdout.isatty():
+            print("\r" + line.ljust(self.width), end="", flush=True)
+            self.width = len(line)
+        else:
+            print(line, flush=True)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.is_world_process_zero and sys.stdout.isatty():
+            print()
+
+
+def read_log(out: Path) -> list[dict[str, float]]:
+    """The entries of a run's log; a last line cut short by a kill is left out."""
+    file = out / FILE
+    entries = []
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            continue
+    return entries
+
+
+def plot_loss(out: Path) -> Path:
+    """Draw the losses of a run's log over its tokens."""
+    from matplotlib.figure import Figure
+
+    entries = read_log(out)
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for name in ("loss", "heldout"):
+        points = [(entry["tokens"], entry[name]) for entry in entries if name in entry]
+        if points:
+            axes.plot(*zip(*points, strict=True), label={"loss": "train"}.get(name, name))
+    axes.set(xlabel="tokens", ylabel="loss", title=out.name)
+    axes.legend()
+    path = out / "loss.png"
+    figure.savefig(path, dpi=120)
+    return path

