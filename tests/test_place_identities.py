@@ -154,11 +154,11 @@ def test_xpos_decays_with_distance():
 def test_learned_adds_its_row_to_each_token():
     position = made("learned", length=20)
     x = hidden()
-    assert_close(position.embed(x).detach(), x + position.table[:LENGTH].detach(), **CLOSE)
-    assert_close(position.embed(x, start=6).detach(), x + position.table[6:].detach(), **CLOSE)
+    assert_close(position.embed(x).detach(), x + position.weight[:LENGTH].detach(), **CLOSE)
+    assert_close(position.embed(x, start=6).detach(), x + position.weight[6:].detach(), **CLOSE)
     documents = torch.tensor([[4] * 5 + [2] * 9, [1] * 14])
     rows = torch.tensor([[*range(5), *range(9)], [*range(14)]])
-    assert_close(position.embed(x, documents=documents).detach(), x + position.table[rows].detach(), **CLOSE)
+    assert_close(position.embed(x, documents=documents).detach(), x + position.weight[rows].detach(), **CLOSE)
 
 
 @pytest.mark.parametrize("amplitude", [1.0, 0.1])
@@ -264,7 +264,7 @@ def test_start_values_are_those_of_the_papers():
         assert spread(values) == pytest.approx([top / 2, top / math.sqrt(12)], abs=0.05)
         assert values.max() <= top + 1e-5
     assert spread(relpos.encoding("clipped", 20, 8).table) == pytest.approx([0, 0.02], abs=0.001)
-    assert spread(relpos.encoding("learned", 4, 8).table) == pytest.approx([0, 0.02], abs=0.001)
+    assert spread(relpos.encoding("learned", 4, 8).weight) == pytest.approx([0, 0.02], abs=0.001)
     for gate in (relpos.encoding("cable", 8, 64).steps, relpos.encoding("cable", 8, 64).weights):
         assert spread(gate.weight) == pytest.approx([0, 0.02], abs=0.002)
         assert (gate.bias == 0).all()

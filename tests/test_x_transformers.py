@@ -128,7 +128,7 @@ def test_learned_is_their_absolute_embedding_times_its_scale():
     ours = relpos.encoding("learned", HEADS, HEAD_DIM, length=128)
     x = normal(2, LENGTH, WIDTH)
     with torch.no_grad():
-        ours.table.copy_(theirs.emb.weight * WIDTH**-0.5)  # theirs multiplies by dim^−½ on the way out
+        ours.weight.copy_(theirs.emb.weight * WIDTH**-0.5)  # theirs multiplies by dim^−½ on the way out
         assert_close(ours.embed(x), x + theirs(x), rtol=0.0, atol=1e-6)
         assert_close(ours.embed(x, start=30), x + theirs(x, offset=30), rtol=0.0, atol=1e-6)
 

@@ -46,6 +46,8 @@ def draw_heads(maps: NDArray[np.float32], caption: str = "") -> Figure:
                 panel.set_axis_off()
         if caption:
             figure.supxlabel(caption, fontsize=8)
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # laid out once; every format is saved from it
     return figure
 
 
