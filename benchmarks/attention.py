@@ -205,6 +205,7 @@ def main() -> None:
                     "length": length,
                     "pass": "forward + backward" if backward else "forward",
                     "what": name,
+                    "rounds": rounds,
                     "seconds": seconds,
                     "ratio": seconds / best["SDPA, no bias"] if "SDPA, no bias" in best else None,
                     "peak": None if arguments.no_memory or length < 4096 else peak(name, length, backward),
@@ -214,10 +215,16 @@ def main() -> None:
                 print(told, "" if row["peak"] is None else f"   peak {row['peak']:7.1f} q", flush=True)
     machine = {"cpu": cpu(), "instruction set": native.isa(), "threads": torch.get_num_threads()}
     machine["torch"] = torch.__version__
+    machine["rounds"] = rounds_told(results)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "attention.json").write_text(json.dumps({"machine": machine, "results": results}, indent=1))
     (RESULTS / "attention.md").write_text(table(results, machine))
     plot(results, machine)
+
+
+def rounds_told(results: list[dict]) -> str:
+    """How many rounds each length had, since one is no best of several."""
+    return ", ".join(f"{n} at {length}" for length, n in sorted({(row["length"], row["rounds"]) for row in results}))
 
 
 def cpu() -> str:
@@ -229,7 +236,8 @@ def cpu() -> str:
 
 def table(results: list[dict], machine: dict) -> str:
     """The ratios as Markdown, one table a pass, and the peaks."""
-    lines = [f"Made by `make bench`. {', '.join(f'{key}: {value}' for key, value in machine.items())}.", ""]
+    told = ", ".join(f"{key}: {value}" for key, value in machine.items() if key != "note")
+    lines = [f"Made by `benchmarks/attention.py` ({told}).", *([machine["note"]] if "note" in machine else []), ""]
     for title, field in (("ratio to SDPA without a bias", "ratio"), ("peak memory, in bytes of q", "peak")):
         for which in ("forward", "forward + backward"):
             rows = [row for row in results if row["pass"] == which and row[field] is not None]
