@@ -11,7 +11,7 @@ import transformers
 from relpos.lab.atomic import cache_folder, written_whole
 from relpos.lab.corpus import Corpus, open_corpus
 from relpos.lab.files import Document
-from relpos.lab.tokenizers import gpt2_tokenizer, load_tokenizer, save_tokenizer
+from relpos.lab.tokenizers import gpt2_tokenizer, load_tokenizer
 from relpos.lab.tokens import Tokens, Windows, tokenize
 
 
@@ -62,7 +62,7 @@ class TestTokenizers:
 
     def test_it_is_saved_where_auto_tokenizer_finds_it(self, tmp_path):
         tokenizer = load_tokenizer("bpe-300", tiny())
-        save_tokenizer(tokenizer, tmp_path / "run")
+        tokenizer.save_pretrained(tmp_path / "run")
         again = transformers.AutoTokenizer.from_pretrained(tmp_path / "run")
         assert again("of the corpus")["input_ids"] == tokenizer("of the corpus")["input_ids"]
         assert again.eos_token_id == tokenizer.eos_token_id

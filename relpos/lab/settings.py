@@ -13,7 +13,7 @@ import yaml
 
 from relpos.encodings.registry import card, names
 from relpos.errors import unknown
-from relpos.models.presets import PRESETS, sizes
+from relpos.models.presets import sizes
 
 RECIPES = Path(__file__).with_name("recipes")
 RATES = {"nano": 3e-3, "tiny": 1e-3, "small": 6e-4, "medium": 3e-4, "large": 2.5e-4}
@@ -220,8 +220,3 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
         wanted = " or ".join("nothing" if kind is types.NoneType else kind.__name__ for kind in kinds)
         raise ValueError(f"{key} must be {wanted}, not {value!r}.")
     return value
-
-
-def presets() -> list[str]:
-    """The names of the model sizes."""
-    return list(PRESETS)

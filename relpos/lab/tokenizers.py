@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from importlib import resources
-from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2TokenizerFast, PreTrainedTokenizerFast
@@ -61,8 +60,3 @@ def _named(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     tokenizer.eos_token = tokenizer.bos_token = tokenizer.pad_token = SEPARATOR
     tokenizer.model_max_length = int(1e30)  # whatever the encoding takes
     return tokenizer
-
-
-def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write it where AutoTokenizer finds it."""
-    tokenizer.save_pretrained(str(folder))
