@@ -1,8 +1,25 @@
+from pathlib import Path
+
 import pytest
 import torch
 
 # Small tensors on a machine where pytest-xdist already uses every core.
 torch.set_num_threads(1)
+
+# A small run, but with everything whose state must survive: dropout, accumulation, several epochs, moments of AdamW.
+SMALL_RUN = {
+    "model.encoding": "cable",
+    "model.dropout": 0.1,
+    "data.tokenizer": "bpe-280",
+    "data.length": 16,
+    "run.steps": 9,
+    "run.batch": 4,
+    "run.micro": 2,
+    "run.log_every": 1,
+    "run.eval_every": 4,
+    "run.eval_windows": 4,
+    "run.save_every": 3,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -18,3 +35,27 @@ def two_threads(monkeypatch):
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A text of 32 windows (eight steps an epoch), and a cache of its own."""
+    folder = tmp_path_factory.mktemp("world")
+    words = [f"word{i * i % 97} and {i % 13}" for i in range(60)]
+    (folder / "text.txt").write_text("\n".join(" ".join(words[i : i + 4]) for i in range(0, 60, 2)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RELPOS_CACHE", str(folder / "cache"))
+        patch.setenv("TOKENIZERS_PARALLELISM", "false")
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def settings(world):
+    """Settings of a small run in a folder; overrides by dotted key with __ for the dot."""
+    from relpos.lab.settings import load_settings
+
+    def make(out: Path, **overrides: object):
+        named = {key.replace("__", "."): value for key, value in overrides.items()}
+        return load_settings(None, {**SMALL_RUN, "data.corpus": str(world / "text.txt"), "run.out": str(out), **named})
+
+    return make

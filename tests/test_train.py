@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 import yaml
+from conftest import SMALL_RUN
 
 import relpos
 from relpos.lab import trainer as trainer_module
@@ -23,50 +24,16 @@ from relpos.lab.clock import Clock
 from relpos.lab.corpus import open_corpus
 from relpos.lab.lock import Lock
 from relpos.lab.log import read_log
-from relpos.lab.settings import OptimizerSettings, load_settings
+from relpos.lab.settings import OptimizerSettings
 from relpos.lab.tokenizers import load_tokenizer
 from relpos.lab.tokens import Windows, tokenize
-from relpos.lab.train import train
+from relpos.lab.train import build_model, train
 from relpos.lab.trainer import parameter_groups, schedule
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 
-STEPS, SAVE = 9, 3
-# Small, but with everything whose state must survive: dropout, accumulation, several epochs, moments of AdamW.
-SETTINGS = {
-    "model.encoding": "cable",
-    "model.dropout": 0.1,
-    "data.tokenizer": "bpe-280",
-    "data.length": 16,
-    "run.steps": STEPS,
-    "run.batch": 4,
-    "run.micro": 2,
-    "run.log_every": 1,
-    "run.eval_every": 4,
-    "run.eval_windows": 4,
-    "run.save_every": SAVE,
-}
+STEPS = SMALL_RUN["run.steps"]
 WEIGHTS = "model.safetensors"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world(tmp_path_factory):
-    """A text of 32 windows (eight steps an epoch), and a cache of its own."""
-    folder = tmp_path_factory.mktemp("world")
-    words = [f"word{i * i % 97} and {i % 13}" for i in range(60)]
-    (folder / "text.txt").write_text("\n".join(" ".join(words[i : i + 4]) for i in range(0, 60, 2)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RELPOS_CACHE", str(folder / "cache"))
-        patch.setenv("TOKENIZERS_PARALLELISM", "false")
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def settings(world):
-    def make(out: Path, **overrides: object):
-        named = {key.replace("__", "."): value for key, value in overrides.items()}
-        return load_settings(None, {**SETTINGS, "data.corpus": str(world / "text.txt"), "run.out": str(out), **named})
-
-    return make
+pytestmark = pytest.mark.usefixtures("world")
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +137,7 @@ from relpos.lab import trainer
 from relpos.lab.settings import load_settings
 from relpos.lab.tokenizers import load_tokenizer
 from relpos.lab.tokens import Windows, tokenize
-from relpos.lab.train import train
+from relpos.lab.train import build_model, train
 install, calls = trainer.install, []
 def killed(*args):
     calls.append(args)
@@ -352,3 +319,14 @@ def test_the_parameters_of_an_encoding_are_a_group_of_their_own():
     assert len(own["params"]) == 4 * len(list(model.config.make_position().parameters()))
     assert sum(len(group["params"]) for group in (matrices, vectors, own)) == len(list(model.parameters()))
     assert parameter_groups(model, OptimizerSettings(rate=1e-3))[2]["weight_decay"] == 0.0
+
+
+@pytest.mark.parametrize("encoding", ["alibi", "fire", "cable", "learned", "rope"])
+def test_what_encodings_have_in_common_starts_with_the_same_numbers(settings, world, encoding):
+    corpus = open_corpus(str(world / "text.txt"))
+    tokenizer = load_tokenizer("bpe-280", corpus)
+    one, other = (build_model(settings(world / "none", model__encoding=name), tokenizer) for name in ("t5", encoding))
+    common = [name for name, _ in one.named_parameters() if "position" not in name]
+    assert len(common) > 40
+    found = dict(other.named_parameters())
+    assert all(torch.equal(parameter, found[name]) for name, parameter in one.named_parameters() if name in common)

@@ -7,6 +7,7 @@ import json
 import logging
 import platform
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from relpos.lab.clock import Clock
 from relpos.lab.corpus import open_corpus
 from relpos.lab.lock import Lock
 from relpos.lab.log import Log, plot_loss, read_log
+from relpos.lab.runs import ABOUT, RESULT
 from relpos.lab.settings import FREE, Settings, flatten
 from relpos.lab.sharded import OPTIMIZER
 from relpos.lab.tokenizers import load_tokenizer
@@ -34,7 +36,6 @@ from relpos.lab.trainer import CLOCK, RelposTrainer, cannot_write
 from relpos.models.gpt2 import RelposGPT2ForCausalLM
 from relpos.models.gpt2_config import RelposGPT2Config
 
-ABOUT, RESULT = "run.yaml", "result.json"
 STATE = {CLOCK, SEAL, OPTIMIZER, "trainer_state.json"}  # a checkpoint's files that are not the model's
 ENDLESS = 10**9  # steps, for a run that the clock ends
 
@@ -56,8 +57,8 @@ def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict
     with state.main_process_first():  # the others find the cache
         tokenizer = load_tokenizer(data.tokenizer or "gpt2", corpus)
         tokens = tokenize(corpus, tokenizer)
-    set_seed(run.seed)
     model = build_model(settings, tokenizer)
+    set_seed(run.seed)
     about = {**_versions(), "corpus": {"name": corpus.name, "hash": corpus.hash, "documents": dict(corpus.counts)}}
     about["tokens"] = {part: len(found) for part, found in tokens.items()}
     about["parameters"] = sum(parameter.numel() for parameter in model.parameters())
@@ -90,23 +91,31 @@ def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict
 
 
 def build_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> RelposGPT2ForCausalLM:
-    """A new model as the settings say."""
+    """A new model as the settings say.
+
+    What two encodings have in common starts with the same numbers: those of a model without an encoding.
+    """
     given = settings.model
     vocabulary = given.vocabulary or len(tokenizer)
     if vocabulary < len(tokenizer):
         raise ValueError(f"model.vocabulary is {vocabulary}, but the tokenizer has {len(tokenizer)} entries.")
-    config = RelposGPT2Config.preset(
-        given.preset,
-        vocab_size=vocabulary,
-        position={"name": given.encoding, **given.options},
-        share_position=given.share,
-        resid_pdrop=given.dropout,
-        embd_pdrop=given.dropout,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return RelposGPT2ForCausalLM(config)
+    config = {
+        "vocab_size": vocabulary,
+        "share_position": given.share,
+        "resid_pdrop": given.dropout,
+        "embd_pdrop": given.dropout,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+    def made(position: Mapping[str, Any]) -> RelposGPT2ForCausalLM:
+        set_seed(settings.run.seed)
+        return RelposGPT2ForCausalLM(RelposGPT2Config.preset(given.preset, position=position, **config))
+
+    model = made({"name": given.encoding, **given.options})
+    model.load_state_dict(made({"name": "nope"}).state_dict(), strict=False)
+    return model
 
 
 def _make_trainer(

@@ -1,0 +1,78 @@
+"""relpos ls and relpos info: what there is, and what it runs on."""
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from relpos.encodings.registry import Card, card, names
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def list_encodings(
+    name: Annotated[str | None, typer.Argument(help="One encoding, in detail; all of them without.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
+) -> None:
+    """List the encodings, or show one with its formula and options."""
+    cards = [card(one) for one in ([name] if name else names())]
+    if as_json:
+        found = [dataclasses.asdict(one) for one in cards]
+        typer.echo(json.dumps(found[0] if name else found, indent=2, ensure_ascii=False))
+    elif name:
+        _print_card(cards[0])
+    else:
+        _print_table(cards)
+
+
+def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False) -> None:
+    """Tell which backend, instruction set, threads and versions attention runs on here."""
+    from relpos.attend.backends import describe
+
+    found = describe()
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        for key, value in found.items():
+            typer.echo(f"{key:16} {value}")
+
+
+def _print_table(cards: list[Card]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("name", "enters at", "form", "learned a head", "directions", "paper"):
+        table.add_column(column, overflow="fold", no_wrap=column in ("name", "enters at"))
+    for one in cards:
+        table.add_row(one.name, one.place, one.form, one.learns, one.directions, one.paper)
+    _console().print(table)
+
+
+def _print_card(one: Card) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(one.name, one.summary)
+    for title, text in (
+        ("formula", one.formula),
+        ("enters at", one.place),
+        ("form", one.form),
+        ("learned a head", one.learns),
+        ("directions", one.directions),
+        ("paper", one.paper),
+    ):
+        table.add_row(title, text)
+    for option, (default, meaning) in one.options.items():
+        table.add_row(f"  {option}={default}", meaning)
+    _console().print(table)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=160)
