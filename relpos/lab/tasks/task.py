@@ -1,5 +1,6 @@
 """What every task is: sequences of words, some of which are answers that follow from the words before them."""
 
+import hashlib
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -42,6 +43,12 @@ class Task:
     def summary(self) -> str:
         """What it is, in a line."""
         return (type(self).__doc__ or "").strip().split("\n", 1)[0]
+
+    @property
+    def digest(self) -> str:
+        """Another one for other words or other rules: what was found with the old ones does not hold for them."""
+        first = self.draw(2 * self.shortest, 0, 0, "train")
+        return hashlib.sha256(f"{' '.join(self.vocabulary)} {self.text(first)}".encode()).hexdigest()[:24]
 
     def sample(self, rng: Generator, length: int, depth: float | None = None) -> Sample:
         """A sequence of exactly `length` tokens; `depth` only where the task has one, anywhere unless given."""
