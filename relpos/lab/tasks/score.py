@@ -41,8 +41,8 @@ def score_task(
     task with a depth has `depths`: the accuracy by length and depth. Finished lengths are kept in `out`, which is
     RUN/evaluation unless given, and not computed again.
     """
-    one = task_of(task)
-    _check(run, one, lengths, samples)
+    asked = task_of(task)
+    _check(run, asked, lengths, samples)
     folder = run.folder / FOLDER if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"task-{task}.json"
@@ -50,29 +50,31 @@ def score_task(
         "task": task,
         "encoding": run.encoding,
         "trained_length": run.trained_length,
-        "chance": one.chance,
+        "chance": asked.chance,
         "rows": [],
         "depths": [],
         "position": run.model.config.position,
         "weights": _checksum(run.model),
-        "digest": one.digest,
+        "digest": asked.digest,
         "seed": seed,
         "samples": samples,
     }
-    others = [kept for kept in _kept(file) if kept["weights"] == result["weights"]]  # other weights are past
-    for kept in [kept for kept in others if all(kept[name] == result[name] for name in KEY)]:
-        others.remove(kept)
-        result = kept
+    kept = _kept(file)
+    same = [one for one in kept if all(one.get(name) == result[name] for name in KEY)]
+    others = [one for one in kept if one not in same]
+    result = same[0] if same else result
     for length in sorted(set(lengths)):
         if not any(row["length"] == length for row in result["rows"]):
-            row, depths = _score_length(run, one, length, samples, seed, say)
+            row, depths = _score_length(run, asked, length, samples, seed, say)
             result["rows"] = sorted([*result["rows"], row], key=lambda row: int(row["length"]))
             result["depths"] = sorted([*result["depths"], *depths], key=lambda row: (row["length"], row["depth"]))
             write_text(file, json.dumps({"results": [*others, result]}, indent=1))
         row = next(row for row in result["rows"] if row["length"] == length)
         say(f"{task}, {length} tokens: {row['error'] or '{:.1%} right'.format(row['accuracy'])}")
-    asked = {name: [row for row in result[name] if row["length"] in lengths] for name in ("rows", "depths")}
-    return {**result, **asked}
+    return {
+        **result,
+        **{name: [row for row in result[name] if row["length"] in lengths] for name in ("rows", "depths")},
+    }
 
 
 def wilson(share: float, count: int, z: float = 1.959963984540054) -> tuple[float, float]:
@@ -168,5 +170,5 @@ def _kept(file: Path) -> list[dict[str, Any]]:
     """What the file keeps; nothing if there is none, or it is damaged."""
     try:
         return list(json.loads(file.read_text(encoding="utf-8"))["results"])
-    except (OSError, ValueError, KeyError):
+    except (FileNotFoundError, ValueError, KeyError):
         return []
