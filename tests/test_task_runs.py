@@ -9,14 +9,17 @@ import torch
 import transformers
 import yaml
 from test_train import interrupted_after, same_weights
+from torch.utils.data import DataLoader
 
 from relpos.commands.tasks import evaluate_task
+from relpos.lab.data import open_data
 from relpos.lab.runs import Run, open_run
 from relpos.lab.settings import load_settings
 from relpos.lab.tasks import score as score_module
 from relpos.lab.tasks import task
-from relpos.lab.tasks.score import answers_right, score_task, wilson
+from relpos.lab.tasks.score import score_task, wilson
 from relpos.lab.tasks.tokenizer import task_tokenizer
+from relpos.lab.tasks.windows import TaskWindows
 from relpos.lab.train import train
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 from relpos.view.task_figures import draw_accuracy, draw_depths
@@ -24,7 +27,7 @@ from relpos.view.task_figures import draw_accuracy, draw_depths
 SMALL = {
     "model.encoding": "alibi",
     "data.task": "copy",
-    "data.length": 12,
+    "data.length": 16,
     "run.steps": 9,
     "run.batch": 4,
     "run.micro": 2,
@@ -41,12 +44,11 @@ def settings(out: Path, **overrides: object):
     )
 
 
-def made(folder: Path, name: str, position: object, seed: int = 0) -> Run:
-    """A small untrained model with the words of a task."""
+def made(folder: Path, name: str, position: object, seed: int = 0, spread: float = 0.5) -> Run:
+    """A small untrained model with the words of a task; weights spread far, so that it has opinions."""
     torch.manual_seed(seed)
-    config = RelposGPT2Config(
-        n_layer=2, n_head=2, n_embd=24, vocab_size=len(task(name).vocabulary), position=position, initializer_range=0.5
-    )
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": len(task(name).vocabulary)}
+    config = RelposGPT2Config(**sizes, position=position, initializer_range=spread, tie_word_embeddings=spread < 0.1)
     folder.mkdir(exist_ok=True)
     return Run(folder, RelposGPT2ForCausalLM(config).eval(), task_tokenizer(task(name)), None, {}, {})
 
@@ -60,21 +62,14 @@ def straight(tmp_path_factory):
 
 
 class TestARun:
-    def test_learns_to_copy(self, tmp_path):
-        """Enough steps to learn that a letter is answered by a letter, and some of which."""
-        result = train(settings(tmp_path, run__steps=60, run__batch=32, run__micro=32, run__eval_windows=64))
-        assert result["heldout_at_start"] == pytest.approx(np.log(30), abs=0.3)
-        assert result["heldout"] < result["heldout_at_start"] - 0.3
-
     def test_says_which_task(self, straight):
         found = yaml.safe_load((straight / "run.yaml").read_text())
         assert (found["data"]["task"], found["data"]["corpus"]) == ("copy", None)
         assert found["about"]["task"] == {"name": "copy", "hash": task("copy").digest, "words": 30}
         assert "corpus" not in found["about"]
 
-    @pytest.mark.parametrize("step", [4, 7])
-    def test_interrupted_ends_bit_identical(self, straight, tmp_path, step):
-        with interrupted_after(step):
+    def test_interrupted_ends_bit_identical(self, straight, tmp_path):
+        with interrupted_after(7):
             train(settings(tmp_path, model__dropout=0.1))
         train(settings(tmp_path, model__dropout=0.1))
         assert same_weights(tmp_path, straight)
@@ -82,18 +77,18 @@ class TestARun:
     def test_with_more_steps_is_the_run_that_had_them_from_the_start(self, tmp_path):
         """The sequences do not depend on how many there will be; with a flat rate neither do the weights."""
         flat = {"optimizer__final": 1.0, "optimizer__warmup": 0}
-        train(settings(tmp_path / "a", run__steps=6, **flat))
-        train(settings(tmp_path / "a", run__steps=9, **flat))
-        train(settings(tmp_path / "b", run__steps=9, **flat))
+        train(settings(tmp_path / "a", run__steps=3, **flat))
+        train(settings(tmp_path / "a", run__steps=5, **flat))
+        train(settings(tmp_path / "b", run__steps=5, **flat))
         assert same_weights(tmp_path / "a", tmp_path / "b")
 
-    def test_sees_other_sequences_under_another_seed(self, straight, tmp_path):
-        train(settings(tmp_path, model__dropout=0.1, run__seed=1))
-        assert not same_weights(tmp_path, straight)
+    def test_sees_other_sequences_under_another_seed(self, tmp_path):
+        one, other = (open_data(settings(tmp_path, run__seed=seed)).train[0]["input_ids"] for seed in (0, 1))
+        assert one.tolist() != other.tolist()
 
     def test_opens_with_its_words(self, straight):
         run = open_run(straight)
-        assert (run.encoding, run.trained_length) == ("alibi", 12)
+        assert (run.encoding, run.trained_length) == ("alibi", 16)
         tokenizer = transformers.AutoTokenizer.from_pretrained(straight)
         prompt = tokenizer("a b c d e |", return_tensors="pt")
         told = tokenizer.decode(run.model.generate(**prompt, max_new_tokens=5, do_sample=False)[0])
@@ -107,10 +102,23 @@ class TestARun:
 
     def test_refuses_to_go_on_with_another_task_or_another_rule(self, straight, monkeypatch):
         with pytest.raises(ValueError, match=r"begun with data\.task=copy, and is now asked"):
-            train(settings(straight, model__dropout=0.1, data__task="flip_flop", data__length=16))
+            train(settings(straight, model__dropout=0.1, data__task="flip_flop"))
         monkeypatch.setattr(type(task("copy")), "digest", "other")
         with pytest.raises(ValueError, match="the task copy has changed since"):
             train(settings(straight, model__dropout=0.1))
+
+
+def test_a_small_model_learns_to_copy_what_it_never_saw(tmp_path):
+    run = made(tmp_path, "copy", {"name": "rope"}, spread=0.02)
+    optimizer = torch.optim.AdamW(run.model.parameters(), lr=1e-2)
+    before = score_task(run, "copy", [9], samples=50)["rows"][0]["accuracy"]
+    for batch in DataLoader(TaskWindows(task("copy"), "train", 9, 80 * 32), batch_size=32):
+        run.model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    after = score_task(run, "copy", [9], samples=50)["rows"][0]["accuracy"]
+    assert before < 0.15
+    assert after > 0.9
 
 
 class TestScore:
@@ -133,14 +141,6 @@ class TestScore:
             assert row["exact"] == pytest.approx(sum(exact) / len(exact))
             assert 0 < sum(right) < len(right)  # something to agree on
             assert (row["low"], row["high"]) == wilson(row["accuracy"], 23)
-
-    def test_of_a_model_that_knows_is_one(self):
-        """A model that always says what stands under the question: here, letters that are all the same."""
-        run = made(Path(), "copy", {"name": "nope"})
-        sample = task("copy").draw(20, 0, 0, "heldout")
-        best = int(run.model(torch.from_numpy(sample.ids)[None]).logits[0, -2].argmax())
-        sample.ids[-1] = best
-        assert answers_right(run.model, [sample])[0][-1]
 
     def test_in_batches_is_that_of_one_by_one(self, tmp_path, monkeypatch):
         run = made(tmp_path, "flip_flop", {"name": "rope"})
@@ -228,7 +228,7 @@ class TestTheCommand:
 
     def test_goes_to_sixteen_times_the_trained_length_by_itself(self, straight):
         found = evaluate_task(straight, "copy", samples=2)
-        assert [row["length"] for row in found["rows"]] == [12, 24, 48, 96, 192]
+        assert [row["length"] for row in found["rows"]] == [16, 32, 64, 128, 256]
 
 
 class TestPictures:

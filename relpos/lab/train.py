@@ -210,16 +210,15 @@ def _check_same(settings: Settings, about: dict[str, Any], out: Path) -> None:
     before = yaml.safe_load(file.read_text(encoding="utf-8"))
     old = flatten({key: value for key, value in before.items() if key != "about"})
     new = flatten(dataclasses.asdict(settings))
-    for source, told in (("corpus", "the text of"), ("task", "the task")):
-        known = before["about"].get(source)
-        if known and source in about and known["hash"] != about[source]["hash"]:
-            raise ValueError(f"{told} {about[source]['name']} has changed since {out} was begun: choose another --out.")
     for key in new:
         if key not in FREE and key != "optimizer.warmup" and old.get(key) != new[key]:
             raise ValueError(
                 f"{out} was begun with {key}={old.get(key)}, and is now asked for {key}={new[key]}: "
                 "give the same settings to go on, or choose another --out."
             )
+    source, told = ("corpus", "the text of") if settings.data.task is None else ("task", "the task")
+    if before["about"][source]["hash"] != about[source]["hash"]:
+        raise ValueError(f"{told} {about[source]['name']} has changed since {out} was begun: choose another --out.")
     settings.optimizer.warmup = old["optimizer.warmup"]
 
 
