@@ -1,15 +1,19 @@
 """The tasks: exact lengths, answers that follow from the context, and nothing trained on that is tested on."""
 
+import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from relpos.cli import app
 from relpos.lab.settings import load_settings
 from relpos.lab.tasks import names, task
 from relpos.lab.tasks.tokenizer import task_tokenizer
@@ -256,3 +260,21 @@ finally: assert not {{"torch", "transformers"}} & set(sys.modules)
     assert run.returncode == 2
     assert sentence in run.stderr
     assert len(run.stderr.splitlines()) == 1
+
+
+def test_the_page_about_tasks_shows_each_as_it_is():
+    page = " ".join((Path(__file__).parent.parent / "docs" / "tasks.md").read_text(encoding="utf-8").split())
+    for name in NAMES:
+        assert f"`{name}`: " in page
+        assert f"``` {task(name).example()} ```" in page
+        assert all(paper in page for paper in re.findall(r"arXiv (\d+\.\d+)", task(name).paper)[:1])
+
+
+def test_ls_tells_of_every_task():
+    printed = CliRunner().invoke(app, ["ls", "--tasks"]).stdout
+    assert [line.split()[0] for line in printed.splitlines()[1:] if line[0] != " "] == NAMES
+    cards = json.loads(CliRunner().invoke(app, ["ls", "--tasks", "--json"]).stdout)
+    assert [card["name"] for card in cards] == NAMES
+    one = " ".join(CliRunner().invoke(app, ["ls", "--tasks", "count"]).stdout.split())
+    assert task("count").layout in one
+    assert "[7]" in one  # no markup of rich's

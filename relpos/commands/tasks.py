@@ -65,12 +65,11 @@ def list_tasks(name: str | None, as_json: bool) -> None:
         return
     if name:
         one = tasks[0]
-        example = one.text(one.draw(max(one.shortest, 32), 0, 0, "heldout"))
         rows = {one.name: one.summary, "measures": one.measures, "layout": one.layout, "paper": one.paper}
         rows |= {"words": str(len(one.words)), "shortest": f"{one.shortest} tokens", "chance": f"{one.chance:.1%}"}
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
-        for title, text in {**rows, "example": example}.items():
+        for title, text in {**rows, "example": one.example()}.items():
             table.add_row(title, text)
     else:
         for column in ("name", "what it is", "measures", "paper"):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 Part = Literal["train", "heldout"]
 PAD, UNKNOWN = "<pad>", "<unk>"  # the first two entries of every vocabulary
 HELDOUT_SHARE = 10  # one sequence in ten is held out
+EXAMPLE = 40  # tokens
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,10 @@ class Task:
         words = list(self.vocabulary)
         told = zip(sample.ids, sample.answers, strict=True)
         return " ".join(f"[{words[i]}]" if answer else words[i] for i, answer in told)
+
+    def example(self) -> str:
+        """A short sequence, for people."""
+        return self.text(self.draw(max(self.shortest, EXAMPLE), 0, 0, "heldout"))
 
     def check_length(self, length: int) -> None:
         """Refuse what is too short."""
