@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relpos.commands.options import console, parse_lengths
+from relpos.commands.tasks import evaluate_task
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,6 +44,11 @@ def evaluate(
         str | None,
         typer.Option(help="Scalings to try on a rope model, without training: linear,ntk,dynamic,yarn:4,llama3."),
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="Score answers to a synthetic task (relpos ls --tasks) instead; RUN was trained on it."),
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Sequences of the task at each length.", min=1)] = 100,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to.  [default: RUN/evaluation; evaluation for several]")
     ] = None,
@@ -51,21 +57,31 @@ def evaluate(
 ) -> None:
     """Evaluate trained models at lengths they never saw: perplexity on held-out text, with 95 % intervals.
 
+    With --task, the share of right answers instead.
+
     Stopped, the same command goes on. The numbers, as JSON, and the curve are written beside the model.
     """
+    wanted = None if lengths is None else parse_lengths(lengths)
+    if task is not None:
+        if protocol != "windows" or (corpus, stride, last, tokens, rope_scaling) != (None,) * 5:
+            raise ValueError("a task is scored by its answers: protocols and their options are for text.")
+        for folder, name in zip(runs, _names(runs), strict=True):
+            evaluate_task(folder, task, wanted, samples, seed, _place(out, name, runs), as_json)
+        return
+
     import sys
 
     from transformers.utils.logging import disable_progress_bar
 
-    from relpos.lab.evaluate import FOLDER, check_lengths, default_lengths
+    from relpos.lab.evaluate import check_lengths, default_lengths
     from relpos.lab.evaluate import evaluate as evaluate_run
     from relpos.lab.live import LiveLine
-    from relpos.lab.runs import open_run
+    from relpos.lab.runs import EVALUATION, open_run
     from relpos.lab.scalings import check_scaling
 
     disable_progress_bar()  # of loading weights; ours is below
     scalings = [word.strip() for word in (rope_scaling or "").split(",") if word.strip()]
-    wanted = None if lengths is None else check_lengths(parse_lengths(lengths))
+    wanted = None if wanted is None else check_lengths(wanted)
     opened = [open_run(folder) for folder in runs]
     for run in opened:  # before anything is computed
         for scaling in scalings:
@@ -76,7 +92,7 @@ def evaluate(
     line = LiveLine(sys.stderr)
     results: dict[str, dict[str, Any]] = {}
     for run, name in zip(opened, _names(runs), strict=True):
-        folder = None if out is None else out if len(runs) == 1 else out / name
+        place = _place(out, name, runs)
         for way in (None, *scalings):
             label = name if way is None else f"{name}, {way}"
 
@@ -92,12 +108,12 @@ def evaluate(
                 last=last,
                 tokens=tokens,
                 rope_scaling=way,
-                out=folder,
+                out=place,
                 say=say,
                 seed=seed,
             )
     line.end()
-    picture = _draw(results, protocol, out or (runs[0] / FOLDER if len(runs) == 1 else Path(FOLDER)))
+    picture = _draw(results, protocol, out or (runs[0] / EVALUATION if len(runs) == 1 else Path(EVALUATION)))
     if as_json:
         typer.echo(json.dumps(list(results.values()) if len(results) > 1 else next(iter(results.values())), indent=1))
         return
@@ -124,6 +140,11 @@ def _names(folders: list[Path]) -> list[str]:
     last = [folder.resolve().name for folder in folders]
     full = [str(folder).strip("/").replace("/", "-") for folder in folders]
     return [one if last.count(one) == 1 else other for one, other in zip(last, full, strict=True)]
+
+
+def _place(out: Path | None, name: str, runs: list[Path]) -> Path | None:
+    """Where a run's numbers go: a folder each, if there are several runs and one place for all."""
+    return out if out is None or len(runs) == 1 else out / name
 
 
 def _rows(results: dict[str, dict[str, Any]]) -> "Table":

@@ -25,11 +25,11 @@ def evaluate_task(
 
     Without lengths: the trained one, twice, four, eight and sixteen times as long, up to 16,384.
     """
-    from relpos.lab.runs import open_run
+    from relpos.lab.runs import EVALUATION, open_run
     from relpos.lab.tasks.registry import task as task_of
 
     task_of(task)  # a wrong name is said before the model is opened
-    from relpos.lab.tasks.score import FOLDER, score_task
+    from relpos.lab.tasks.score import score_task
     from relpos.view.figures import save
     from relpos.view.task_figures import draw_accuracy, draw_depths
 
@@ -37,7 +37,7 @@ def evaluate_task(
     if lengths is None:
         trained = run.trained_length or LONGEST
         lengths = [trained * times for times in (1, 2, 4, 8, 16) if times == 1 or trained * times <= LONGEST]
-    place = run.folder / FOLDER if out is None else out
+    place = run.folder / EVALUATION if out is None else out
     result = score_task(run, task, lengths, samples, seed, place, say=lambda text: typer.echo(text, err=True))
     written = [place / f"task-{task}.json", save(draw_accuracy([result]), place / f"task-{task}.png")]
     if result["depths"]:

@@ -17,13 +17,12 @@ from relpos.lab.atomic import write_text
 from relpos.lab.bootstrap import bootstrap, interval
 from relpos.lab.live import Countdown
 from relpos.lab.protocols import LAST, TOKENS, Plan, Window
-from relpos.lab.runs import Run
+from relpos.lab.runs import EVALUATION, Run
 from relpos.lab.scalings import check_scaling, scaled_run
 from relpos.lab.scoring import Losses, Scorer
 from relpos.lab.tokens import Tokens, tokenize
 from relpos.lab.versions import versions
 
-FOLDER = "evaluation"  # in a run's folder
 FIRST_BIN = 16  # positions; from there on two bins an octave
 NUMBERS = ("loss", "perplexity", "low", "high", "windows", "documents", "tokens")
 EMPTY = dict.fromkeys((*NUMBERS, "seconds", "tokens_per_second", "peak_memory_bytes", "error"))
@@ -62,7 +61,7 @@ def evaluate(
     source = run.corpus(corpus)
     text = tokenize(source, run.tokenizer)["heldout"]
     plan = make_plan(text, lengths, protocol, stride, last, tokens)
-    folder = run.folder / FOLDER if out is None else Path(out)
+    folder = run.folder / EVALUATION if out is None else Path(out)
     result: dict[str, Any] = {
         "protocol": protocol,
         "encoding": run.encoding,

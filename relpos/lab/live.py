@@ -31,7 +31,7 @@ class LiveLine:
 class Countdown:
     """Says every few seconds how much of the work is done, and how long the rest will take."""
 
-    def __init__(self, total: float, say: Callable[[str], None], every: float = 5.0) -> None:
+    def __init__(self, total: float, say: Callable[[str], object], every: float = 5.0) -> None:
         self.total, self.say, self.every = total, say, every
         self.done, self.begun = 0.0, time.monotonic()
         self.told = self.begun

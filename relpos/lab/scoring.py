@@ -48,7 +48,7 @@ class Scorer:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model, self.text, self.folder, self.countdown = run.model.to(self.device), text, folder, countdown
         self.separate = run.settings is not None and run.settings.data.separate  # as it was trained
-        self.identity = {**identity, "weights": _checksum(run), "config": _config(run), "separate": self.separate}
+        self.identity = {**identity, "weights": run.checksum, "config": _config(run), "separate": self.separate}
 
     def score(self, windows: list[Window], length: int, words: str, edges: NDArray[np.int64] | None = None) -> Losses:
         """The losses of what these windows score; `edges` bound the bins of positions, which are one without."""
@@ -113,14 +113,6 @@ def _collect(batches: list[dict[str, Any]], bins: int, read: int) -> Losses:
     np.add.at(counts, place, cells[:, 2].astype(np.int64))
     seconds = sum(batch["seconds"] for batch in batches)
     return Losses(sums, counts, read, seconds, max(batch["peak"] for batch in batches))
-
-
-def _checksum(run: Run) -> str:
-    digest = hashlib.sha256()
-    for name, parameter in sorted(run.model.named_parameters()):
-        digest.update(name.encode())
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def _config(run: Run) -> dict[str, Any]:

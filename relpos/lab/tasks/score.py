@@ -2,25 +2,22 @@
 
 import json
 import math
-import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from relpos.lab.atomic import write_text
-from relpos.lab.runs import Run
+from relpos.lab.live import Countdown
+from relpos.lab.runs import EVALUATION, Run
 from relpos.lab.tasks.registry import task as task_of
 from relpos.lab.tasks.task import Sample, Task
 
-FOLDER = "evaluation"  # in a run's folder
 TOKENS = 2**14  # that a model reads at a time
 DEPTHS = 11  # 0, 0.1, … 1
-PAUSE = 5.0  # seconds between two words of progress
 KEY = ("weights", "position", "digest", "seed", "samples")  # what a result depends on
 
 
@@ -43,7 +40,7 @@ def score_task(
     """
     asked = task_of(task)
     _check(run, asked, lengths, samples)
-    folder = run.folder / FOLDER if out is None else Path(out)
+    folder = run.folder / EVALUATION if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"task-{task}.json"
     result = {
@@ -54,7 +51,7 @@ def score_task(
         "rows": [],
         "depths": [],
         "position": run.model.config.position,
-        "weights": _checksum(run.model),
+        "weights": run.checksum,
         "digest": asked.digest,
         "seed": seed,
         "samples": samples,
@@ -105,17 +102,14 @@ def _score_length(
     row |= {"samples": 0, "error": None}
     right: list[Tensor] = []  # of each sequence, which answers are right
     depths: list[float | None] = []
-    begun = spoken = time.monotonic()
+    countdown = Countdown(samples, say)
     for batch in _batches(task, length, samples, seed):
         try:
             right += answers_right(run.model, batch)
         except ValueError as error:  # a length that the encoding refuses
             return {**row, "error": str(error)}, []
         depths += [sample.depth for sample in batch]
-        if time.monotonic() - spoken > PAUSE:
-            spoken = time.monotonic()
-            left = round((spoken - begun) / len(right) * (samples - len(right)))
-            say(f"{task.name}, {length} tokens: {len(right)} of {samples}, {left // 60}:{left % 60:02d} left")
+        countdown.step(len(batch), f"{task.name}, {length} tokens: {len(right)} of {samples}")
     return {**row, **_summary(right)}, [
         {"length": length, "depth": depth, **_summary([r for r, d in zip(right, depths, strict=True) if d == depth])}
         for depth in sorted({depth for depth in depths if depth is not None})
@@ -155,15 +149,6 @@ def _summary(right: Sequence[Tensor]) -> dict[str, Any]:
     low, high = wilson(accuracy, len(right))
     exact = sum(bool(one.all()) for one in right) / len(right)
     return {"accuracy": accuracy, "exact": exact, "low": low, "high": high, "samples": len(right)}
-
-
-def _checksum(model: nn.Module) -> int:
-    """Of all weights and their names."""
-    value = 0
-    for name, tensor in model.state_dict().items():
-        value = zlib.crc32(name.encode(), value)
-        value = zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), value)
-    return value
 
 
 def _kept(file: Path) -> list[dict[str, Any]]:
