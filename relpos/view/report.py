@@ -1,0 +1,171 @@
+"""The report of a comparison, HTML and Markdown, from what its parts have left. Written anew after every part."""
+
+import shlex
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+from relpos.lab.atomic import write_text
+from relpos.lab.part import finished
+from relpos.lab.plan import Part, Plan, load_plan
+from relpos.lab.summary import Perplexities, Records, best, findings, make_table, notes, read_records, rows_of
+from relpos.view.page import Block, Code, Heading, Items, Table, Text, to_html, to_markdown
+
+FIGURES = "figures"  # folder of the pictures, in the comparison's
+
+
+def write_report(out: Path) -> tuple[Path, Path]:
+    """Write report.html and report.md into a comparison's folder; give their paths."""
+    plan = load_plan(out)
+    records = read_records(plan, out)
+    blocks = make_report(plan, records, out)
+    html, markdown = out / "report.html", out / "report.md"
+    write_text(html, to_html(blocks))
+    write_text(markdown, to_markdown(blocks, out))
+    return html, markdown
+
+
+def make_report(plan: Plan, records: Records, out: Path) -> list[Block]:
+    """The report's blocks; its pictures are drawn into the folder."""
+    table = make_table(plan, records)
+    done = sum(finished(record, plan, part) for part, record in records.items())
+    state = [] if done == len(records) else [Text(f"{done} of {len(records)} parts are finished; the rest is to come.")]
+    return [
+        Heading(f"{len(plan.encodings)} positional encodings, trained at {plan.length}", 1),
+        Text(_what(plan, out)),
+        *state,
+        Heading("Perplexity by length"),
+        Text(
+            f"Held-out text in windows of each length, every token scored (`windows`), up to {plan.eval_tokens:,} tokens, "
+            f"the same at every length. Mean ± sample deviation over {plan.seeds} seeds; the lowest of each length is "
+            f"bold; {plan.length} is the trained length."
+        ),
+        perplexities(plan, table),
+        Items([*notes(plan, records), *findings(plan, table)]),
+        Heading("What each costs"),
+        Text(_cost_text(records)),
+        costs(plan, records),
+        Heading("How it was made"),
+        *_making(plan, records, out),
+    ]
+
+
+def perplexities(plan: Plan, table: Perplexities) -> Table:
+    """The table in the paper's layout: a row an encoding, a column a length."""
+    rows = [[f"`{encoding}`", *(str(cell) for cell in row.values())] for encoding, row in table.items()]
+    lowest = {(length, best(table, length)) for length in plan.lengths}
+    bold = {
+        (row, column)
+        for row, encoding in enumerate(plan.encodings)
+        for column, length in enumerate(plan.lengths, start=1)
+        if (length, encoding) in lowest
+    }
+    head = [f"{length} (trained)" if length == plan.length else str(length) for length in plan.lengths]
+    return Table(["encoding", *head], rows, bold, 1 + plan.lengths.index(plan.length))
+
+
+def costs(plan: Plan, records: Records) -> Table:
+    """Size, speed and memory of each encoding: means over its seeds."""
+    longest = plan.lengths[-1]
+    head = ["encoding", "parameters", "steps", "tokens", "training tokens/s", "training seconds", "training memory"]
+    head += [f"evaluating tokens/s at {plan.length}", f"at {longest}", f"memory at {longest}"]
+    rows = []
+    for encoding in plan.encodings:
+        found = [records[Part(encoding, seed)] for seed in range(plan.seeds)]
+        trained = [record["training"] for record in found if "training" in record]
+        sizes = [record["about"]["parameters"] for record in found if "about" in record]
+        home, far = (
+            [row for record in found for row in rows_of(record, plan) if row["length"] == length]
+            for length in (plan.length, longest)
+        )
+        rows.append(
+            [
+                f"`{encoding}`",
+                _mean(sizes, "{:,.0f}".format),
+                _mean([one["step"] for one in trained], "{:,.0f}".format),
+                _mean([one["tokens"] for one in trained], "{:,.0f}".format),
+                _mean([one["tokens_per_second"] for one in trained], "{:,.0f}".format),
+                _mean([one["seconds"] for one in trained], "{:,.0f}".format),
+                _mean([one["peak_memory_bytes"] for one in trained], _bytes),
+                _mean([row["tokens_per_second"] for row in home], "{:,.0f}".format),
+                _mean([row["tokens_per_second"] for row in far], "{:,.0f}".format),
+                _mean([row["peak_memory_bytes"] for row in far], _bytes),
+            ]
+        )
+    return Table(head, rows)
+
+
+def _mean(numbers: list[float | None], form: Callable[[float], str]) -> str:
+    known = [number for number in numbers if number is not None]
+    return form(statistics.fmean(known)) if known else "–"
+
+
+def _bytes(number: float) -> str:
+    return f"{number / 2**20:,.0f} MiB"
+
+
+def _what(plan: Plan, out: Path) -> str:
+    settings = plan.settings_of(plan.parts()[0], out)
+    run = settings.run
+    ends = []
+    if run.steps is not None:
+        ends.append(f"{run.steps:,} steps ({run.steps * run.batch * plan.length:,} tokens)")
+    if run.minutes is not None:
+        ends.append(f"{run.minutes:g} minutes")
+    text = (
+        f"GPT-2 {settings.model.preset}, {run.batch} windows of {plan.length} tokens a step, {' or '.join(ends)} on "
+        f"`{settings.data.corpus}`, {plan.seeds} seeds. With one seed all encodings read the same windows in the same "
+        "order and start from the same weights, wherever they have the same."
+    )
+    if run.minutes is not None:
+        text += (
+            " **Training ended by the clock: the faster encodings have seen more data** (the table of costs tells how "
+            "much); for equal data give `--steps` or `--tokens`."
+        )
+    return text
+
+
+def _cost_text(records: Records) -> str:
+    threads = sorted({record["machine"]["threads"] for record in records.values() if "machine" in record})
+    differ = " They differ between parts: speeds are not comparable." if len(threads) > 1 else ""
+    return (
+        "Means over the seeds. Training: the median speed over the run, the seconds with its evaluations and "
+        f"checkpoints, the most memory of the process. Threads a part: {', '.join(map(str, threads)) or '–'}.{differ}"
+    )
+
+
+def _making(plan: Plan, records: Records, out: Path) -> list[Block]:
+    first = [Part(encoding, 0) for encoding in plan.encodings]
+    single = [plan.train_command(part, out) for part in first]
+    lengths = ",".join(map(str, plan.lengths))
+    tokens = f"--tokens {plan.eval_tokens}"
+    folder = shlex.quote(str(out / first[0].name))
+    single += [
+        f"relpos evaluate {folder} --lengths {lengths} {tokens}",
+        f"relpos evaluate {folder} --protocol positions --lengths {plan.positions} {tokens}",
+    ]
+    return [
+        Text("The commands as they were given, and the one that makes the same comparison:"),
+        Code("\n".join([*plan.commands, "", plan.command(out)])),
+        Text(f"Each part by itself, here those of seed 0 of {', '.join(f'`{n}`' for n in range(plan.seeds))}:"),
+        Code("\n".join(single)),
+        Items(_surroundings(records)),
+    ]
+
+
+def _surroundings(records: Records) -> list[str]:
+    """Corpus, versions and machines; more than one of a kind only if parts ran in several places."""
+    found: dict[str, None] = {}
+    for record in records.values():
+        about, machine = record.get("about"), record.get("machine")
+        if about is not None:
+            corpus = about["corpus"]
+            found[f"Corpus: {corpus['name']}, SHA-256 of its texts `{corpus['hash']}`."] = None
+            found[f"Tokens: {about['tokens']['train']:,} to train on, {about['tokens']['heldout']:,} held out."] = None
+            found["Versions: " + ", ".join(f"{name} {one}" for name, one in about["versions"].items()) + "."] = None
+        if machine is not None:
+            found[
+                f"Machine: {machine['cpu']}, {machine['cores']} cores, {_bytes(machine['memory_bytes'])}, "
+                f"{machine['system']}; {machine['threads']} threads a part."
+            ] = None
+    return list(found)
