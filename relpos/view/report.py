@@ -36,7 +36,7 @@ def make_report(plan: Plan, records: Records, out: Path) -> list[Block]:
         *state,
         Heading("Perplexity by length"),
         Text(
-            f"Held-out text in windows of each length, every token scored (`windows`), up to {plan.eval_tokens:,} tokens, "
+            f"Held-out text in windows of each length, every token scored (`windows`): {plan.eval_tokens:,} tokens, "
             f"the same at every length. Mean ± sample deviation over {plan.seeds} seeds; the lowest of each length is "
             f"bold; {plan.length} is the trained length."
         ),
