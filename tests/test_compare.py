@@ -7,16 +7,19 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import SMALL_RUN
+from torch.nn import functional as F
 
 from relpos.lab import trainer as trainer_module
 from relpos.lab.compare import compare
 from relpos.lab.part import LOCK, LOG, RECORD, read_record
 from relpos.lab.plan import ENCODINGS, Part, load_plan, make_plan
+from relpos.lab.runs import open_run
 from relpos.lab.summary import make_table, notes, read_records
 from relpos.lab.train import train
 
@@ -34,20 +37,31 @@ def shared(world):
         yield {**SHARED, "data.corpus": str(world / "text.txt")}
 
 
+@dataclass
+class Whole:
+    """A comparison that was never stopped; one of its encodings cannot be built, and a second seed was added later."""
+
+    out: Path
+    before: dict[Path, int]  # files of its first seed and when they were written, before the second was added
+    attempts: int  # at the wrong encoding's first seed, by then
+
+
 @pytest.fixture(scope="module")
 def whole(world, shared):
-    """A comparison that was never stopped, in which one encoding cannot be built."""
     out = world / "whole"
-    make_plan(out, ["alibi", "learned", WRONG], 2, LENGTHS, settings=shared)
-    failed = compare(out, workers=2, say=print)
-    assert {part.encoding for part in failed} == {WRONG}
-    return out
+    make_plan(out, ["alibi", "learned", WRONG], 1, LENGTHS, settings=shared)
+    assert [part.encoding for part in compare(out, workers=2)] == [WRONG]
+    before = {file: file.stat().st_mtime_ns for file in out.glob("*-s0/*.*") if "rope" not in str(file)}
+    attempts = read_record(out, Part(WRONG, 0))["attempts"]
+    make_plan(out, seeds=2)
+    assert [part.name for part in compare(out, workers=2)] == [Part(WRONG, 0).name, Part(WRONG, 1).name]
+    return Whole(out, before, attempts)
 
 
 def main_process(out: Path) -> subprocess.Popen[bytes]:
-    """The command in a process of its own, two parts at a time."""
+    """The command in a process of its own."""
     code = "import os; os.cpu_count = lambda: 1; from relpos.cli import main; main()"
-    return subprocess.Popen([sys.executable, "-c", code, "compare", "--out", str(out), "--workers", "2"])
+    return subprocess.Popen([sys.executable, "-c", code, "compare", "--out", str(out)])
 
 
 def wait_until(true, seconds=60.0):
@@ -70,94 +84,100 @@ def holder(out: Path, part: Part) -> int:
 
 
 class TestAComparison:
-    def test_trains_every_encoding_with_every_seed(self, whole):
+    def test_trains_and_evaluates_every_encoding_with_every_seed(self, whole):
         for encoding in ("alibi", "learned"):
             for seed in range(2):
-                record = read_record(whole, Part(encoding, seed))
-                result = json.loads((whole / f"{encoding}-s{seed}" / "result.json").read_text())
+                record, folder = read_record(whole.out, Part(encoding, seed)), whole.out / f"{encoding}-s{seed}"
+                result = json.loads((folder / "result.json").read_text())
                 assert result["step"] == record["training"]["step"] == SMALL_RUN["run.steps"]
                 assert record["training"]["tokens_per_second"] > 0
                 assert record["training"]["peak_memory_bytes"] > 50 * 2**20
                 assert record["about"]["parameters"] > 10**6
                 assert [row["length"] for row in record["windows"]["rows"]] == LENGTHS
                 assert ("positions" in record) == (seed == 0)
-                assert "starting" in (whole / f"{encoding}-s{seed}" / LOG).read_text()
+                assert "\nstarting\n" in (folder / LOG).read_text()
+
+    def test_tells_the_perplexity_that_the_model_has(self, whole):
+        """Computed here by PyTorch, window by window."""
+        run = open_run(whole.out / "alibi-s1")
+        ids = torch.from_numpy(run.heldout().ids.astype("int64"))
+        windows = [ids[start : start + 17] for start in range(0, (len(ids) - 1) // 32 * 32, 16)]
+        with torch.no_grad():
+            losses = [F.cross_entropy(run.model(one[None, :-1]).logits[0], one[1:]) for one in windows]
+        rows = read_record(whole.out, Part("alibi", 1))["windows"]["rows"]
+        assert rows[0]["perplexity"] == pytest.approx(torch.stack(losses).mean().exp().item(), rel=1e-4)
 
     def test_has_other_numbers_with_another_seed(self, whole):
-        table = make_table(load_plan(whole), read_records(load_plan(whole), whole))
-        assert table["alibi"][16].deviation > 0
+        plan = load_plan(whole.out)
+        assert make_table(plan, read_records(plan, whole.out))["alibi"][16].deviation > 0
 
     def test_learned_refuses_what_is_past_its_table(self, whole):
-        plan = load_plan(whole)
-        table = make_table(plan, read_records(plan, whole))
+        plan = load_plan(whole.out)
+        records = read_records(plan, whole.out)
+        table = make_table(plan, records)
         assert table["learned"][16].mean > 1
         assert str(table["learned"][32]) == "refused"
-        assert any(
-            "`learned` refused at 32: learned has 16 positions" in note
-            for note in notes(plan, read_records(plan, whole))
-        )
+        assert any("`learned` refused at 32: learned has 16 positions" in note for note in notes(plan, records))
 
     def test_reports_a_failed_part_in_its_row(self, whole):
-        plan = load_plan(whole)
-        records = read_records(plan, whole)
+        plan = load_plan(whole.out)
+        records = read_records(plan, whole.out)
         assert str(make_table(plan, records)[WRONG][16]) == "failed"
-        assert "unknown" in records[Part(WRONG, 0)]["error"]
         assert "Did you mean 'yarn'?" in records[Part(WRONG, 1)]["error"]
         assert any("rope-scaling=yran-s1` failed:" in note for note in notes(plan, records))
-        assert "Traceback" in (whole / Part(WRONG, 0).name / LOG).read_text()
+        assert "Traceback" in (whole.out / Part(WRONG, 1).name / LOG).read_text()
 
-    def test_given_again_keeps_what_is_finished_and_tries_what_failed(self, whole, shared):
-        kept = {file: file.stat().st_mtime_ns for file in whole.glob("*-s0/*.*") if "rope" not in str(file)}
-        assert len(kept) > 10
-        make_plan(whole, settings=shared)
-        failed = compare(whole)
-        assert {part.encoding for part in failed} == {WRONG}
-        assert {file: file.stat().st_mtime_ns for file in kept} == kept
-        assert read_record(whole, Part(WRONG, 0))["attempts"] == 2
-        assert read_record(whole, Part("alibi", 0))["attempts"] == 1
+    def test_keeps_what_is_finished_and_tries_what_failed_again(self, whole):
+        assert len(whole.before) > 10
+        assert {file: file.stat().st_mtime_ns for file in whole.before} == whole.before
+        assert (whole.attempts, read_record(whole.out, Part(WRONG, 0))["attempts"]) == (1, 2)
+
+
+@dataclass
+class Interrupted:
+    """The first seed alone, killed in its middle; then two processes went on with it at once."""
+
+    out: Path
+    dead: int  # the process that held the part in which it was killed
+    finished: int  # when the first part was
 
 
 @pytest.fixture(scope="module")
 def interrupted(world, shared):
-    """The same comparison without the wrong encoding, killed in its middle; then two processes go on at once."""
     out = world / "interrupted"
-    make_plan(out, ["alibi", "learned"], 2, LENGTHS, settings=shared)
+    make_plan(out, ["alibi", "learned", WRONG], 1, LENGTHS, settings=shared)
     process = main_process(out)
-    first, second = Part("alibi", 0), Part("alibi", 1)
-    wait_until(lambda: "windows" in read_record(out, first) and (out / second.name / "log.jsonl").exists())
+    wait_until((out / "learned-s0" / "log.jsonl").exists)
     process.kill()
     process.wait()
-    wait_until(lambda: gone(holder(out, second)), 5)
-    left = {"dead": holder(out, second), "record": (out / first.name / RECORD).stat().st_mtime_ns}
-    left["finished"] = [part for part in load_plan(out).parts() if "windows" in read_record(out, part)]
+    dead = holder(out, Part("learned", 0))
+    wait_until(lambda: gone(dead), 5)
+    finished = (out / "alibi-s0" / RECORD).stat().st_mtime_ns
+    assert "windows" not in read_record(out, Part("learned", 0))
     both = [main_process(out) for _ in range(2)]
-    assert [process.wait(120) for process in both] == [0, 0]
-    return out, left
+    assert [process.wait(120) for process in both] == [1, 1]  # one part fails
+    return Interrupted(out, dead, finished)
 
 
 class TestGoingOn:
     def test_a_part_ends_with_the_process_that_started_it_and_its_lock_is_taken_over(self, interrupted):
-        out, left = interrupted
-        assert len(left["finished"]) < 4
-        assert holder(out, Part("alibi", 1)) != left["dead"]
+        assert holder(interrupted.out, Part("learned", 0)) != interrupted.dead
 
     def test_finished_parts_are_not_touched(self, interrupted):
-        out, left = interrupted
-        assert (out / "alibi-s0" / RECORD).stat().st_mtime_ns == left["record"]
-        assert (out / "alibi-s0" / LOG).read_text().count("starting\n") == 1
+        assert (interrupted.out / "alibi-s0" / RECORD).stat().st_mtime_ns == interrupted.finished
+        assert (interrupted.out / "alibi-s0" / LOG).read_text().count("\nstarting\n") == 1
 
     def test_the_table_is_that_of_a_comparison_never_stopped(self, interrupted, whole):
-        out, _ = interrupted
-        plan = load_plan(out)
-        table, straight = (make_table(plan, read_records(plan, folder)) for folder in (out, whole))
+        plan = load_plan(interrupted.out)
+        table, straight = (make_table(plan, read_records(plan, out)) for out in (interrupted.out, whole.out))
         assert table == straight
+        assert table["alibi"][32].mean > 1
 
     def test_two_processes_do_each_part_once(self, interrupted):
-        out, left = interrupted
-        for part in load_plan(out).parts():
-            log = (out / part.name / LOG).read_text()
-            assert log.count("\nstarting\n") + log.count("\ngoing on from") <= 1 + (part not in left["finished"])
-            assert read_record(out, part)["attempts"] == 1
+        for part in load_plan(interrupted.out).parts():
+            assert read_record(interrupted.out, part)["attempts"] == 1
+        log = (interrupted.out / "learned-s0" / LOG).read_text()
+        assert log.count("\nstarting\n") + log.count("\ngoing on from") == 2  # once before the kill, once after
 
 
 def test_a_part_whose_process_is_killed_is_one_failed_row(world, shared):

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from relpos.commands.options import console, parse_lengths
 from relpos.models.presets import PRESETS
 
 
@@ -93,16 +94,7 @@ def compare(
         raise typer.Exit(1)
 
 
-def parse_lengths(text: str) -> list[int]:
-    """Lengths with commas between."""
-    try:
-        return [int(length) for length in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--lengths takes whole numbers with commas between, not {text!r}.") from None
-
-
 def _print_table(out: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from relpos.lab.plan import load_plan
@@ -119,8 +111,6 @@ def _print_table(out: Path) -> None:
     for encoding, row in found.items():
         cells = [f"[bold]{cell}[/bold]" if lowest[length] == encoding else str(cell) for length, cell in row.items()]
         table.add_row(encoding, *cells)
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=160)
-    console.print(table)
+    console().print(table)
     for note in notes(plan, records):
         typer.echo(note)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from relpos.lab.live import LiveLine, clock_time
 from relpos.lab.lock import HeldError, Lock
 from relpos.lab.part import DONE, FAILED, HELD, LOCK, LOG, finished, read_record, write_record
 from relpos.lab.plan import Part, load_plan
@@ -55,7 +56,7 @@ class Crew:
         self.held: dict[Part, float] = {}  # by others, and when to try again
         self.over: dict[Part, dict[str, Any]] = {}  # finished or failed, with what is known of them
         self.news = False
-        self.width = 0
+        self.line = LiveLine(sys.stderr)
 
     def step(self) -> bool:
         """Notice what has ended, begin what can begin; whether there is anything left."""
@@ -64,6 +65,7 @@ class Crew:
             code = process.poll()
             if code is not None:
                 del self.running[part]
+                process.communicate()  # closes what leads to it
                 self._end(part, code, time.monotonic() - begun)
         for part in self._left():
             if len(self.running) >= self.workers:
@@ -79,25 +81,16 @@ class Crew:
 
     def stop(self) -> None:
         """End the processes that are still running; their checkpoints stay."""
-        self.clear()
+        self.line.clear()
         for process, _ in self.running.values():
             process.terminate()
         for process, _ in self.running.values():
-            process.wait()
+            process.communicate()  # waits, and closes what leads to it
 
     def show(self) -> None:
         """The live line, in a terminal."""
-        if sys.stdout.isatty():
-            size = os.get_terminal_size().columns - 1
-            line = self._line()[:size]
-            print("\r" + line.ljust(self.width), end="", flush=True)
-            self.width = len(line)
-
-    def clear(self) -> None:
-        """Wipe the live line away."""
-        if self.width:
-            print("\r" + " " * self.width + "\r", end="", flush=True)
-            self.width = 0
+        if sys.stderr.isatty():
+            self.line(self._line()[: os.get_terminal_size(sys.stderr.fileno()).columns - 1])
 
     def _record(self, part: Part) -> dict[str, Any]:
         return read_record(self.out, part)
@@ -142,7 +135,7 @@ class Crew:
         self.over[part] = self._record(part)
         self.held.pop(part, None)
         error = self.over[part].get("error")
-        words = f"done in {clock(seconds)}" if error is None else f"failed after {clock(seconds)}: {error}"
+        words = f"done in {clock_time(seconds)}" if error is None else f"failed after {clock_time(seconds)}: {error}"
         self.tell(f"{part.name} {words}   ({self._count()})")
 
     def _record_crash(self, part: Part, code: int) -> int:
@@ -167,7 +160,7 @@ class Crew:
 
     def tell(self, text: str) -> None:
         """A line that stays, above the live one."""
-        self.clear()
+        self.line.clear()
         self.say(text)
 
     def _count(self) -> str:
@@ -180,7 +173,7 @@ class Crew:
         if not self.running and self.held:
             words.append("waiting for " + ", ".join(f"{part.name} ({self._holder(part)})" for part in self.held))
         left = self._seconds_left()
-        return "  |  ".join([*words, f"about {clock(left)} left"] if left is not None else words)
+        return "  |  ".join([*words, f"about {clock_time(left)} left"] if left is not None else words)
 
     def _seconds_left(self) -> float | None:
         """By the mean of the parts that are finished."""
@@ -200,10 +193,3 @@ def last_line(log: Path) -> str:
         lines = file.read().decode(errors="replace").split("\n")
     line = next((line for line in reversed(lines) if line.strip()), "starting")
     return "  ".join(line.strip().split("  ")[:2])[:60]
-
-
-def clock(seconds: float) -> str:
-    """Hours, minutes and seconds as 1:02:03."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

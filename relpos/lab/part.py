@@ -9,7 +9,6 @@ once the part's lock is held.
 import json
 import os
 import platform
-import resource
 import statistics
 import sys
 import threading
@@ -87,18 +86,21 @@ def _measure(plan: Plan, out: Path, part: Part, threads: int, record: dict[str, 
 
 
 def _train(plan: Plan, out: Path, part: Part) -> tuple[dict[str, Any], dict[str, Any]]:
+    import torch
     import yaml
 
     from relpos.lab.log import read_log
+    from relpos.lab.memory import begin_peak, peak
     from relpos.lab.runs import ABOUT
     from relpos.lab.train import train
 
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    begin_peak(device)
     result = train(plan.settings_of(part, out))
     about = yaml.safe_load((out / part.name / ABOUT).read_text(encoding="utf-8"))["about"]
     speeds = [entry["tokens_per_second"] for entry in read_log(out / part.name) if "tokens_per_second" in entry]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     # The median: the first steps are slower, and now and then something else wants the machine.
-    return {**result, "tokens_per_second": statistics.median(speeds), "peak_memory_bytes": peak}, about
+    return {**result, "tokens_per_second": statistics.median(speeds), "peak_memory_bytes": peak(device)}, about
 
 
 def _machine(threads: int) -> dict[str, Any]:
@@ -117,7 +119,7 @@ def _end_with_parent() -> None:
     """End when the process that started this one does, however it does: its end of our standard input closes."""
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        os.read(sys.stdin.fileno(), 1)  # nothing is ever written: it gives way when the other end is gone
         os._exit(FAILED)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -2,10 +2,8 @@
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import logging
-import platform
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +18,6 @@ from transformers import PreTrainedTokenizerFast, TrainingArguments, set_seed
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
-from relpos import __version__
 from relpos.lab.atomic import flush, write_text
 from relpos.lab.checkpoints import SEAL, checkpoints, newest_whole, step_of
 from relpos.lab.clock import Clock
@@ -33,6 +30,7 @@ from relpos.lab.sharded import OPTIMIZER
 from relpos.lab.tokenizers import load_tokenizer
 from relpos.lab.tokens import Tokens, Windows, tokenize
 from relpos.lab.trainer import CLOCK, RelposTrainer, cannot_write
+from relpos.lab.versions import versions
 from relpos.models.gpt2 import RelposGPT2ForCausalLM
 from relpos.models.gpt2_config import RelposGPT2Config
 
@@ -59,7 +57,8 @@ def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict
         tokens = tokenize(corpus, tokenizer)
     model = build_model(settings, tokenizer)
     set_seed(run.seed)
-    about = {**_versions(), "corpus": {"name": corpus.name, "hash": corpus.hash, "documents": dict(corpus.counts)}}
+    about: dict[str, Any] = {"versions": versions()}
+    about["corpus"] = {"name": corpus.name, "hash": corpus.hash, "documents": dict(corpus.counts)}
     about["tokens"] = {part: len(found) for part, found in tokens.items()}
     about["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     about["processes"] = state.num_processes
@@ -254,12 +253,6 @@ def _finish(settings: Settings, out: Path, clock: Clock, say: Any) -> None:
     except OSError as error:
         raise cannot_write(out, "the trained model", error) from error
     say(f"{out}: loss {result['loss']:.4f}, held-out {result['heldout_at_start']:.4f} → {result['heldout']:.4f}")
-
-
-def _versions() -> dict[str, Any]:
-    packages = ("torch", "transformers", "accelerate", "tokenizers", "numpy")
-    found = {name: importlib.metadata.version(name) for name in packages}
-    return {"versions": {"relpos": __version__, "python": platform.python_version(), **found}}
 
 
 def _silent(text: str) -> None:
