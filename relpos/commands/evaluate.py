@@ -55,12 +55,15 @@ def evaluate(
     """
     import sys
 
-    from relpos.lab.evaluate import check_lengths, default_lengths
+    from transformers.utils.logging import disable_progress_bar
+
+    from relpos.lab.evaluate import FOLDER, check_lengths, default_lengths
     from relpos.lab.evaluate import evaluate as evaluate_run
     from relpos.lab.live import LiveLine
     from relpos.lab.runs import open_run
     from relpos.lab.scalings import check_scaling
 
+    disable_progress_bar()  # of loading weights; ours is below
     scalings = [word.strip() for word in (rope_scaling or "").split(",") if word.strip()]
     wanted = None if lengths is None else check_lengths(parse_lengths(lengths))
     opened = [open_run(folder) for folder in runs]
@@ -94,6 +97,7 @@ def evaluate(
                 seed=seed,
             )
     line.end()
+    picture = _draw(results, protocol, out or (runs[0] / FOLDER if len(runs) == 1 else Path(FOLDER)))
     if as_json:
         typer.echo(json.dumps(list(results.values()) if len(results) > 1 else next(iter(results.values())), indent=1))
         return
@@ -102,6 +106,17 @@ def evaluate(
         for row in result["rows"]:
             if row["error"]:
                 typer.echo(f"{label}, length {row['length']}: {row['error']}")
+    typer.echo(str(picture))
+
+
+def _draw(results: dict[str, dict[str, Any]], protocol: str, folder: Path) -> Path:
+    from relpos.view.curves import draw_curves, draw_positions
+    from relpos.view.figures import save
+
+    trained = {result["trained_length"] for result in results.values()}
+    mark = trained.pop() if len(trained) == 1 else None  # runs of several lengths have no common mark
+    kind, draw = ("bins", draw_positions) if protocol == "positions" else ("rows", draw_curves)
+    return save(draw({label: result[kind] for label, result in results.items()}, mark), folder / f"{protocol}.png")
 
 
 def _names(folders: list[Path]) -> list[str]:
