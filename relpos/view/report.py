@@ -4,12 +4,15 @@ import shlex
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from relpos.lab.atomic import write_text
 from relpos.lab.part import finished
 from relpos.lab.plan import Part, Plan, load_plan
 from relpos.lab.summary import Perplexities, Records, best, findings, make_table, notes, read_records, rows_of
-from relpos.view.page import Block, Code, Heading, Items, Table, Text, to_html, to_markdown
+from relpos.view.curves import draw_curves, draw_positions
+from relpos.view.figures import save
+from relpos.view.page import Block, Code, Heading, Image, Items, Table, Text, to_html, to_markdown
 
 FIGURES = "figures"  # folder of the pictures, in the comparison's
 
@@ -42,6 +45,8 @@ def make_report(plan: Plan, records: Records, out: Path) -> list[Block]:
         ),
         perplexities(plan, table),
         Items([*notes(plan, records), *findings(plan, table)]),
+        *_curves(plan, table, out),
+        *_positions(plan, records, out),
         Heading("What each costs"),
         Text(_cost_text(records)),
         costs(plan, records),
@@ -62,6 +67,41 @@ def perplexities(plan: Plan, table: Perplexities) -> Table:
     }
     head = [f"{length} (trained)" if length == plan.length else str(length) for length in plan.lengths]
     return Table(["encoding", *head], rows, bold, 1 + plan.lengths.index(plan.length))
+
+
+def _curves(plan: Plan, table: Perplexities, out: Path) -> list[Block]:
+    """Perplexity over length: the mean, and a band from the lowest seed to the highest."""
+    series: dict[str, list[dict[str, Any]]] = {}
+    for encoding, row in table.items():
+        if row[plan.length].values:
+            series[encoding] = [
+                {
+                    "length": length,
+                    "perplexity": cell.mean,
+                    "low": min(cell.values) if len(cell.values) > 1 else None,
+                    "high": max(cell.values) if len(cell.values) > 1 else None,
+                    "error": None if cell.values else cell.missing,
+                }
+                for length, cell in row.items()
+            ]
+    if not series:
+        return []
+    file = save(draw_curves(series, plan.length), out / FIGURES / "curves.png")
+    return [Heading("Past the trained length"), Image(file, "Perplexity by length; the band spans the seeds.")]
+
+
+def _positions(plan: Plan, records: Records, out: Path) -> list[Block]:
+    """Loss over position, of the first seed."""
+    found = {encoding: records[Part(encoding, 0)].get("positions") for encoding in plan.encodings}
+    series = {encoding: one["bins"] for encoding, one in found.items() if one is not None and one["bins"]}
+    if not series:
+        return []
+    file = save(draw_positions(series, plan.length), out / FIGURES / "positions.png")
+    text = (
+        f"Loss at each position of windows of {plan.positions} tokens (`positions`, seed 0); dashed, the same tokens "
+        f"read by the same model in windows of {plan.length}. Where the two part, the length itself does harm, or good."
+    )
+    return [Heading("Loss by position"), Text(text), Image(file, f"Loss by position in windows of {plan.positions}.")]
 
 
 def costs(plan: Plan, records: Records) -> Table:
