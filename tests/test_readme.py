@@ -32,6 +32,9 @@ def test_command(command, tmp_path):
     else:
         if command.startswith("relpos train"):  # the command as it stands, cut short
             command = f"{command} run.steps=1 run.batch=1 run.eval_windows=1 data.length=32"
+        if command.startswith("relpos compare"):
+            command = f"{command} --encodings alibi --seeds 1 --length 32 --lengths 64 --steps 1 --eval-tokens 64"
+            command = f"{command} run.batch=1 run.eval_windows=1"
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         run = subprocess.run(
             command.split(), cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "PATH": path}

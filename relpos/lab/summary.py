@@ -109,16 +109,16 @@ def findings(plan: Plan, table: Perplexities) -> list[str]:
             mean = table[encoding][length].mean
             if length != trained:
                 words = table[encoding][length].missing if mean is None else change(mean / home)
-                beyond.append(f"at {multiple(length, trained)} × {words}")
+                beyond.append(f"{words} at {multiple(length, trained)} ×")
         if beyond:
-            found.append(f"`{encoding}`, perplexity against its own at the trained length: {', '.join(beyond)}.")
+            found.append(f"`{encoding}`, against its own perplexity at the trained length: {', '.join(beyond)}.")
     return found
 
 
 def change(ratio: float) -> str:
-    """A ratio as a change in per cent, or as a multiple where that reads better."""
+    """A ratio as a change in per cent, or as so many times where that reads better."""
     if ratio >= 10:
-        return f"× {ratio:,.0f}"
+        return f"{ratio:,.0f}-fold"
     return f"{'+' if ratio >= 1 else '−'}{abs(ratio - 1) * 100:.{0 if abs(ratio - 1) >= 0.1 else 1}f} %"
 
 

@@ -90,20 +90,27 @@ def _markdown(block: Block, folder: Path) -> str:
         case Heading():
             return f"{'#' * block.level} {block.text}"
         case Text():
-            return block.text
+            return _plain(block.text)
         case Items():
-            return "\n".join(f"- {item}" for item in block.items)
+            return "\n".join(f"- {_plain(item)}" for item in block.items)
         case Table():
             rows = [
                 [f"**{cell}**" if (r, c) in block.bold else cell for c, cell in enumerate(row)]
                 for r, row in enumerate(block.rows)
             ]
             lines = [block.head, ["---", *["---:"] * (len(block.head) - 1)], *rows]
-            return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+            return "\n".join(
+                "| " + " | ".join(_plain(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
+            )
         case Image():
             return f"![{block.caption}]({block.file.relative_to(folder).as_posix()})"
         case Code():
             return f"```sh\n{block.text}\n```"
+
+
+def _plain(text: str) -> str:
+    """Text in which Markdown finds no tags; what is between backticks it leaves alone anyway."""
+    return "`".join(words if code % 2 else words.replace("<", "&lt;") for code, words in enumerate(text.split("`")))
 
 
 def _html(block: Block) -> str:
