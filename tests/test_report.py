@@ -9,7 +9,7 @@ import pytest
 from relpos.lab.part import write_record
 from relpos.lab.plan import Part, Plan, make_plan
 from relpos.lab.summary import Cell, best, change, findings, make_table, notes, read_records, told
-from relpos.view.page import Code, Heading, Items, Table, Text, to_html, to_markdown
+from relpos.view.document import Code, Heading, Items, Table, Text, to_html, to_markdown
 from relpos.view.report import write_report
 
 LENGTHS = [32, 64, 128]

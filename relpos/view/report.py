@@ -11,8 +11,8 @@ from relpos.lab.part import finished
 from relpos.lab.plan import Part, Plan, load_plan
 from relpos.lab.summary import Perplexities, Records, best, findings, make_table, notes, read_records, rows_of
 from relpos.view.curves import draw_curves, draw_positions
+from relpos.view.document import Block, Code, Heading, Image, Items, Table, Text, to_html, to_markdown
 from relpos.view.figures import save
-from relpos.view.page import Block, Code, Heading, Image, Items, Table, Text, to_html, to_markdown
 
 FIGURES = "figures"  # folder of the pictures, in the comparison's
 
