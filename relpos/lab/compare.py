@@ -15,6 +15,7 @@ from relpos.lab.part import DONE, FAILED, HELD, LOCK, LOG, finished, read_record
 from relpos.lab.plan import Part, load_plan
 
 BEAT = 0.3  # seconds between two looks at the parts
+EVERY = 60.0  # seconds between two lines where they do not replace each other
 AGAIN = 5.0  # seconds until a part that another process holds is tried again
 
 
@@ -57,6 +58,7 @@ class Crew:
         self.over: dict[Part, dict[str, Any]] = {}  # finished or failed, with what is known of them
         self.news = False
         self.line = LiveLine(sys.stderr)
+        self.next_line = time.monotonic() + EVERY
 
     def step(self) -> bool:
         """Notice what has ended, begin what can begin; whether there is anything left."""
@@ -88,9 +90,12 @@ class Crew:
             process.communicate()  # waits, and closes what leads to it
 
     def show(self) -> None:
-        """The live line, in a terminal."""
+        """The live line; where it is no terminal, now and then."""
         if sys.stderr.isatty():
             self.line(self._line()[: os.get_terminal_size(sys.stderr.fileno()).columns - 1])
+        elif time.monotonic() >= self.next_line:
+            self.next_line = time.monotonic() + EVERY
+            self.line(self._line())
 
     def _record(self, part: Part) -> dict[str, Any]:
         return read_record(self.out, part)

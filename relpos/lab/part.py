@@ -22,15 +22,18 @@ from relpos.lab.lock import HeldError, Lock
 from relpos.lab.plan import Part, Plan, load_plan
 
 RECORD, LOG, LOCK = "part.json", "part.log", ".part.lock"  # in a part's folder
-DONE, FAILED, HELD = 0, 1, 75  # how its process ends; any other way is a crash
+DONE, FAILED, HELD = 0, 65, 75  # how its process ends; any other way (1 is Python's own) is a crash
 
 
 def read_record(out: Path, part: Part) -> dict[str, Any]:
     """What is known of a part: empty if it has not been tried."""
+    file = out / part.name / RECORD
     try:
-        return dict(json.loads((out / part.name / RECORD).read_text(encoding="utf-8")))
+        return dict(json.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return {}
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}. Remove it: what was trained stays, and is evaluated.") from error
 
 
 def write_record(out: Path, part: Part, record: dict[str, Any]) -> None:
