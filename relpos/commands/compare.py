@@ -85,7 +85,7 @@ def compare(
             {**settings, **parse_overrides(overrides or [])},
             shlex.join(["relpos", *sys.argv[1:]]),
         )
-        typer.echo(f"{out}: {len(plan.parts())} parts, {len(plan.encodings)} encodings with {plan.seeds} seeds each")
+        typer.echo(f"{out}: {len(plan.parts())} parts (encodings: {len(plan.encodings)}, seeds of each: {plan.seeds})")
         failed = run_parts(out, workers, after=lambda: write_report(out))
     html, markdown = write_report(out)
     _print_table(out)
