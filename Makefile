@@ -2,13 +2,13 @@
 #   make figures   draw the paper's figures into figures/
 #   make test      the test suite        make test-all   and its slow part
 #   make lint      ruff and mypy         make bench      speed, as ratios in one run
-#   make bench-train   speed of a training step, the same way
+#   make bench-train   speed of a training step, the same way; make bench-evaluate   evaluation at 16,384 tokens
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: figures test test-all lint bench bench-train clean
+.PHONY: figures test test-all lint bench bench-train bench-evaluate clean
 
 figures: $(INSTALLED)
 	$(BIN)/relpos figures --out figures
@@ -38,6 +38,9 @@ bench: $(INSTALLED)
 
 bench-train: $(INSTALLED)
 	$(BIN)/python benchmarks/train.py
+
+bench-evaluate: $(INSTALLED)
+	$(BIN)/python benchmarks/evaluate.py
 
 clean:
 	rm -rf .venv build dist figures .mypy_cache .pytest_cache .ruff_cache

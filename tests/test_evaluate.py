@@ -529,7 +529,7 @@ def test_a_live_line_is_written_over_in_a_terminal(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_gpt2_small_reads_16384_tokens_in_less_than_4_gb(tmp_path):
-    """And four times as many tokens take no more than about four times what the first added."""
+    """With 3 of its 12 layers: the others add their weights only, 28 MB each. And memory is linear in the length."""
     code = f"""
 import json, random, torch
 from pathlib import Path
@@ -538,11 +538,12 @@ from relpos.lab.runs import Run
 from relpos.lab.tokenizers import gpt2_tokenizer
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 position = {{"name": "kerple_log"}}
-model = RelposGPT2ForCausalLM(RelposGPT2Config.preset("small", vocab_size=50257, position=position)).eval()
+config = RelposGPT2Config.preset("small", n_layer=3, vocab_size=50257, position=position)
+model = RelposGPT2ForCausalLM(config).eval()
 run = Run(Path({str(tmp_path)!r}), model, gpt2_tokenizer(), None, {{}}, {{}})
 print(json.dumps([evaluate(run, [length], tokens=1, say=str)["rows"][0] for length in (256, 4096, 16384)]))
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     short, middle, long = (row["peak_memory_bytes"] for row in json.loads(done.stdout))
-    assert long < 4e9
+    assert long + 9 * 28.4e6 < 4e9
     assert long - short < 5 * (middle - short)
