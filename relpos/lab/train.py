@@ -7,7 +7,7 @@ import json
 import logging
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,15 @@ STATE = {CLOCK, SEAL, OPTIMIZER, "trainer_state.json"}  # a checkpoint's files t
 ENDLESS = 10**9  # steps, for a run that the clock ends
 
 
-def train(settings: Settings) -> dict[str, Any]:
-    """Train, and give what is in the folder's result.json. Run by every process of a distributed run alike."""
+def train(settings: Settings, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Train, and give what is in the folder's result.json. Run by every process of a distributed run alike.
+
+    `say` is told the settings and how it begins and ends; the line of progress is printed in any case.
+    """
     assert settings.run.out is not None
     out = Path(settings.run.out)
     state = PartialState(cpu=not torch.cuda.is_available())
-    say = print if state.is_main_process else _silent
+    say = say if state.is_main_process else silent
     with Lock(out) if state.is_main_process else contextlib.nullcontext():
         state.wait_for_everyone()
         return _train(settings, out, state, say)
@@ -262,5 +265,5 @@ def _versions() -> dict[str, Any]:
     return {"versions": {"relpos": __version__, "python": platform.python_version(), **found}}
 
 
-def _silent(text: str) -> None:
+def silent(text: str) -> None:
     """Processes beside the first say nothing."""
