@@ -9,8 +9,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from relpos.view.figures import STYLE
-
+STYLE: Any = {
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+}
 MARKERS = "osD^vP*Xph"
 FEW = 5  # curves that have room for their bands, and for their names inside the panel
 
