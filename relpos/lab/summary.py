@@ -75,14 +75,12 @@ def best(table: Perplexities, length: int) -> str | None:
 def notes(plan: Plan, records: Records) -> list[str]:
     """What the table leaves open, each with its sentence: parts that failed or are not finished, cells refused."""
     found = [f"`{part.name}` failed: {record['error']}" for part, record in records.items() if record.get("error")]
-    refused: dict[str, dict[str, set[int]]] = {}
-    for part, record in records.items():
-        for row in rows_of(record, plan):
-            if row["error"]:
-                refused.setdefault(part.encoding, {}).setdefault(row["error"], set()).add(row["length"])
-    for encoding, sentences in refused.items():
-        for text, lengths in sentences.items():
-            found.append(f"`{encoding}` refused at {', '.join(map(str, sorted(lengths)))}: {text}")
+    for encoding in plan.encodings:
+        rows = [row for seed in range(plan.seeds) for row in rows_of(records[Part(encoding, seed)], plan)]
+        refused = {row["length"]: row["error"] for row in rows if row["error"]}
+        if refused:  # the sentences differ in their numbers only: the first says it for all
+            lengths = sorted(refused)
+            found.append(f"`{encoding}` refused at {', '.join(map(str, lengths))}: {refused[lengths[0]]}")
     open_parts = [
         part.name for part, record in records.items() if not record.get("error") and not finished(record, plan, part)
     ]

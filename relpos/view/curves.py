@@ -17,6 +17,8 @@ STYLE: Any = {
     "ytick.major.width": 0.6,
 }
 MARKERS = "osD^vP*Xph"
+# Told apart by the colour-blind too (Paul Tol's muted scheme); the markers tell what colours cannot.
+COLORS = ("#332288", "#cc6677", "#117733", "#88ccee", "#aa4499", "#999933", "#882255", "#44aa99", "#ddcc77", "#555555")
 FEW = 5  # curves that have room for their bands, and for their names inside the panel
 
 
@@ -75,8 +77,8 @@ def _page(curves: int) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def _color(number: int) -> Any:
-    return mpl.colormaps["tab10"](number % 10)
+def _color(number: int) -> str:
+    return COLORS[number % len(COLORS)]
 
 
 def _band(axes: Axes, x: Sequence[float], rows: Sequence[Mapping[str, Any]], color: Any) -> None:

@@ -12,7 +12,8 @@ from relpos.lab.plan import Part, Plan, load_plan
 from relpos.lab.summary import Perplexities, Records, best, findings, make_table, notes, read_records, rows_of
 from relpos.view.curves import draw_curves, draw_positions
 from relpos.view.document import Block, Code, Heading, Image, Items, Table, Text, to_html, to_markdown
-from relpos.view.figures import save
+from relpos.view.figures import draw_sheet, save
+from relpos.view.picture import draw
 
 FIGURES = "figures"  # folder of the pictures, in the comparison's
 
@@ -47,6 +48,7 @@ def make_report(plan: Plan, records: Records, out: Path) -> list[Block]:
         Items([*notes(plan, records), *findings(plan, table)]),
         *_curves(plan, table, out),
         *_positions(plan, records, out),
+        *_last_layers(plan, records, out),
         Heading("What each costs"),
         Text(_cost_text(records)),
         costs(plan, records),
@@ -102,6 +104,29 @@ def _positions(plan: Plan, records: Records, out: Path) -> list[Block]:
         f"read by the same model in windows of {plan.length}. Where the two part, the length itself does harm, or good."
     )
     return [Heading("Loss by position"), Text(text), Image(file, f"Loss by position in windows of {plan.positions}.")]
+
+
+def _last_layers(plan: Plan, records: Records, out: Path) -> list[Block]:
+    """A strip of heat maps an encoding: the last layer of its first seed. Drawn once, when it has been trained."""
+    found: list[Block] = []
+    for encoding in plan.encodings:
+        part = Part(encoding, 0)
+        file, weights = out / FIGURES / f"{part.name}.png", out / part.name / "model.safetensors"
+        if "training" not in records[part] or not weights.exists():
+            continue
+        if not file.exists() or file.stat().st_mtime < weights.stat().st_mtime:
+            try:
+                drawn = draw(out / part.name)
+            except (ValueError, OSError) as error:
+                found.append(Text(f"`{encoding}`: {error}"))
+                continue
+            save(draw_sheet(drawn.maps, caption=drawn.caption), file)
+        found.append(Image(file, f"{encoding}: the last layer of seed 0, a panel a head."))
+    text = Text(
+        "The bias that each head adds to the scores, or the scores themselves where an encoding adds none, on held-out "
+        "text: queries down, keys across, each panel with its own range, printed below it."
+    )
+    return [Heading("The last layer"), text, *found] if found else []
 
 
 def costs(plan: Plan, records: Records) -> Table:
