@@ -149,15 +149,24 @@ class TestFindings:
         assert found[0] == (
             "At the trained length (32) `learned` is lowest with 18.50; `alibi` is highest with 20.50, +11 %."
         )
-        assert "`rope`, against its own perplexity at the trained length: +37 % at 2 ×, 95-fold at 4 ×." in found
+        assert "`rope` against its own perplexity at the trained length: +37 % at 2 ×, 95-fold at 4 ×." in found
         assert "−3.7 % at 2 ×, −4.9 % at 4 ×." in found[1]
-        assert "refused at 2 ×, refused at 4 ×." in found[3]
+        assert len(found) == 3  # of learned there is nothing to tell
 
     def test_refusals_are_told_once_with_their_lengths(self, out, plan):
         assert notes(plan, read_records(plan, out)) == ["`learned` refused at 64, 128: learned has 32 positions."]
 
     @pytest.mark.parametrize(
-        ("ratio", "words"), [(1.37, "+37 %"), (0.955, "−4.5 %"), (1.0, "+0.0 %"), (9.5, "+850 %"), (12.4, "12-fold")]
+        ("ratio", "words"),
+        [
+            (1.37, "+37 %"),
+            (0.955, "−4.5 %"),
+            (1.0, "±0.0 %"),
+            (0.9996, "±0.0 %"),
+            (1.0996, "+10 %"),
+            (9.5, "+850 %"),
+            (12.4, "12-fold"),
+        ],
     )
     def test_change(self, ratio, words):
         assert change(ratio) == words

@@ -97,27 +97,27 @@ def findings(plan: Plan, table: Perplexities) -> list[str]:
     if not known:
         return []
     lowest, highest = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
-    found = [
-        f"At the trained length ({trained}) `{lowest}` is lowest with {told(known[lowest])}; "
-        f"`{highest}` is highest with {told(known[highest])}, {change(known[highest] / known[lowest])}."
-    ]
+    found = [f"At the trained length ({trained}) `{lowest}` is lowest with {told(known[lowest])}"]
+    if highest != lowest:
+        found[0] += f"; `{highest}` is highest with {told(known[highest])}, {change(known[highest] / known[lowest])}"
     for encoding, home in known.items():
-        beyond = []
-        for length in plan.lengths:
-            mean = table[encoding][length].mean
-            if length != trained:
-                words = table[encoding][length].missing if mean is None else change(mean / home)
-                beyond.append(f"{words} at {multiple(length, trained)} ×")
+        others = {length: cell.mean for length, cell in table[encoding].items() if length != trained}
+        beyond = [
+            f"{change(mean / home)} at {multiple(length, trained)} ×"
+            for length, mean in others.items()
+            if mean is not None
+        ]
         if beyond:
-            found.append(f"`{encoding}`, against its own perplexity at the trained length: {', '.join(beyond)}.")
-    return found
+            found.append(f"`{encoding}` against its own perplexity at the trained length: {', '.join(beyond)}")
+    return [f"{sentence}." for sentence in found]
 
 
 def change(ratio: float) -> str:
     """A ratio as a change in per cent, or as so many times where that reads better."""
     if ratio >= 10:
         return f"{ratio:,.0f}-fold"
-    return f"{'+' if ratio >= 1 else '−'}{abs(ratio - 1) * 100:.{0 if abs(ratio - 1) >= 0.1 else 1}f} %"
+    size = f"{abs(ratio - 1) * 100:.{0 if abs(ratio - 1) >= 0.0995 else 1}f} %"
+    return f"{'±' if size == '0.0 %' else '+' if ratio > 1 else '−'}{size}"
 
 
 def multiple(length: int, trained: int) -> str:
@@ -130,3 +130,8 @@ def told(number: float, beside: float | None = None) -> str:
     size = abs(number if beside is None else beside)
     decimals = 2 if size < 100 else 1 if size < 1000 else 0
     return f"{number:,.{decimals}f}" if size < 1e7 else f"{number:.2e}"
+
+
+def several(number: int, thing: str) -> str:
+    """One thing, or so many things."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

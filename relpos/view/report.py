@@ -9,8 +9,8 @@ from typing import Any
 from relpos.lab.atomic import write_text
 from relpos.lab.part import finished
 from relpos.lab.plan import Part, Plan, load_plan
-from relpos.lab.summary import Perplexities, Records, best, findings, make_table, notes, read_records, rows_of
-from relpos.view.curves import draw_curves, draw_positions
+from relpos.lab.summary import Perplexities, Records, best, findings, make_table, notes, read_records, rows_of, several
+from relpos.view.curves import draw_curves, draw_position_panels
 from relpos.view.document import Block, Code, Heading, Image, Items, Table, Text, to_html, to_markdown
 from relpos.view.figures import draw_sheet, save
 from relpos.view.picture import draw
@@ -40,12 +40,13 @@ def make_report(plan: Plan, records: Records, out: Path) -> list[Block]:
         *state,
         Heading("Perplexity by length"),
         Text(
-            f"Held-out text in windows of each length, every token scored (`windows`): {plan.eval_tokens:,} tokens, "
-            f"the same at every length. Mean ± sample deviation over {plan.seeds} seeds; the lowest of each length is "
-            f"bold; {plan.length} is the trained length."
+            "Held-out text in windows of each length, every token scored (`windows`); up to "
+            f"{plan.eval_tokens:,} tokens, the same at every length. Mean ± sample deviation over "
+            f"{several(plan.seeds, 'seed')}; the lowest of each length is bold; {plan.length} is the trained length."
         ),
         perplexities(plan, table),
-        Items([*notes(plan, records), *findings(plan, table)]),
+        *_listed("What the table leaves open:", notes(plan, records)),
+        *_listed("What is seen in it:", findings(plan, table)),
         *_curves(plan, table, out),
         *_positions(plan, records, out),
         *_last_layers(plan, records, out),
@@ -55,6 +56,10 @@ def make_report(plan: Plan, records: Records, out: Path) -> list[Block]:
         Heading("How it was made"),
         *_making(plan, records, out),
     ]
+
+
+def _listed(title: str, items: list[str]) -> list[Block]:
+    return [Text(title), Items(items)] if items else []
 
 
 def perplexities(plan: Plan, table: Perplexities) -> Table:
@@ -98,10 +103,11 @@ def _positions(plan: Plan, records: Records, out: Path) -> list[Block]:
     series = {encoding: one["bins"] for encoding, one in found.items() if one is not None and one["bins"]}
     if not series:
         return []
-    file = save(draw_positions(series, plan.length), out / FIGURES / "positions.png")
+    file = save(draw_position_panels(series, plan.length), out / FIGURES / "positions.png")
     text = (
         f"Loss at each position of windows of {plan.positions} tokens (`positions`, seed 0); dashed, the same tokens "
         f"read by the same model in windows of {plan.length}. Where the two part, the length itself does harm, or good."
+        " The band is the 95 % interval over documents."
     )
     return [Heading("Loss by position"), Text(text), Image(file, f"Loss by position in windows of {plan.positions}.")]
 
@@ -179,8 +185,8 @@ def _what(plan: Plan, out: Path) -> str:
         ends.append(f"{run.minutes:g} minutes")
     text = (
         f"GPT-2 {settings.model.preset}, {run.batch} windows of {plan.length} tokens a step, {' or '.join(ends)} on "
-        f"`{settings.data.corpus}`, {plan.seeds} seeds. With one seed all encodings read the same windows in the same "
-        "order and start from the same weights, wherever they have the same."
+        f"`{settings.data.corpus}`, {several(plan.seeds, 'seed')}. With the same seed all encodings read the same "
+        "windows in the same order and start from the same weights, wherever they have the same ones."
     )
     if run.minutes is not None:
         text += (
@@ -212,7 +218,7 @@ def _making(plan: Plan, records: Records, out: Path) -> list[Block]:
     return [
         Text("The commands as they were given, and the one that makes the same comparison:"),
         Code("\n".join([*plan.commands, "", plan.command(out)])),
-        Text(f"Each part by itself, here those of seed 0 of {', '.join(f'`{n}`' for n in range(plan.seeds))}:"),
+        Text(f"Each part by itself: here with seed 0; the seeds are {', '.join(map(str, range(plan.seeds)))}."),
         Code("\n".join(single)),
         Items(_surroundings(records)),
     ]
@@ -231,6 +237,6 @@ def _surroundings(records: Records) -> list[str]:
         if machine is not None:
             found[
                 f"Machine: {machine['cpu']}, {machine['cores']} cores, {_bytes(machine['memory_bytes'])}, "
-                f"{machine['system']}; {machine['threads']} threads a part."
+                f"{machine['system']}; {several(machine['threads'], 'thread')} a part."
             ] = None
     return list(found)
