@@ -1,22 +1,27 @@
-"""The pictures: Figure 12 to the last tick, and what every picture must show."""
+"""The pages: Figure 12 to the last tick, and what every picture must show."""
 
 import json
 from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.colors import LogNorm
 
 import relpos
-from relpos.view.figures import bar_ticks, draw_heads, save
-from relpos.view.maps import untrained
-from relpos.view.paper import draw_figures
+from relpos.view import draw
+from relpos.view.figures import BOTH_SIGNS, ONE_SIGN, bar_ticks, save
 
 SEED = json.loads((Path(__file__).parent / "data" / "seed-figures.json").read_text())["figures"]
 
 
+def panels_of(figure):
+    return [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+
+
 @pytest.fixture(scope="module")
 def figure12():
-    return draw_heads(relpos.encoding("alibi", heads=12, head_dim=64).map(512).numpy())
+    return draw("alibi").figure
 
 
 def test_figure_12_has_the_ticks_of_the_paper(figure12):
@@ -29,15 +34,16 @@ def test_figure_12_has_the_ticks_of_the_paper(figure12):
 
 def test_the_official_slopes_do_not_give_figure_12():
     """So the test above can fail."""
-    maps = relpos.encoding("alibi", heads=12, head_dim=64, slopes="press").map(512).numpy()
+    figure = draw("alibi", options={"slopes": "press"}).figure
     printed = [sorted(ticks) for ticks in SEED["12"]["heads"].values()]
-    assert [sorted(ticks) for ticks in bar_ticks(draw_heads(maps))] != printed
+    assert [sorted(ticks) for ticks in bar_ticks(figure)] != printed
 
 
 def test_the_page_is_laid_out_as_printed(figure12):
-    panels = [axes for axes in figure12.axes if axes.get_label() != "<colorbar>"]
+    panels = panels_of(figure12)
     assert [panel.get_title() for panel in panels] == [f"Head {head}" for head in range(1, 13)]
-    assert panels[0].get_subplotspec().get_gridspec().get_geometry() == (4, 3)
+    lefts, tops = ({round(getattr(panel.get_position(), side), 6) for panel in panels} for side in ("x0", "y1"))
+    assert (len(tops), len(lefts)) == (4, 3)
     for panel in panels:
         assert panel.get_ylim() == (511.5, -0.5)  # row 0 on top
         shown = [tick for tick in panel.get_xticks() if 0 <= tick <= 511]
@@ -47,33 +53,104 @@ def test_the_page_is_laid_out_as_printed(figure12):
         assert not np.ma.getmaskarray(drawn)[np.tril_indices(512)].any()
 
 
+@pytest.mark.parametrize(("width", "heads"), [(7.0, 12), (3.33, 12), (3.33, 1), (7.0, 5)])
+def test_nothing_is_cut_off_and_nothing_overlaps(width, heads):
+    figure = draw("alibi", width=width, heads=heads, length=512).figure
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    boxes = [axes.get_tightbbox(renderer) for axes in figure.axes] + [figure.texts[0].get_window_extent(renderer)]
+    for box in boxes:
+        assert box.x0 >= 0
+        assert box.y0 >= 0
+        assert box.x1 <= figure.bbox.x1
+        assert box.y1 <= figure.bbox.y1
+    for one in range(len(boxes)):
+        for other in range(one):
+            across = min(boxes[one].x1, boxes[other].x1) - max(boxes[one].x0, boxes[other].x0)
+            down = min(boxes[one].y1, boxes[other].y1) - max(boxes[one].y0, boxes[other].y0)
+            assert min(across, down) < 2, (one, other)  # dots, of 100 an inch
+
+
 @pytest.mark.parametrize("name", relpos.names())
 def test_every_encoding_can_be_drawn_untrained(name, tmp_path):
-    maps = untrained(name, heads=2, head_dim=8, length=24, seed=0, options={})
-    assert maps.values.shape == (2, 24, 24)
-    assert np.isfinite(maps.values[:, *np.tril_indices(24)]).all()
-    assert save(draw_heads(maps.values, maps.caption), tmp_path / "new" / f"{name}.png").stat().st_size > 2000
+    picture = draw(name, heads=2, head_dim=8, length=24)
+    drawn = picture.maps[0].mean
+    assert drawn.shape == (2, 24, 24)
+    assert np.isfinite(drawn[:, *np.tril_indices(24)]).all()
+    assert picture.save(tmp_path / "new" / f"{name}.png").stat().st_size > 2000
 
 
 def test_a_bias_of_both_signs_is_centred_on_zero():
-    figure = draw_heads(relpos.encoding("clipped", heads=1, head_dim=8).map(32).numpy())
-    norm = figure.axes[0].images[0].norm
+    norm = panels_of(draw("clipped", heads=1, head_dim=8, length=32).figure)[0].images[0].norm
     assert norm.vmin == -norm.vmax
 
 
-def test_the_same_seed_draws_the_same_start():
-    first, second, other = (untrained("kerple_log", 2, 8, 16, seed, {}).values for seed in (0, 0, 1))
-    assert (first == second).all()
-    assert not (first == other).all()
+def test_weights_are_drawn_on_a_logarithmic_scale():
+    norm = panels_of(draw("alibi", heads=1, length=32, show="weights").figure)[0].images[0].norm
+    assert isinstance(norm, LogNorm)
 
 
-def test_the_figures_command_writes_png_and_pdf(tmp_path):
-    written = [path.name for path, _ in draw_figures(tmp_path)]
-    assert sorted(written) == sorted(path.name for path in tmp_path.iterdir())
-    assert {"figure12-alibi.png", "figure12-alibi.pdf"} <= set(written)
-    assert (tmp_path / "figure12-alibi.pdf").read_bytes().startswith(b"%PDF")
+@pytest.mark.parametrize("name", [ONE_SIGN, BOTH_SIGNS])
+def test_the_colours_are_lighter_the_larger_the_value(name):
+    """So a picture reads in grey too, whatever colours are seen."""
+    colours = mpl.colormaps[name] if isinstance(name, str) else name
+    rgb = colours(np.linspace(0, 1, 200))[:, :3]
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)  # sRGB
+    luminance = linear @ [0.2126, 0.7152, 0.0722]
+    assert (np.diff(luminance) > 0).all()
+    assert luminance[-1] - luminance[0] > 0.6
+
+
+def test_a_shared_scale_has_one_bar_and_one_norm():
+    figure = draw("alibi", heads=4, length=32, shared_scale=True).figure
+    norms = {(panel.images[0].norm.vmin, panel.images[0].norm.vmax) for panel in panels_of(figure)}
+    assert norms == {(-31 / 4, 0.0)}
+    assert len(bar_ticks(figure)) == 1
+
+
+def test_one_head_of_many_is_drawn():
+    figure = draw("alibi", heads=4, length=32, head=[3]).figure
+    (panel,) = panels_of(figure)
+    assert panel.get_title() == "Head 3"
+    assert panel.images[0].get_array()[31, 0] == -31 / 2**6
+
+
+def test_a_constant_map_has_one_tick():
+    figure = draw("nope", heads=1, length=8, head_dim=4).figure
+    assert len(bar_ticks(figure)[0]) == 1
+
+
+def test_the_profile_is_the_bias_against_distance():
+    figure = draw("alibi", heads=3, length=40, show="profile").figure
+    for head, line in enumerate(panels_of(figure)[0].lines, start=1):
+        np.testing.assert_allclose(line.get_ydata(), -np.arange(40) * 2 ** (-8 * head / 3), rtol=1e-6)
+    assert not panels_of(figure)[0].collections  # no band: a diagonal has one value
+
+
+def test_the_profile_of_what_is_not_uniform_has_a_band():
+    picture = draw("cable", heads=2, head_dim=8, length=24, show="profile")
+    assert len(panels_of(picture.figure)[0].collections) == 2
+
+
+def test_the_same_seed_draws_the_same_start(tmp_path):
+    first, second, other = (draw("kerple_log", heads=2, length=16, seed=seed) for seed in (0, 0, 1))
+    for suffix in (".png", ".pdf", ".svg"):
+        files = [picture.save(tmp_path / f"{place}{suffix}") for place, picture in enumerate((first, second, other))]
+        assert files[0].read_bytes() == files[1].read_bytes()
+        assert files[0].read_bytes() != files[2].read_bytes()
+
+
+def test_text_stays_text_and_fonts_are_embedded(tmp_path):
+    picture = draw("alibi", heads=2, length=16)
+    assert "Head 2" in picture.save(tmp_path / "a.svg").read_text()
+    assert b"/FontFile2" in picture.save(tmp_path / "a.pdf").read_bytes()
+
+
+def test_a_notebook_shows_the_picture():
+    assert draw("alibi", heads=1, length=8)._repr_png_().startswith(b"\x89PNG")
 
 
 def test_a_picture_of_unknown_kind_is_refused(tmp_path, figure12):
     with pytest.raises(ValueError, match=r"must end in \.png, \.pdf, \.svg"):
         save(figure12, tmp_path / "figure.bmp")
+    assert not list(tmp_path.iterdir())

@@ -39,7 +39,9 @@ def test_command(command, tmp_path):
 
 def relpos_command(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """The command as it stands, cut short where it would compute for long."""
-    short = {"train": " run.steps=1 run.batch=1 run.eval_windows=1 data.length=32", "evaluate": " --tokens 64"}
+    training = " run.steps=1 run.batch=1 run.eval_windows=1 data.length=32"
+    one = " --encodings alibi --seeds 1 --lengths 64 --eval-tokens 64"
+    short = {"train": training, "evaluate": " --tokens 64", "compare": one + training}
     words = (command + short.get(command.split()[1], "")).split()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path}

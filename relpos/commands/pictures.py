@@ -1,38 +1,123 @@
 """relpos draw and relpos figures."""
 
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from relpos.commands.options import parse_options
+from relpos.models.presets import PRESETS
 
 
 def draw(
-    what: Annotated[str, typer.Argument(metavar="NAME", help="An encoding's name (relpos ls), drawn untrained.")],
-    out: Annotated[Path | None, typer.Option(help="Where to: .png, .pdf or .svg.  [default: NAME.png]")] = None,
-    heads: Annotated[int, typer.Option(help="Number of heads.", min=1)] = 12,
-    head_dim: Annotated[int, typer.Option(help="Size of a head.", min=1)] = 64,
-    length: Annotated[int, typer.Option(help="Number of tokens.", min=1)] = 512,
-    option: Annotated[
-        list[str] | None, typer.Option(help="An option of the encoding, as key=value; may be repeated.")
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help="An encoding's name (relpos ls), drawn untrained; or a run's folder.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Where to: .png, .pdf or .svg.  [default: WHAT.png]")] = None,
+    show: Annotated[
+        str | None,
+        typer.Option(
+            help="bias; scores, before the softmax; weights, after it; profile, value against distance.  "
+            "[default: bias, or scores where there is none]"
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the start values, and of the random input where one is read.")] = 0,
+    layer: Annotated[str, typer.Option(help="last, all (a contact sheet), or a number; 1 is the first.")] = "last",
+    head: Annotated[
+        list[int] | None, typer.Option(help="A head; 1 is the first. May be repeated.  [default: all]")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Number of tokens.  [default: 512, or what was trained]", min=1)
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="What the model reads.  [default: held-out text]")] = None,
+    text_file: Annotated[Path | None, typer.Option(help="A file with what the model reads.")] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Name the tokens on the axes (up to 64).")] = False,
+    shared_scale: Annotated[bool, typer.Option("--shared-scale", help="One colour scale for all panels.")] = False,
+    columns: Annotated[int, typer.Option(help="Width: one or two columns of a printed page.", min=1, max=2)] = 2,
+    width: Annotated[float | None, typer.Option(help="Width in inches, instead of columns.", min=1, max=40)] = None,
+    heads: Annotated[int, typer.Option(help="Number of heads of an untrained encoding.", min=1)] = 12,
+    head_dim: Annotated[int, typer.Option(help="Size of a head of an untrained encoding.", min=1)] = 64,
+    option: Annotated[
+        list[str] | None, typer.Option(help="An option of an untrained encoding, as key=value; may be repeated.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the window of held-out text; untrained, of the start values.")] = 0,
 ) -> None:
-    """Draw the heat map of every head of an untrained encoding."""
-    from relpos.view.figures import draw_heads, save
-    from relpos.view.maps import untrained
+    """Draw what an encoding does: the heat map of every head, untrained or of a trained model.
 
-    maps = untrained(what, heads, head_dim, length, seed, parse_options(option or []))
-    path = save(draw_heads(maps.values, maps.caption), out or Path(f"{what}.png"))
-    typer.echo(f"{path}: {maps.caption}")
+    relpos draw alibi                                the bias of 12 heads over 512 tokens
+    relpos draw runs/cable --text "To be or not to be" --tokens
+    relpos draw runs/cable --layer all               every layer and head, small
+    relpos draw fire --show profile --length 65536   bias against distance
+    """
+    from relpos.lab.files import read_file
+    from relpos.view.figures import FORMATS, WIDTHS
+    from relpos.view.picture import draw as draw_picture
+
+    path = out or Path(f"{Path(what).resolve().name}.png")
+    if path.suffix.lower() not in FORMATS:  # before the work, not after it
+        raise ValueError(f"cannot write a picture to {path.name!r}: the name must end in {', '.join(FORMATS)}.")
+    if text is not None and text_file is not None:
+        raise ValueError("give --text or --text-file, not both.")
+    if text_file is not None:
+        text = next(read_file(text_file, "text")).text
+    picture = draw_picture(
+        what,
+        show=show,
+        layer=layer,
+        head=head or [],
+        length=length,
+        text=text,
+        text_name="the text" if text_file is None else str(text_file),
+        seed=seed,
+        tokens=tokens,
+        shared_scale=shared_scale,
+        width=width or WIDTHS[columns],
+        heads=heads,
+        head_dim=head_dim,
+        options=parse_options(option or []),
+        progress=_bar("looking"),
+    )
+    typer.echo(f"{picture.save(path)}: {picture.caption}")
 
 
 def figures(
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("figures"),
+    figure: Annotated[
+        list[int] | None, typer.Option(help="A figure by its number; may be repeated.  [default: 8 10 12 13 14 15]")
+    ] = None,
+    preset: Annotated[str, typer.Option(help=f"Size of the models: {', '.join(PRESETS)}.")] = "nano",
+    runs: Annotated[Path, typer.Option(help="Where the trained models are kept and found.")] = Path("runs"),
+    minutes: Annotated[
+        float | None, typer.Option(help="Train each model so long.  [default: 1.1, or as it is if it has finished]")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Train each model so many steps.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Of the window of held-out text.")] = 0,
 ) -> None:
-    """Draw the paper's Figure 12 (ALiBi), and a learned encoding (Kerple) at its start."""
+    """Make the paper's figures: train what is missing, draw, and put all on one page (index.html).
+
+    Figure 12 (ALiBi) needs no training and is there at once. The others: 8 CABLE, 10 Kerple, 13 FIRE, 14 T5-bias
+    (clipped), 15 RoPE. Models are kept in RUNS/figures-ENCODING-PRESET and used again.
+    """
     from relpos.view.paper import draw_figures
 
-    for path, caption in draw_figures(out):
-        typer.echo(f"{path}: {caption}")
+    failed = draw_figures(
+        out, figure or [], preset=preset, runs=runs, seed=seed, minutes=minutes, steps=steps, say=typer.echo
+    )
+    if failed:
+        raise ValueError(f"{len(failed)} of the figures could not be made, see above; the others are in {out}.")
+
+
+def _bar(verb: str) -> Callable[[float], None]:
+    """A line that tells how far it is and how long it takes yet; in a terminal, and after two seconds only."""
+    begun = time.monotonic()
+
+    def show(done: float) -> None:
+        gone = time.monotonic() - begun
+        if sys.stderr.isatty() and (gone > 2 or done >= 1):
+            left = gone * (1 - done) / max(done, 1e-9)
+            line = f"{verb} {done:4.0%}  {int(left) // 60}:{int(left) % 60:02d} left"
+            typer.echo(("\r" + line) if done < 1 else "\r" + " " * len(line) + "\r", nl=False, err=True)
+
+    return show

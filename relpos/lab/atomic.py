@@ -56,9 +56,14 @@ def flush(path: Path) -> None:
 
 def write_text(file: Path, text: str) -> None:
     """Write a file whole: the name holds the old text or the new, never a part."""
+    write_bytes(file, text.encode())
+
+
+def write_bytes(file: Path, data: bytes) -> None:
+    """The same for bytes."""
     part = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        part.write_text(text, encoding="utf-8")
+        part.write_bytes(data)
         flush(part)
         part.replace(file)
     finally:

@@ -21,6 +21,12 @@ class LiveLine:
         else:
             print(line, flush=True, file=stream)
 
+    def clear(self) -> None:
+        """Wipe the line away, for another that stays."""
+        if self.width:
+            print("\r" + " " * self.width, end="\r", flush=True, file=self.stream or sys.stdout)
+            self.width = 0
+
     def end(self) -> None:
         """Leave the last line as it stands."""
         if self.width:

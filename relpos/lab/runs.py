@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 import yaml
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -93,6 +94,7 @@ def open_run(folder: str | Path, position: Mapping[str, Any] | None = None) -> R
         raise ValueError(f"{folder} holds a model of type {kind!r}; those that can be opened are {', '.join(KINDS)}.")
     given = {} if position is None else {"position": dict(position)}
     config = RelposGPT2Config.from_pretrained(folder, **given)
+    transformers.utils.logging.disable_progress_bar()  # of reading the weights, which takes no time
     model = RelposGPT2ForCausalLM.from_pretrained(folder, config=config).eval()
     home = folder if (folder / ABOUT).exists() else folder.parent  # a checkpoint lies in its run's folder
     known = (home / ABOUT).exists()

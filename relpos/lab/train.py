@@ -5,7 +5,7 @@ import dataclasses
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,15 @@ STATE = {CLOCK, SEAL, OPTIMIZER, "trainer_state.json"}  # a checkpoint's files t
 ENDLESS = 10**9  # steps, for a run that the clock ends
 
 
-def train(settings: Settings) -> dict[str, Any]:
-    """Train, and give what is in the folder's result.json. Run by every process of a distributed run alike."""
+def train(settings: Settings, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Train, and give what is in the folder's result.json. Run by every process of a distributed run alike.
+
+    `say` is told the settings and how it begins and ends; the line of progress is printed in any case.
+    """
     assert settings.run.out is not None
     out = Path(settings.run.out)
     state = PartialState(cpu=not torch.cuda.is_available())
-    say = print if state.is_main_process else _silent
+    say = say if state.is_main_process else silent
     with Lock(out) if state.is_main_process else contextlib.nullcontext():
         state.wait_for_everyone()
         return _train(settings, out, state, say)
@@ -246,5 +249,5 @@ def _finish(settings: Settings, out: Path, clock: Clock, say: Any) -> None:
     say(f"{out}: loss {result['loss']:.4f}, held-out {result['heldout_at_start']:.4f} → {result['heldout']:.4f}")
 
 
-def _silent(text: str) -> None:
+def silent(text: str) -> None:
     """Processes beside the first say nothing."""

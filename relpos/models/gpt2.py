@@ -52,13 +52,19 @@ class Attention(nn.Module):
             )
         batch, length, width = x.shape
         position = self.position if shared is None else shared
-        q, k, v = self.c_attn(x).view(batch, length, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        q, k, v = self.project(x)
         gates = None if position is None else position.gates(x)
         if cache is not None:
             k, v, gates = remember(cache, self.layer, k, v, gates, total)
         out = attention(q, k, v, position, gates=gates, documents=documents, padding=padding, scale=self.scale)
         dropped: Tensor = self.drop(self.c_proj(out.transpose(1, 2).reshape(batch, length, width)))
         return dropped
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the normalised input x: each (batch, heads, length, head_dim), unrotated."""
+        batch, length, _ = x.shape
+        q, k, v = self.c_attn(x).view(batch, length, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        return q, k, v
 
 
 class MLP(nn.Module):

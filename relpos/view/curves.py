@@ -1,5 +1,6 @@
 """Curves of what evaluation found: perplexity over length, loss over position."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,9 +10,17 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from relpos.view.figures import STYLE
-
+STYLE: Any = {
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+}
 MARKERS = "osD^vP*Xph"
+# Told apart by the colour-blind too (Paul Tol's muted scheme); the markers tell what colours cannot.
+COLORS = ("#332288", "#cc6677", "#117733", "#88ccee", "#aa4499", "#999933", "#882255", "#44aa99", "#ddcc77", "#555555")
+PANELS = 3  # beside each other
 FEW = 5  # curves that have room for their bands, and for their names inside the panel
 
 
@@ -64,14 +73,44 @@ def draw_positions(series: Mapping[str, Sequence[Mapping[str, Any]]], trained_le
     return figure
 
 
+def draw_position_panels(series: Mapping[str, Sequence[Mapping[str, Any]]], trained_length: int | None) -> Figure:
+    """The same with a panel for each, all on one scale: many in one panel would hide each other."""
+    columns = min(PANELS, len(series))
+    rows = math.ceil(len(series) / columns)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(2.2 * columns + 0.6, 1.6 * rows + 0.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
+        ends = sorted({int(one["to"]) for bins in series.values() for one in bins})
+        ticks = [end for end in ends if end & (end - 1) == 0] or ends
+        for axes, (name, bins) in zip(panels, series.items(), strict=False):
+            middle = [(max(one["from"], 1) * one["to"]) ** 0.5 for one in bins]
+            axes.plot(middle, [one["loss"] for one in bins], color=COLORS[0], linewidth=1.3)
+            axes.plot(middle, [one["control"] for one in bins], color=COLORS[1], linewidth=1.1, linestyle=(0, (4, 2)))
+            _band(axes, middle, bins, COLORS[0])
+            _lengths_below(axes, ticks[:: math.ceil(len(ticks) / 5)], "", None)
+            if trained_length is not None:
+                axes.axvline(trained_length, color="0.45", linewidth=0.8, linestyle=":", zorder=0)
+            axes.set_title(name, loc="left", pad=3)
+            axes.grid(color="0.92", linewidth=0.6)
+            axes.spines[["top", "right"]].set_visible(False)
+        for axes in panels[len(series) :]:
+            axes.set_axis_off()
+        figure.supxlabel("position in the window", fontsize=8)
+        figure.supylabel("loss", fontsize=8)
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+    return figure
+
+
 def _page(curves: int) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(5.2 if curves <= FEW else 6.6, 3.5), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots()
 
 
-def _color(number: int) -> Any:
-    return mpl.colormaps["tab10"](number % 10)
+def _color(number: int) -> str:
+    return COLORS[number % len(COLORS)]
 
 
 def _band(axes: Axes, x: Sequence[float], rows: Sequence[Mapping[str, Any]], color: Any) -> None:

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
-from relpos.view.figures import STYLE
+from relpos.view.curves import STYLE
 
 
 def draw_accuracy(results: Sequence[Mapping[str, Any]]) -> Figure:
