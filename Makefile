@@ -35,6 +35,7 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/skipping.py
 
 bench-train: $(INSTALLED)
 	$(BIN)/python benchmarks/train.py

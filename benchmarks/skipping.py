@@ -55,12 +55,18 @@ def interval(ratios: np.ndarray) -> tuple[float, float, float]:
     return float(np.median(ratios)), float(low), float(high)
 
 
+def tell(title: str, ratios: list[float]) -> None:
+    middle, low, high = interval(np.array(ratios))
+    print(f"{title:38} {middle - 1:+.1%}  [{low - 1:+.1%}, {high - 1:+.1%}]", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
     given = parser.parse_args()
     torch.set_flush_denormal(True)
     print(f"{native.isa()}, {torch.get_num_threads()} threads, {given.rounds} pairs")
+    every: list[float] = []
     for name in ("clipped", "cable_nw"):
         for length in LENGTHS:
             for backward in (False, True):
