@@ -77,11 +77,9 @@ def main() -> None:
                     taken = {skip: seconds(run, skip) for skip in (first, not first)}
                     if turn >= 0:
                         ratios.append(taken[True] / taken[False])
-                middle, low, high = interval(np.array(ratios))
-                what = "forward + backward" if backward else "forward"
-                print(
-                    f"{name:10} {length:6} {what:20} {middle - 1:+.1%}  [{low - 1:+.1%}, {high - 1:+.1%}]", flush=True
-                )
+                every += ratios
+                tell(f"{name:10} {length:6} {'forward + backward' if backward else 'forward':20}", ratios)
+    tell(f"all {len(every)} pairs", every)
 
 
 if __name__ == "__main__":
