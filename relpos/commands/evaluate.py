@@ -18,7 +18,7 @@ def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of trained models.")],
     lengths: Annotated[
         str | None,
-        typer.Option(help="With commas between.  [default: 1, 2, 4, 8, 16 times the trained length]"),
+        typer.Option(help="In tokens, with commas between. (default: 1, 2, 4, 8, 16 times the trained length)"),
     ] = None,
     protocol: Annotated[
         str, typer.Option(help=f"{PROTOCOLS}: which tokens are scored, and what stands before them.")
@@ -28,23 +28,21 @@ def evaluate(
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option(help="Of sliding, and of the control of positions.  [default: a half, a quarter of the length]"),
+        typer.Option(help="Of sliding, and of the control of positions. (default: a half, a quarter of the length)"),
     ] = None,
     last: Annotated[
-        int | None, typer.Option(help="Tokens of a window that the protocol last scores.  [default: 256]")
+        int | None, typer.Option(help="Tokens of a window that the protocol last scores. (default: 256)")
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(
-            help="Score at most so many at a length, spread over the text.  [default: a million; last: 16384]"
-        ),
+        typer.Option(help="Score at most so many at a length, spread over the text. (default: a million; last: 16384)"),
     ] = None,
     rope_scaling: Annotated[
         str | None,
         typer.Option(help="Scalings to try on a rope model, without training: linear,ntk,dynamic,yarn:4,llama3."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write to.  [default: RUN/evaluation; evaluation for several]")
+        Path | None, typer.Option(help="Folder to write to. (default: RUN/evaluation; evaluation for several)")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the draws that give the confidence intervals.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
