@@ -285,8 +285,10 @@ evaluate(open_run({str(rope.folder)!r}), {LENGTHS}, tokens=512, out=Path({str(tm
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scoring.Scorer, "_cells", counting(computed))
             resumed = evaluate(rope, LENGTHS, tokens=512, out=tmp_path / "killed", say=quiet)
-        assert len(computed) == 8 + 8 + 8 - 10
-        assert without_work(resumed) == without_work(straight)
+            assert len(computed) == 8 + 8 + 8 - 10
+            again = evaluate(rope, LENGTHS, tokens=512, out=tmp_path / "killed", say=quiet)
+            assert len(computed) == 8 + 8 + 8 - 10  # nothing was written onto the line that was cut
+        assert without_work(resumed) == without_work(again) == without_work(straight)
 
     def test_when_finished_computes_nothing(self, rope, tmp_path):
         first = evaluate(rope, [16], tokens=256, out=tmp_path, say=quiet)

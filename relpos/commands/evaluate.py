@@ -19,7 +19,7 @@ def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of trained models.")],
     lengths: Annotated[
         str | None,
-        typer.Option(help="With commas between.  [default: 1, 2, 4, 8, 16 times the trained length]"),
+        typer.Option(help="In tokens, with commas between. (default: 1, 2, 4, 8, 16 times the trained length)"),
     ] = None,
     protocol: Annotated[
         str, typer.Option(help=f"{PROTOCOLS}: which tokens are scored, and what stands before them.")
@@ -29,16 +29,14 @@ def evaluate(
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option(help="Of sliding, and of the control of positions.  [default: a half, a quarter of the length]"),
+        typer.Option(help="Of sliding, and of the control of positions. (default: a half, a quarter of the length)"),
     ] = None,
     last: Annotated[
-        int | None, typer.Option(help="Tokens of a window that the protocol last scores.  [default: 256]")
+        int | None, typer.Option(help="Tokens of a window that the protocol last scores. (default: 256)")
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(
-            help="Score at most so many at a length, spread over the text.  [default: a million; last: 16384]"
-        ),
+        typer.Option(help="Score at most so many at a length, spread over the text. (default: a million; last: 16384)"),
     ] = None,
     rope_scaling: Annotated[
         str | None,
@@ -50,7 +48,7 @@ def evaluate(
     ] = None,
     samples: Annotated[int, typer.Option(help="Sequences of the task at each length.", min=1)] = 100,
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write to.  [default: RUN/evaluation; evaluation for several]")
+        Path | None, typer.Option(help="Folder to write to. (default: RUN/evaluation; evaluation for several)")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the draws that give the confidence intervals.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,

@@ -21,7 +21,7 @@ MARKERS = "osD^vP*Xph"
 # Told apart by the colour-blind too (Paul Tol's muted scheme); the markers tell what colours cannot.
 COLORS = ("#332288", "#cc6677", "#117733", "#88ccee", "#aa4499", "#999933", "#882255", "#44aa99", "#ddcc77", "#555555")
 PANELS = 3  # beside each other
-FEW = 5  # curves that have room for their bands, and for their names inside the panel
+FEW = 5  # names that have room inside the panel
 
 
 def draw_curves(series: Mapping[str, Sequence[Mapping[str, Any]]], trained_length: int | None) -> Figure:
@@ -39,7 +39,7 @@ def draw_curves(series: Mapping[str, Sequence[Mapping[str, Any]]], trained_lengt
             color = _color(number)
             points = [[row[key] for row in good] for key in ("length", "perplexity")]
             axes.plot(*points, color=color, marker=MARKERS[number % 10], markersize=3.5, linewidth=1.3, label=label)
-            _band(axes, points[0], good, color)
+            _band(axes, points[0], good, color, len(series))
             if good and stops:
                 axes.plot(good[-1]["length"], good[-1]["perplexity"], "x", color=color, markersize=9)
         axes.set_yscale("log")
@@ -64,7 +64,7 @@ def draw_positions(series: Mapping[str, Sequence[Mapping[str, Any]]], trained_le
             color = _color(number)
             axes.plot(middle, [one["loss"] for one in bins], color=color, linewidth=1.3, label=name)
             axes.plot(middle, [one["control"] for one in bins], color=color, linewidth=1.0, linestyle=(0, (4, 2)))
-            _band(axes, middle, bins, color)
+            _band(axes, middle, bins, color, len(series))
         axes.plot([], [], color="0.3", linewidth=1.0, linestyle=(0, (4, 2)), label="its control")
         doublings = [end for end in ends if end & (end - 1) == 0] or ends
         _lengths_below(axes, doublings, "position in the window", trained_length)
@@ -113,10 +113,10 @@ def _color(number: int) -> str:
     return COLORS[number % len(COLORS)]
 
 
-def _band(axes: Axes, x: Sequence[float], rows: Sequence[Mapping[str, Any]], color: Any) -> None:
+def _band(axes: Axes, x: Sequence[float], rows: Sequence[Mapping[str, Any]], color: Any, curves: int) -> None:
     known = [(place, row) for place, row in zip(x, rows, strict=True) if row["low"] is not None]
     low, high = ([row[key] for _, row in known] for key in ("low", "high"))
-    axes.fill_between([place for place, _ in known], low, high, color=color, alpha=0.12, linewidth=0)
+    axes.fill_between([place for place, _ in known], low, high, color=color, alpha=min(0.15, 0.3 / curves), linewidth=0)
 
 
 def _lengths_below(axes: Axes, lengths: Sequence[int], title: str, trained_length: int | None) -> None:
