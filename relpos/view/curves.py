@@ -87,7 +87,7 @@ def draw_position_panels(series: Mapping[str, Sequence[Mapping[str, Any]]], trai
             middle = [(max(one["from"], 1) * one["to"]) ** 0.5 for one in bins]
             axes.plot(middle, [one["loss"] for one in bins], color=COLORS[0], linewidth=1.3)
             axes.plot(middle, [one["control"] for one in bins], color=COLORS[1], linewidth=1.1, linestyle=(0, (4, 2)))
-            _band(axes, middle, bins, COLORS[0])
+            _band(axes, middle, bins, COLORS[0], 1)
             _lengths_below(axes, ticks[:: math.ceil(len(ticks) / 5)], "", None)
             if trained_length is not None:
                 axes.axvline(trained_length, color="0.45", linewidth=0.8, linestyle=":", zorder=0)
