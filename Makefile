@@ -1,5 +1,6 @@
 # Everything runs in .venv, installed from constraints.txt. Needs Python 3.11 or newer, make and a C++ compiler.
-#   make figures   draw the paper's figures into figures/
+#   make figures   the paper's figures into figures/: trains what is missing in runs/, five models of about a minute;
+#                  ARGS="--figure 12" passes on options of relpos figures
 #   make test      the test suite        make test-all   and its slow part
 #   make lint      ruff and mypy         make bench      speed, as ratios in one run
 #   make bench-train   speed of a training step, the same way; make bench-evaluate   evaluation at 16,384 tokens
@@ -11,7 +12,7 @@ INSTALLED := .venv/installed
 .PHONY: figures test test-all lint bench bench-train bench-evaluate clean
 
 figures: $(INSTALLED)
-	$(BIN)/relpos figures --out figures
+	$(BIN)/relpos figures --out figures $(ARGS)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not slow"

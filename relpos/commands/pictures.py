@@ -49,7 +49,7 @@ def draw(
     relpos draw alibi                                the bias of 12 heads over 512 tokens
     relpos draw runs/cable --text "To be or not to be" --tokens
     relpos draw runs/cable --layer all               every layer and head, small
-    relpos draw fire --show profile --length 65536   bias against distance
+    relpos draw kerple_log --show profile            bias against distance
     """
     from relpos.lab.files import read_file
     from relpos.view.figures import FORMATS, WIDTHS

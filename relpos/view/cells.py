@@ -24,20 +24,25 @@ class Cells:
 
     def add(self, values: Tensor) -> None:
         """Some rows, the last one ending on the diagonal: (heads, rows, keys) in float64, NaN where not seen."""
-        heads, rows, keys = values.shape
-        columns = math.ceil(keys / self.size)
-        padded = F.pad(values, (0, columns * self.size - keys), value=torch.nan)
-        cells = padded.view(heads, rows, columns, self.size)
-        seen = cells.isfinite()
-        row = (torch.arange(keys - rows, keys) // self.size)[None, :, None].expand(heads, rows, columns)  # of cells
+        _, rows, keys = values.shape
+        first = keys - rows
+        seen = values.isfinite()
+        low, high = torch.where(seen, values, torch.inf), torch.where(seen, values, -torch.inf)
+        total = torch.where(seen, values, 0.0)
+        for row in range(first // self.size, math.ceil(keys / self.size)):
+            inside = slice(max(0, row * self.size - first), (row + 1) * self.size - first)
+            here = (slice(None), row, slice(math.ceil(keys / self.size)))
+            # Rows before columns: along memory, it is quicker.
+            self.low[here] = self.low[here].minimum(self._columns(low[:, inside].amin(dim=1), torch.inf).amin(dim=-1))
+            self.high[here] = self.high[here].maximum(
+                self._columns(high[:, inside].amax(dim=1), -torch.inf).amax(dim=-1)
+            )
+            self.total[here] += self._columns(total[:, inside].sum(dim=1)).sum(dim=-1)
+            self.count[here] += self._columns(seen[:, inside].sum(dim=1)).sum(dim=-1)
 
-        def gather(kept: Tensor, found: Tensor, how: str) -> None:
-            kept[:, :, :columns].scatter_reduce_(1, row, found, how)
-
-        gather(self.low, torch.where(seen, cells, torch.inf).amin(dim=-1), "amin")
-        gather(self.high, torch.where(seen, cells, -torch.inf).amax(dim=-1), "amax")
-        gather(self.total, torch.where(seen, cells, 0.0).sum(dim=-1), "sum")
-        gather(self.count, seen.sum(dim=-1).double(), "sum")
+    def _columns(self, x: Tensor, fill: float = 0) -> Tensor:
+        """A row of keys (heads, keys) as columns of cells: (heads, columns, size)."""
+        return F.pad(x, (0, -x.shape[-1] % self.size), value=fill).view(len(x), -1, self.size)
 
     def repeat_along_diagonals(self) -> None:
         """Fill all rows of whole cells from the last such row, for a map that is a function of the distance alone."""

@@ -37,6 +37,7 @@ class Layer:
         """Number of tokens."""
         return self.call.keys
 
+    @torch.no_grad()
     def rows(self, show: str, first: int, last: int) -> Tensor:
         """The rows first…last of a map: (heads, rows, last + 1), NaN where a key is not seen.
 
@@ -59,10 +60,11 @@ class Layer:
                 values = values.masked_fill(~visible, -torch.inf).softmax(dim=-1)
         return values.masked_fill(~visible, torch.nan)[0]
 
-    def by_distance(self, show: str) -> bool:
-        """Whether the map is a function of the distance alone, by the form of the bias."""
+    @property
+    def by_distance(self) -> bool:
+        """Whether the bias is a function of the distance alone, by its form."""
         parts = terms(self.form)
-        return show == "bias" and bool(parts) and all(isinstance(part, Toeplitz) for part in parts)
+        return bool(parts) and all(isinstance(part, Toeplitz) for part in parts)
 
     def numbers_a_key(self) -> int:
         """Numbers that are written out for a row and key: one a head, or one a unit of a network."""

@@ -8,11 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from relpos.encodings.forms import Form, terms
 from relpos.view.cells import PIXELS, Cells
 from relpos.view.layers import Layer
 from relpos.view.numbers import Diagonals, Share, context_dependence, uniformity
+from relpos.view.pieces import Pieces, has_pieces
 
-NUMBERS = 2**21  # that a tile writes out at a time
+NUMBERS = 2**18  # that a tile writes out at a time; 2 MB in float64, which stay near the caches
 
 
 @dataclass(frozen=True)
@@ -54,31 +56,46 @@ def look(
     cells = Cells(heads, length, pixels)
     mine, others = Diagonals(heads, length), Diagonals(heads, length)
     difference = torch.zeros(heads, dtype=torch.float64)
-    # Of a function of the distance, one row of cells tells all the others, and the last row of tokens all diagonals.
-    short = cells.size > 1 and layer.by_distance(show) and (other is None or other.by_distance(show))
-    begin = max(0, length // cells.size - 1) * cells.size if short else 0
-    for first, last in tiles(layer, begin):
-        values = layer.rows(show, first, last).double()
-        cells.add(values)
-        if not short:
+    long = cells.size > 1 and show == "bias" and (other is None or same(layer.form, other.form))
+    if long and layer.by_distance:
+        _by_distance(layer, cells, mine)
+        others = mine
+    elif long and has_pieces(layer.form):
+        pieces = Pieces(layer.form)  # type: ignore[arg-type]
+        pieces.fill_cells(cells, progress)
+        pieces.fill_diagonals(mine)
+        others = mine
+    else:
+        for first, last in tiles(layer, 0):
+            values = layer.rows(show, first, last).double()
+            cells.add(values)
             mine.add(values)
             if other is not None:
                 compared = other.rows(show, first, last).double()
                 others.add(compared)
                 difference += squares(values - compared)
-        progress((last + 1 - begin) * (last + 1 + begin) / (length - begin) / (length + begin))
-    if short:
-        cells.repeat_along_diagonals()
-        here, there = (
-            one.rows(show, length - 1, length - 1)[:, 0].double().flip(-1) for one in (layer, other or layer)
-        )
-        mine.add_distances(here)
-        others.add_distances(there)
-        difference = ((here - there).nan_to_num() ** 2 * mine.count).sum(dim=1)
+            progress(((last + 1) / length) ** 2)
     low, mean, high = cells.finished()
     profile = torch.stack([mine.low, mine.mean, mine.high]).float().numpy()
     context = None if other is None else context_dependence(mine, others, difference)
     return Map(layer.number, show, length, cells.size, low, mean, high, profile, uniformity(mine), context)
+
+
+def _by_distance(layer: Layer, cells: Cells, found: Diagonals) -> None:
+    """Of a function of the distance, one row of cells tells all others, and the last row of tokens all diagonals."""
+    for first, last in tiles(layer, (layer.length // cells.size - 1) * cells.size):
+        values = layer.rows("bias", first, last).double()
+        cells.add(values)
+    cells.repeat_along_diagonals()
+    found.add_distances(values[:, -1].flip(-1))
+
+
+def same(one: Form | None, other: Form | None) -> bool:
+    """Whether two biases are made of the same numbers."""
+    pairs = zip(terms(one), terms(other), strict=False)
+    alike = len(terms(one)) == len(terms(other)) and all(type(a) is type(b) for a, b in pairs)
+    mine, theirs = ([x for part in terms(form) for _, x in part.tensors()] for form in (one, other))
+    return alike and all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
 def tiles(layer: Layer, begin: int) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,49 @@
+"""Time and peak memory of drawing a long map: python benchmarks/draw.py [NAME …] [--length 65536]
+
+Each is drawn in a process of its own: 12 heads, the bias (or the scores), one PNG. The time is that of drawing, without
+starting Python and importing.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+
+CHILD = """
+import json, resource, sys, time
+from relpos.view import draw
+begun = time.perf_counter()
+draw(sys.argv[1], length=int(sys.argv[2])).save(sys.argv[3] + "/map.png")
+seconds = time.perf_counter() - begun
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+print(json.dumps({"encoding": sys.argv[1], "length": int(sys.argv[2]), "seconds": seconds, "megabytes": peak}))
+"""
+NAMES = ["alibi", "kerple_log", "clipped", "fire"]
+
+
+def measure(name: str, length: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", CHILD, name, str(length), folder]
+        return dict(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=NAMES)
+    parser.add_argument("--length", type=int, default=65536)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    found = []
+    for name in given.names:
+        found.append(measure(name, given.length))
+        if not given.json:
+            print(
+                "{encoding:12} {length} tokens  {seconds:6.1f} s  {megabytes:6.0f} MB".format(**found[-1]), flush=True
+            )
+    if given.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""relpos figures: the files, the numbers in them, and what happens when a training fails."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from relpos.cli import app
+from relpos.encodings.registry import encoding, names
+from relpos.view import paper
+from relpos.view.paper import FIGURES, draw_figures, needs_training
+
+SEED = json.loads((Path(__file__).parent / "data" / "seed-figures.json").read_text())["figures"]
+SMALL = {"data.tokenizer": "bpe-280", "run.batch": 2, "run.eval_windows": 2}
+
+
+@pytest.fixture
+def small(world, monkeypatch):
+    """Figures of 16 tokens, from models that are trained for three steps."""
+    monkeypatch.setattr(paper, "LENGTH", 16)
+    return {"settings": {**SMALL, "data.corpus": str(world / "text.txt")}}
+
+
+def test_figure_12_comes_without_training_and_has_the_ticks_of_the_paper(tmp_path):
+    result = CliRunner().invoke(app, ["figures", "--figure", "12", "--out", str(tmp_path / "figures")])
+    assert result.exit_code == 0, result.output
+    told = json.loads((tmp_path / "figures" / "figure12-alibi.json").read_text())
+    assert (told["figure"], told["encoding"], told["shows"], told["length"]) == (12, "alibi", "bias", 512)
+    (layer,) = told["layers"]
+    assert (layer["uniformity"], layer["context_dependence"]) == (1.0, 0.0)
+    for head in layer["heads"]:
+        assert sorted(head["ticks"]) == pytest.approx(sorted(SEED["12"]["heads"][str(head["head"])]), abs=1e-9)
+        assert head["minimum"] == pytest.approx(-511 * 2 ** (-8 * head["head"] / 12))
+        assert (head["maximum"], head["uniformity"]) == (0.0, 1.0)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_figures_are_those_of_the_paper():
+    as_here = {"kerple": "kerple_log", "t5": "clipped"}  # what the paper's names are called here
+    printed = {int(number): as_here.get(one["encoding"], one["encoding"]) for number, one in SEED.items()}
+    assert {figure.number: figure.encoding for figure in FIGURES} == {**printed, 8: "cable"}
+    assert FIGURES[0].number == 12
+
+
+def test_only_what_training_cannot_change_needs_none():
+    free = {name for name in names() if not needs_training(encoding(name, 12, 16))}
+    assert free == {"alibi", "sandwich"}
+
+
+def test_figures_are_trained_drawn_and_listed(small, tmp_path):
+    said = []
+    runs, out = tmp_path / "runs", tmp_path / "figures"
+    assert draw_figures(out, [8, 12, 15], runs=runs, steps=3, say=said.append, **small) == []
+    stems = ("figure8-cable", "figure12-alibi", "figure15-rope")
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        ["index.html", *(stem + suffix for stem in stems for suffix in (".png", ".pdf", ".json"))]
+    )
+    for stem in stems:
+        assert (out / f"{stem}.pdf").read_bytes().startswith(b"%PDF")
+        assert (out / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
+    rope = json.loads((out / "figure15-rope.json").read_text())
+    assert (rope["shows"], rope["seed"], rope["layers"][0]["layer"]) == ("scores", 0, 4)
+    assert rope["training"]["steps"] == 3
+    assert rope["training"]["tokens"] == 3 * 2 * 16
+    assert {"seconds", "heldout", "position_rate"} <= set(rope["training"])
+    assert {"document", "offset", "first_words"} <= set(rope["input"])
+    assert {"relpos", "torch", "matplotlib"} <= set(rope["versions"])
+    assert rope["model"]["preset"] == "nano"
+    for head in rope["layers"][0]["heads"]:
+        assert head["minimum"] <= min(head["ticks"]) <= max(head["ticks"]) <= head["maximum"]
+        assert 0 <= head["uniformity"] <= 1
+        assert head["context_dependence"] > 0
+    assert "Trained 3 steps" in rope["caption"]
+    assert f"Uniformity along diagonals {rope['layers'][0]['uniformity']:.3f}" in rope["caption"]
+
+    before = (runs / "figures-rope-nano" / "model.safetensors").stat().st_mtime_ns
+    again = []
+    assert draw_figures(out, [15], runs=runs, seed=1, say=again.append, **small) == []
+    assert (runs / "figures-rope-nano" / "model.safetensors").stat().st_mtime_ns == before
+    assert "taken as it is" in again[0]
+    assert json.loads((out / "figure15-rope.json").read_text())["input"] != rope["input"]
+
+    page = (out / "index.html").read_text()
+    assert re.findall(r"<h2>(.*?)</h2>", page) == ["Figure 8: cable", "Figure 12: alibi", "Figure 15: rope"]
+    for target in re.findall(r'(?:src|href)="([^"#]+)"', page):
+        assert target == "https://arxiv.org/abs/2503.08067" or (out / target).exists()
+    assert "<script" not in page
+    assert "<link" not in page
+    assert rope["caption"].split(".")[0] in page
+
+
+def test_a_training_that_fails_is_told_and_the_others_go_on(small, tmp_path):
+    said = []
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "figures-fire-nano").write_text("in the way")
+    failed = draw_figures(tmp_path, [12, 13, 14], runs=tmp_path / "runs", steps=1, say=said.append, **small)
+    assert len(failed) == 1
+    assert failed[0].startswith("Figure 13 (fire) was not made: ")
+    assert failed[0] in said
+    assert (tmp_path / "figure14-clipped.png").exists()
+    assert "figure13" not in (tmp_path / "index.html").read_text()
+
+
+def test_what_went_wrong_ends_the_command_with_a_sentence(tmp_path):
+    (tmp_path / "runs").write_text("in the way")
+    arguments = ["--figure", "12", "--figure", "10", "--out", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    result = CliRunner().invoke(app, ["figures", *arguments])
+    assert isinstance(result.exception, ValueError)
+    assert "1 of the figures could not be made" in str(result.exception)
+    assert (tmp_path / "figure12-alibi.png").exists()
+
+
+def test_a_figure_the_paper_does_not_have_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="there is no figure 11; those of encodings are 8, 10, 12, 13, 14, 15"):
+        draw_figures(tmp_path, [11])
