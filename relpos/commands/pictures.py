@@ -111,13 +111,15 @@ def figures(
 
 def _bar(verb: str) -> Callable[[float], None]:
     """A line that tells how far it is and how long it takes yet; in a terminal, and after two seconds only."""
-    begun = time.monotonic()
+    from relpos.lab.live import LiveLine, clock_time
+
+    begun, line = time.monotonic(), LiveLine(sys.stderr)
 
     def show(done: float) -> None:
         gone = time.monotonic() - begun
-        if sys.stderr.isatty() and (gone > 2 or done >= 1):
-            left = gone * (1 - done) / max(done, 1e-9)
-            line = f"{verb} {done:4.0%}  {int(left) // 60}:{int(left) % 60:02d} left"
-            typer.echo(("\r" + line) if done < 1 else "\r" + " " * len(line) + "\r", nl=False, err=True)
+        if done >= 1:
+            line.clear()
+        elif sys.stderr.isatty() and gone > 2:
+            line(f"{verb} {done:4.0%}  {clock_time(gone * (1 - done) / max(done, 1e-9))} left")
 
     return show
