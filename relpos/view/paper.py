@@ -16,8 +16,8 @@ from relpos.view.picture import Picture, draw
 LENGTH = 512  # tokens, as printed
 MINUTES = 1.1  # a model is trained unless it is said how long
 BATCH = 4  # windows a step: in so short a time, more steps of less
-# Of tables and curves of the distance: at the rate of the weights they hardly leave their start. Where the bias is made of
-# the input, its parameters are weights like others, and have the rate of the others.
+# Of tables and curves of the distance: at the rate of the weights they hardly leave their start. Where the bias is made
+# of the input, its parameters are weights like others, and have the rate of the others.
 POSITION_RATE = 0.03
 
 
