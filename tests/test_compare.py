@@ -64,7 +64,7 @@ def main_process(out: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code, "compare", "--out", str(out)])
 
 
-def wait_until(true, seconds=60.0):
+def wait_until(true, seconds=300.0):  # far more than it takes: the machine may be busy
     limit = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < limit, "it has not come about"
@@ -151,11 +151,11 @@ def interrupted(world, shared):
     process.kill()
     process.wait()
     dead = holder(out, Part("learned", 0))
-    wait_until(lambda: gone(dead), 5)
+    wait_until(lambda: gone(dead), 60)
     finished = (out / "alibi-s0" / RECORD).stat().st_mtime_ns
     assert "windows" not in read_record(out, Part("learned", 0))
     both = [main_process(out) for _ in range(2)]
-    assert [process.wait(120) for process in both] == [1, 1]  # one part fails
+    assert [process.wait(300) for process in both] == [1, 1]  # one part fails
     return Interrupted(out, dead, finished)
 
 
@@ -189,7 +189,7 @@ def test_a_part_whose_process_is_killed_is_one_failed_row(world, shared):
     lock = out / "alibi-s0" / LOCK
     wait_until(lambda: lock.exists() and lock.read_text())
     os.kill(holder(out, Part("alibi", 0)), signal.SIGKILL)
-    thread.join(30)
+    thread.join(120)
     assert "ended by SIGKILL" in read_record(out, Part("alibi", 0))["error"]
     assert "1 of 1 parts, 1 failed" in said[-1]
 
@@ -201,7 +201,7 @@ def test_ctrl_c_stops_the_parts(world, shared):
     lock = out / "alibi-s0" / LOCK
     wait_until(lambda: lock.exists() and lock.read_text())
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
+    assert process.wait(120) == 130
     assert gone(holder(out, Part("alibi", 0)))
     assert read_record(out, Part("alibi", 0)) == {}
 
