@@ -35,6 +35,8 @@ class TaskWindows(Dataset[dict[str, Tensor]]):
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if not 0 <= index < self.count:
+            raise IndexError(index)  # what ends a loop over them
         length = int(np.random.default_rng([self.seed, index]).integers(self.shortest, self.length + 1))
         sample = self.task.draw(length, self.seed, index, self.part)
         room = (0, self.length - length)
