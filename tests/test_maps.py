@@ -242,9 +242,8 @@ def test_fire_by_its_pieces_is_fire_entry_by_entry(length):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["alibi", "fire"])
-def test_65536_tokens_of_a_static_encoding_are_quick_and_small(name):
+def test_65536_tokens_of_a_static_encoding_take_little_memory(name):
     script = Path(__file__).parent.parent / "benchmarks" / "draw.py"
     run = subprocess.run([sys.executable, script, name, "--json"], capture_output=True, text=True, check=True)
     (found,) = json.loads(run.stdout)
     assert found["megabytes"] < 1024
-    assert found["seconds"] < 30
