@@ -59,8 +59,14 @@ def whole(world, shared):
 
 
 def main_process(out: Path) -> subprocess.Popen[bytes]:
-    """The command in a process of its own."""
-    code = "import os; os.cpu_count = lambda: 1; from relpos.cli import main; main()"
+    """The command in a process of its own, which hears Ctrl-C even where the tests run in the background."""
+    code = """
+import os, signal
+os.cpu_count = lambda: 1
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from relpos.cli import main
+main()
+"""
     return subprocess.Popen([sys.executable, "-c", code, "compare", "--out", str(out)])
 
 
