@@ -44,12 +44,23 @@ class Cells:
         """A row of keys (heads, keys) as columns of cells: (heads, columns, size)."""
         return F.pad(x, (0, -x.shape[-1] % self.size), value=fill).view(len(x), -1, self.size)
 
-    def repeat_along_diagonals(self) -> None:
-        """Fill all rows of whole cells from the last such row, for a map that is a function of the distance alone."""
-        last = self.length // self.size - 1
-        for kept in (self.low, self.high, self.total, self.count):
-            for row in range(last):
-                kept[:, row, : row + 1] = kept[:, last, last - row : last + 1]
+    def fill_from_distances(self, values: Tensor) -> None:
+        """All cells of a map that is a function of the distance alone: (heads, length), in float64, by distance."""
+        side = self.low.shape[-1]
+        for rows in (self.size, self.length - (side - 1) * self.size):  # the last cells may have fewer, and come last
+            # Cells that are d apart hold the distances around d · size, those in the middle most often.
+            wide = self.size + rows - 1
+            padded = F.pad(values, (self.size - 1, wide), value=torch.nan)
+            around = padded.unfold(-1, wide, self.size)[:, :side]  # (heads, cells apart, distances)
+            place = torch.arange(wide)
+            often = torch.stack([place + 1, wide - place]).amin(dim=0).clamp(max=min(rows, self.size))
+            seen = around.isfinite()
+            low = torch.where(seen, around, torch.inf).amin(dim=-1)
+            high = torch.where(seen, around, -torch.inf).amax(dim=-1)
+            total, count = (torch.where(seen, around, 0.0) * often).sum(dim=-1), (seen * often).sum(dim=-1)
+            for row in range(0 if rows == self.size else side - 1, side):
+                for kept, found in ((self.low, low), (self.high, high), (self.total, total), (self.count, count)):
+                    kept[:, row, : row + 1] = found[:, : row + 1].flip(-1)
 
     def finished(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
         """Minimum, mean and maximum of every cell: (heads, side, side), NaN where nothing is seen."""

@@ -58,7 +58,9 @@ def look(
     difference = torch.zeros(heads, dtype=torch.float64)
     long = cells.size > 1 and show == "bias" and (other is None or same(layer.form, other.form))
     if long and layer.by_distance:
-        _by_distance(layer, cells, mine)
+        along = layer.rows("bias", length - 1, length - 1)[:, 0].double().flip(-1)  # (heads, length), by distance
+        cells.fill_from_distances(along)
+        mine.fill_from_distances(along)
         others = mine
     elif long and has_pieces(layer.form):
         pieces = Pieces(layer.form)  # type: ignore[arg-type]
@@ -66,7 +68,7 @@ def look(
         pieces.fill_diagonals(mine)
         others = mine
     else:
-        for first, last in tiles(layer, 0):
+        for first, last in tiles(layer):
             values = layer.rows(show, first, last).double()
             cells.add(values)
             mine.add(values)
@@ -81,15 +83,6 @@ def look(
     return Map(layer.number, show, length, cells.size, low, mean, high, profile, uniformity(mine), context)
 
 
-def _by_distance(layer: Layer, cells: Cells, found: Diagonals) -> None:
-    """Of a function of the distance, one row of cells tells all others, and the last row of tokens all diagonals."""
-    for first, last in tiles(layer, (layer.length // cells.size - 1) * cells.size):
-        values = layer.rows("bias", first, last).double()
-        cells.add(values)
-    cells.repeat_along_diagonals()
-    found.add_distances(values[:, -1].flip(-1))
-
-
 def same(one: Form | None, other: Form | None) -> bool:
     """Whether two biases are made of the same numbers."""
     pairs = zip(terms(one), terms(other), strict=False)
@@ -98,14 +91,11 @@ def same(one: Form | None, other: Form | None) -> bool:
     return alike and all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
-def tiles(layer: Layer, begin: int) -> Iterator[tuple[int, int]]:
-    """First and last row of each tile, from the row `begin` to the end."""
-    first = begin
-    while first < layer.length:
-        rows = max(1, NUMBERS // layer.numbers_a_key() // layer.length)
-        last = min(first + rows, layer.length) - 1
-        yield first, last
-        first = last + 1
+def tiles(layer: Layer) -> Iterator[tuple[int, int]]:
+    """First and last row of each tile."""
+    rows = max(1, NUMBERS // layer.numbers_a_key() // layer.length)
+    for first in range(0, layer.length, rows):
+        yield first, min(first + rows, layer.length) - 1
 
 
 def squares(difference: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class Diagonals:
         self.low[:, :keys] = torch.minimum(self.low[:, :keys], low)
         self.high[:, :keys] = torch.maximum(self.high[:, :keys], high)
 
-    def add_distances(self, values: Tensor) -> None:
+    def fill_from_distances(self, values: Tensor) -> None:
         """All diagonals at once, where each is one value: (heads, length), by distance."""
         seen = values.isfinite()
         self.count = seen * counts(self.length)

@@ -30,9 +30,11 @@ class Pieces:
         self.length = len(self.row)
 
     def values(self, x: Tensor) -> Tensor:
-        """f_h at x (…): (…, heads)."""
-        bent = F.relu(x[..., None] - self.knot) @ self.bend.T
-        return bent.add_(self.base).add_(x[..., None] * self.gain)
+        """f_h at x (…), in the dtype of x: (heads, …)."""
+        knot, base, gain, bend = (numbers.to(x.dtype) for numbers in (self.knot, self.base, self.gain, self.bend))
+        flat = x.flatten()
+        bent = torch.addmm(base[:, None], bend, (flat - knot[:, None]).relu_())
+        return bent.addcmul_(gain[:, None], flat).view(-1, *x.shape)
 
     def fill_cells(self, cells: Cells, progress: Callable[[float], None]) -> None:
         """Minimum, mean and maximum of every cell."""
@@ -64,18 +66,14 @@ class Pieces:
         return self.base[:, None] * number + self.gain[:, None] * x + self.bend @ bent.T
 
     def _extremes(self, i: Tensor, edge: Tensor, after: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """The smallest and the largest of every cell over the rows i: (heads, columns)."""
-        columns = edge.shape[1] - 1
-        ends = torch.stack([edge[:, 1:], edge[:, :-1] - 1], dim=-1)  # first and last distance: (rows, columns, 2)
-        ends = ends.clamp(min=0)  # of a cell without an entry in this row: the diagonal's, which is in the last cell
-        found = self.values(self.table[ends] * self.inverse[i, None, None])  # (rows, columns, 2, heads)
-        empty = (edge[:, 1:] == edge[:, :-1])[..., None, None]
-        low = found.masked_fill(empty, torch.inf).amin(dim=(0, 2)).T.contiguous()  # (heads, columns)
-        high = found.masked_fill(empty, -torch.inf).amax(dim=(0, 2)).T.contiguous()
-        near = torch.cat([after - 1, after], dim=-1).clamp(min=0)
-        near = near.minimum(i[:, None])  # beside each knot: (rows, 2 · knots)
-        found = self.values(self.table[near] * self.inverse[i, None]).flatten(0, 1).T  # (heads, entries)
-        cell = ((i[:, None] - near) // size).flatten().clamp(max=columns - 1).expand_as(found)
+        """The smallest and the largest of every cell over the rows i: (heads, columns). In float32, as in the map."""
+        inverse = self.inverse[i, None].float()
+        ends = torch.stack([edge[:, 1:], edge[:, :-1] - 1], dim=1)  # first and last distance: (rows, 2, columns)
+        found = self.values(self.table[ends].float() * inverse[..., None])  # (heads, rows, 2, columns)
+        low, high = found.amin(dim=1).amin(dim=1), found.amax(dim=1).amax(dim=1)  # (heads, columns)
+        near = torch.cat([after - 1, after], dim=-1).clamp(min=0).minimum(i[:, None])  # beside knots: (rows, 2 · knots)
+        found = self.values(self.table[near].float() * inverse).flatten(1)  # (heads, entries)
+        cell = ((i[:, None] - near) // size).flatten().expand_as(found)
         return low.scatter_reduce_(1, cell, found, "amin"), high.scatter_reduce_(1, cell, found, "amax")
 
     def fill_diagonals(self, found: Diagonals) -> None:
@@ -89,7 +87,7 @@ class Pieces:
         for first in range(0, self.length, step):
             r = torch.arange(first, min(first + step, self.length))
             table = self.table[r]  # (distances,)
-            found.first[:, r] = self.values(table * self.inverse[r]).T
+            found.first[:, r] = self.values(table * self.inverse[r])
             # Piece p has the rows from edge[p + 1] up to, but not with, edge[p]: x falls from row to row.
             edge = torch.searchsorted(self.row, table[:, None] / self.knot, right=False)  # (distances, knots)
             edge = F.pad(F.pad(edge, (1, 0), value=self.length), (0, 1)).maximum(r[:, None]).cummin(dim=1).values
