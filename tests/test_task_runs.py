@@ -262,4 +262,5 @@ class TestPictures:
         shown = axes.images[0].get_array()
         assert shown[:, :2].tolist() == [[0.8, 0.1], [1.0, 0.7]]
         assert shown.mask[:, 2].all()
+        assert "refused" in axes.get_xlabel()
         assert [label.get_text() for label in axes.get_yticklabels()] == ["0%", "100%"]

@@ -67,10 +67,11 @@ def draw_depths(result: Mapping[str, Any]) -> Figure:
         FigureCanvasAgg(figure)
         axes = figure.subplots()
         image = axes.imshow(np.ma.masked_invalid(values), cmap="viridis", vmin=0, vmax=1, aspect="auto")
-        axes.set_facecolor("0.85")  # where the encoding refuses the length
+        axes.set_facecolor("0.85")
+        refused = any(row["error"] is not None for row in result["rows"])
         axes.set_xticks(range(len(lengths)), [str(length) for length in lengths], rotation=45)
         axes.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths])
-        axes.set(xlabel="tokens", ylabel="depth of the key")
+        axes.set(xlabel="tokens (grey: refused)" if refused else "tokens", ylabel="depth of the key")
         axes.set_title(f"{result['task']}, {result['encoding']}, trained at {result['trained_length']}")
         figure.colorbar(image, ax=axes, label="answers right", format=PercentFormatter(1.0))
     return figure
