@@ -3,13 +3,13 @@
 #                  ARGS="--figure 12" passes on options of relpos figures
 #   make test      the test suite        make test-all   and its slow part
 #   make lint      ruff and mypy         make bench      speed, as ratios in one run
-#   make bench-train   speed of a training step, the same way
+#   make bench-train   speed of a training step, the same way; make bench-evaluate   evaluation at 16,384 tokens
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: figures test test-all lint bench bench-train clean
+.PHONY: figures test test-all lint bench bench-train bench-evaluate clean
 
 figures: $(INSTALLED)
 	$(BIN)/relpos figures --out figures $(ARGS)
@@ -36,9 +36,13 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/skipping.py
 
 bench-train: $(INSTALLED)
 	$(BIN)/python benchmarks/train.py
+
+bench-evaluate: $(INSTALLED)
+	$(BIN)/python benchmarks/evaluate.py
 
 clean:
 	rm -rf .venv build dist figures .mypy_cache .pytest_cache .ruff_cache

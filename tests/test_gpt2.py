@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import relpos
 from relpos.encodings.encoding import Encoding
 from relpos.models import PRESETS, RelposGPT2Config, RelposGPT2ForCausalLM, RelposGPT2Model
-from relpos.models.loss import next_token_loss
+from relpos.models.loss import next_token_loss, token_losses
 
 VOCABULARY = 61
 POSITIONS: list[dict[str, object]] = [
@@ -248,6 +248,18 @@ class TestLoss:
         expected = torch.autograd.grad(3 * theirs, (hidden, weight))
         for a, b in zip((ours, *found), (theirs, *expected), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+    @pytest.mark.parametrize("more", [0, 1])
+    def test_of_every_token_is_pytorchs(self, more):
+        hidden, weight = torch.randn(3, 17, 8, dtype=torch.float64), torch.randn(29, 8, dtype=torch.float64)
+        labels = torch.randint(0, 29, (3, 17 + more))
+        labels[0, 4:9] = labels[2, :] = -100
+        ours = token_losses(hidden, weight, labels, rows=7)
+        logits = (hidden @ weight.T)[:, : 16 + more].transpose(1, 2)  # (batch, vocabulary, length)
+        torch.testing.assert_close(ours, F.cross_entropy(logits, labels[:, 1:], reduction="none"))
+        assert (ours == 0).sum() == 5 + 16 + more
+        with pytest.raises(ValueError, match="labels must be"):
+            token_losses(hidden, weight, labels[:, :9])
 
     def test_takes_the_token_after_the_last_too(self):
         model, tokens = build("alibi"), ids(2, 9)

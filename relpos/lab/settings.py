@@ -13,11 +13,15 @@ import yaml
 
 from relpos.encodings.registry import card, names
 from relpos.errors import unknown
+from relpos.lab.tasks import task
 from relpos.models.presets import sizes
 
 RECIPES = Path(__file__).with_name("recipes")
 RATES = {"nano": 3e-3, "tiny": 1e-3, "small": 6e-4, "medium": 3e-4, "large": 2.5e-4}
 STEPS = 200  # of a run that says nothing of its end
+TASK = {"data.length": 64, "run.batch": 64}  # of a run on a task, unless given
+TASK_STEPS = 1000
+LOSSES = ("answers", "all")  # what of a task's sequences is trained on
 
 
 @dataclass
@@ -37,12 +41,15 @@ class ModelSettings:
 class DataSettings:
     """The data."""
 
-    corpus: str = "sotu"  # or a file, a folder, a name on the hub
+    corpus: str | None = None  # a file, a folder, a name on the hub; sotu unless given
     subset: str | None = None  # of a hub dataset
     text: str = "text"  # the field that holds a document
     tokenizer: str | None = None  # gpt2 or bpe-N; bpe-4096 for nano, gpt2 for the others
     length: int = 512
     separate: bool = False  # no attention across the documents of a window
+    task: str | None = None  # sequences of a synthetic task in place of a corpus
+    task_loss: str | None = None  # of a task, on its answers or on all tokens; answers unless given
+    task_shortest: int | None = None  # of a task, lengths drawn from here to data.length; all data.length unless given
 
 
 @dataclass
@@ -99,8 +106,11 @@ FREE = {"run.out", "run.steps", "run.tokens", "run.minutes", "run.keep"} | {
 def load_settings(file: str | None, overrides: Mapping[str, Any]) -> Settings:
     """Defaults, then a YAML file (a path, or the name of a recipe), then overrides by dotted key."""
     flat = flatten(_read(file)) if file else {}
+    given = {**flat, **overrides}
+    if given.get("data.task") is not None:
+        given = {**TASK, **given}
     settings = Settings()
-    for key, value in {**flat, **overrides}.items():
+    for key, value in given.items():
         _set(settings, key, value)
     return resolve(settings)
 
@@ -134,7 +144,7 @@ def resolve(settings: Settings) -> Settings:
     if model.encoding not in names():
         raise unknown("encoding", model.encoding, names())
     model.options = _with_length(model.encoding, model.options, data.length)
-    data.tokenizer = data.tokenizer or ("bpe-4096" if model.preset == "nano" else "gpt2")
+    _resolve_data(data, model.preset)
     optimizer.rate = RATES[model.preset] if optimizer.rate is None else optimizer.rate
     for key, value in flatten(dataclasses.asdict(settings)).items():
         if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or not math.isfinite(value)):
@@ -151,13 +161,37 @@ def resolve(settings: Settings) -> Settings:
     if run.tokens is not None:
         run.steps, run.tokens = math.ceil(run.tokens / (run.batch * data.length)), None
     if run.steps is None and run.minutes is None:
-        run.steps = STEPS
+        run.steps = STEPS if data.task is None else TASK_STEPS
     if 0 in (run.steps, run.minutes):
         raise ValueError("a run must have at least one step, and some time.")
     if optimizer.warmup is None:
         optimizer.warmup = min(715, (run.steps or STEPS) // 10)
-    run.out = run.out or f"runs/{model.encoding}-{model.preset}"
+    run.out = run.out or f"runs/{f'{data.task}-' if data.task else ''}{model.encoding}-{model.preset}"
     return settings
+
+
+def _resolve_data(data: DataSettings, preset: str) -> None:
+    """Text or a task, never both."""
+    if data.task is None:
+        data.corpus = data.corpus or "sotu"
+        data.tokenizer = data.tokenizer or ("bpe-4096" if preset == "nano" else "gpt2")
+        for key in ("task_loss", "task_shortest"):
+            if getattr(data, key) is not None:
+                raise ValueError(f"data.{key} is for a task: give one with --task, or leave it out.")
+        return
+    for key in ("corpus", "tokenizer", "subset", "separate"):
+        if getattr(data, key):
+            raise ValueError(
+                f"a run is trained on a task or on text: the task {data.task} makes sequences of words of its own, "
+                f"and takes no data.{key}={getattr(data, key)}."
+            )
+    data.task_loss = data.task_loss or "answers"
+    if data.task_loss not in LOSSES:
+        raise unknown("task_loss", data.task_loss, LOSSES)
+    shortest = data.length if data.task_shortest is None else data.task_shortest
+    task(data.task).check_length(shortest)
+    if shortest > data.length:
+        raise ValueError(f"data.task_shortest={shortest} is over data.length={data.length}.")
 
 
 def _with_length(encoding: str, options: Mapping[str, Any], length: int) -> dict[str, Any]:

@@ -80,6 +80,11 @@ def _open(folder: Path, part: str, dtype: np.dtype[Any]) -> Tokens:
     return Tokens(ids, np.fromfile(folder / f"{part}.starts", dtype=np.int64))
 
 
+def spread(count: int, limit: int | None) -> list[int]:
+    """Which of `count` things to take, if at most `limit`: a few spread over all say more than the first few."""
+    return list(range(count)) if limit is None or limit >= count else [i * count // limit for i in range(limit)]
+
+
 class Windows(Dataset[dict[str, Tensor]]):
     """Non-overlapping windows of `length` tokens; each predicts its `length` next tokens.
 
@@ -98,8 +103,7 @@ class Windows(Dataset[dict[str, Tensor]]):
                 f"{len(tokens)} tokens are fewer than {needed} of {length} and the token after it: "
                 "give more text, a smaller length or a smaller batch."
             )
-        # A few windows spread over the whole say more than as many from its beginning.
-        self.chosen = range(count) if limit is None or limit >= count else [i * count // limit for i in range(limit)]
+        self.chosen = spread(count, limit)
 
     def __len__(self) -> int:
         return len(self.chosen)

@@ -2,10 +2,8 @@
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import logging
-import platform
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,19 +18,17 @@ from transformers import PreTrainedTokenizerFast, TrainingArguments, set_seed
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
-from relpos import __version__
 from relpos.lab.atomic import flush, write_text
 from relpos.lab.checkpoints import SEAL, checkpoints, newest_whole, step_of
 from relpos.lab.clock import Clock
-from relpos.lab.corpus import open_corpus
+from relpos.lab.data import Data, open_data
 from relpos.lab.lock import Lock
 from relpos.lab.log import Log, plot_loss, read_log
 from relpos.lab.runs import ABOUT, RESULT
 from relpos.lab.settings import FREE, Settings, flatten
 from relpos.lab.sharded import OPTIMIZER
-from relpos.lab.tokenizers import load_tokenizer
-from relpos.lab.tokens import Tokens, Windows, tokenize
 from relpos.lab.trainer import CLOCK, RelposTrainer, cannot_write
+from relpos.lab.versions import versions
 from relpos.models.gpt2 import RelposGPT2ForCausalLM
 from relpos.models.gpt2_config import RelposGPT2Config
 
@@ -55,15 +51,12 @@ def train(settings: Settings, say: Callable[[str], None] = print) -> dict[str, A
 
 
 def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict[str, Any]:
-    data, run = settings.data, settings.run
-    corpus = open_corpus(data.corpus, data.text, data.subset)
+    run = settings.run
     with state.main_process_first():  # the others find the cache
-        tokenizer = load_tokenizer(data.tokenizer or "gpt2", corpus)
-        tokens = tokenize(corpus, tokenizer)
-    model = build_model(settings, tokenizer)
+        data = open_data(settings)
+    model = build_model(settings, data.tokenizer)
     set_seed(run.seed)
-    about = {**_versions(), "corpus": {"name": corpus.name, "hash": corpus.hash, "documents": dict(corpus.counts)}}
-    about["tokens"] = {part: len(found) for part, found in tokens.items()}
+    about: dict[str, Any] = {"versions": versions(), **data.about}
     about["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     about["processes"] = state.num_processes
     _check_same(settings, about, out)
@@ -78,7 +71,7 @@ def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict
         clock.before = json.loads((checkpoint / CLOCK).read_text())["seconds"]
     if checkpoint is None or not _finished(step_of(checkpoint), clock, run.steps):
         say("starting" if checkpoint is None else f"going on from {checkpoint}")
-        trainer = _make_trainer(settings, out, state, model, tokenizer, tokens, clock, new=checkpoint is None)
+        trainer = _make_trainer(settings, out, state, model, data, clock, new=checkpoint is None)
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except OSError as error:
@@ -126,15 +119,12 @@ def _make_trainer(
     out: Path,
     state: PartialState,
     model: RelposGPT2ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    tokens: dict[Any, Tokens],
+    data: Data,
     clock: Clock,
     new: bool,
 ) -> RelposTrainer:
-    data, optimizer, run = settings.data, settings.optimizer, settings.run
+    optimizer, run = settings.optimizer, settings.run
     micro, accumulation = _shares(run.batch, run.micro, state.num_processes)
-    train_windows = Windows(tokens["train"], data.length, data.separate, multiple=run.batch)
-    heldout = Windows(tokens["heldout"], data.length, data.separate, run.eval_windows)
     gpu = torch.cuda.is_available()
     half = run.precision == "bfloat16" or (run.precision is None and gpu and torch.cuda.is_bf16_supported())
     transformers.utils.logging.disable_progress_bar()
@@ -143,7 +133,7 @@ def _make_trainer(
         output_dir=str(out),
         max_steps=run.steps or ENDLESS,
         per_device_train_batch_size=micro,
-        per_device_eval_batch_size=_eval_batch(len(heldout), micro, state.num_processes),
+        per_device_eval_batch_size=_eval_batch(len(data.heldout), micro, state.num_processes),
         gradient_accumulation_steps=accumulation,
         gradient_checkpointing=settings.model.checkpointing,
         optim="adamw_torch_fused",
@@ -159,6 +149,7 @@ def _make_trainer(
         prediction_loss_only=True,
         save_strategy="steps",
         save_steps=run.save_every,
+        train_sampling_strategy=data.order,
         seed=run.seed,
         data_seed=run.seed,
         use_cpu=not gpu,
@@ -176,10 +167,10 @@ def _make_trainer(
     trainer = RelposTrainer(
         model=model,
         args=arguments,
-        train_dataset=train_windows,
-        eval_dataset=heldout,
-        processing_class=tokenizer,
-        callbacks=[clock, Log(out, run.batch * data.length, clock)],
+        train_dataset=data.train,
+        eval_dataset=data.heldout,
+        processing_class=data.tokenizer,
+        callbacks=[clock, Log(out, run.batch * settings.data.length, clock)],
         optimizer_settings=optimizer,
         clock=clock,
         steps=run.steps,
@@ -220,16 +211,15 @@ def _check_same(settings: Settings, about: dict[str, Any], out: Path) -> None:
     before = yaml.safe_load(file.read_text(encoding="utf-8"))
     old = flatten({key: value for key, value in before.items() if key != "about"})
     new = flatten(dataclasses.asdict(settings))
-    if before["about"]["corpus"]["hash"] != about["corpus"]["hash"]:
-        raise ValueError(
-            f"the text of {about['corpus']['name']} has changed since {out} was begun: choose another --out."
-        )
     for key in new:
         if key not in FREE and key != "optimizer.warmup" and old.get(key) != new[key]:
             raise ValueError(
                 f"{out} was begun with {key}={old.get(key)}, and is now asked for {key}={new[key]}: "
                 "give the same settings to go on, or choose another --out."
             )
+    source, told = ("corpus", "the text of") if settings.data.task is None else ("task", "the task")
+    if before["about"][source]["hash"] != about[source]["hash"]:
+        raise ValueError(f"{told} {about[source]['name']} has changed since {out} was begun: choose another --out.")
     settings.optimizer.warmup = old["optimizer.warmup"]
 
 
@@ -257,12 +247,6 @@ def _finish(settings: Settings, out: Path, clock: Clock, say: Any) -> None:
     except OSError as error:
         raise cannot_write(out, "the trained model", error) from error
     say(f"{out}: loss {result['loss']:.4f}, held-out {result['heldout_at_start']:.4f} → {result['heldout']:.4f}")
-
-
-def _versions() -> dict[str, Any]:
-    packages = ("torch", "transformers", "accelerate", "tokenizers", "numpy")
-    found = {name: importlib.metadata.version(name) for name in packages}
-    return {"versions": {"relpos": __version__, "python": platform.python_version(), **found}}
 
 
 def silent(text: str) -> None:

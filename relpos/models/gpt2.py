@@ -206,7 +206,8 @@ class RelposGPT2Model(RelposGPT2PreTrainedModel):
         call = {"shared": self.position, "documents": documents, "padding": padding, "total": total}
         states = []
         for block in self.h:
-            states.append(x)
+            if output_hidden_states:
+                states.append(x)
             x = block(x, past_key_values=past_key_values, **call)
         x = self.ln_f(x)
         out = BaseModelOutputWithPast(

@@ -26,10 +26,9 @@ class _ChunkedCrossEntropy(Function):
         total = torch.zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
         for start in range(0, len(targets), rows):
             chunk = slice(start, start + rows)
-            logits = (hidden[chunk] @ used.T).to(total.dtype)  # (rows, vocabulary)
-            normaliser = logits.logsumexp(dim=-1, keepdim=True)  # (rows, 1)
             counts = (targets[chunk] != IGNORED)[:, None]  # (rows, 1)
             target = targets[chunk, None].clamp(min=0)
+            logits, normaliser = _logits(hidden[chunk], used, total.dtype)
             total += ((normaliser - logits.gather(1, target)) * counts).sum()
             if d_hidden is None and d_weight is None:
                 continue
@@ -60,13 +59,7 @@ def next_token_loss(
     or (batch, length + 1), and the last hidden state predicts too.
     `count` divides the sum; without it, the number of predicted labels does. `rows` tokens have logits at a time.
     """
-    batch, length, width = hidden.shape
-    if labels.dim() != 2 or len(labels) != batch or labels.shape[1] - length not in (0, 1):
-        raise ValueError(
-            f"labels must be (batch, length) = ({batch}, {length}), or one longer, not {tuple(labels.shape)}."
-        )
-    targets = labels[:, 1:].reshape(-1)
-    before = hidden[:, : labels.shape[1] - 1].reshape(-1, width)
+    before, targets = _pairs(hidden, labels)
     if count is None:
         count = (targets != IGNORED).sum().clamp(min=1)
     dtype = torch.promote_types(hidden.dtype, torch.float32)
@@ -75,3 +68,36 @@ def next_token_loss(
     with torch.autocast(hidden.device.type, enabled=False):
         loss: Tensor = _ChunkedCrossEntropy.apply(before, weight, targets, count, rows)  # type: ignore[no-untyped-call]
     return loss
+
+
+@torch.no_grad()
+def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor, rows: int | None = None) -> Tensor:
+    """The cross-entropy of every label by itself: (batch, labels − 1), 0 where nothing is predicted. Without gradients.
+
+    Arguments as for `next_token_loss`. Only what is predicted costs anything.
+    """
+    before, targets = _pairs(hidden, labels)
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    losses = torch.zeros(len(targets), dtype=dtype, device=hidden.device)
+    with torch.autocast(hidden.device.type, enabled=False):
+        used = weight.to(hidden.dtype)
+        for chunk in torch.split((targets != IGNORED).nonzero()[:, 0], rows or max(1, LOGITS // len(weight))):
+            logits, normaliser = _logits(before[chunk], used, dtype)
+            losses[chunk] = (normaliser - logits.gather(1, targets[chunk, None]))[:, 0]
+    return losses.view(len(labels), -1)
+
+
+def _pairs(hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden states (tokens, width), and the label that each is to predict (tokens,)."""
+    batch, length, width = hidden.shape
+    if labels.dim() != 2 or len(labels) != batch or labels.shape[1] - length not in (0, 1):
+        raise ValueError(
+            f"labels must be (batch, length) = ({batch}, {length}), or one longer, not {tuple(labels.shape)}."
+        )
+    return hidden[:, : labels.shape[1] - 1].reshape(-1, width), labels[:, 1:].reshape(-1)
+
+
+def _logits(hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The logits of a chunk (rows, vocabulary), and the logarithm of the sum of their exponentials (rows, 1)."""
+    logits = (hidden @ weight.T).to(dtype)
+    return logits, logits.logsumexp(dim=-1, keepdim=True)

@@ -15,7 +15,10 @@ from relpos.view.picture import Picture, draw
 
 LENGTH = 512  # tokens, as printed
 MINUTES = 1.1  # a model is trained unless it is said how long
-POSITION_RATE = 0.03  # of the encodings' own parameters: at the rate of the weights they hardly leave their start
+BATCH = 4  # windows a step: in so short a time, more steps of less
+# Of tables and curves of the distance: at the rate of the weights they hardly leave their start. Where the bias is made
+# of the input, its parameters are weights like others, and have the rate of the others.
+POSITION_RATE = 0.03
 
 
 @dataclass(frozen=True)
@@ -111,21 +114,18 @@ def _picture(
     size = sizes(preset)
     heads, head_dim = size["n_head"], size["n_embd"] // size["n_head"]
     title = f"Figure {figure.number} ({figure.title}). "
-    if not needs_training(encoding(figure.encoding, heads, head_dim)):
+    made = encoding(figure.encoding, heads, head_dim)
+    if not needs_training(made):
         return draw(figure.encoding, length=LENGTH, heads=heads, head_dim=head_dim, seed=seed, title=title)
     folder = runs / f"figures-{figure.encoding}-{preset}"
-    _train(figure, preset, folder, minutes, steps, settings, say)
+    rate = None if made.needs_hidden else POSITION_RATE
+    own = {"model.encoding": figure.encoding, "model.preset": preset, "optimizer.position_rate": rate, **settings}
+    _train(folder, own, minutes, steps, say)
     return draw(folder, length=LENGTH, seed=seed, title=title)
 
 
 def _train(
-    figure: PaperFigure,
-    preset: str,
-    folder: Path,
-    minutes: float | None,
-    steps: int | None,
-    settings: dict[str, Any],
-    say: Callable[[str], None],
+    folder: Path, settings: dict[str, Any], minutes: float | None, steps: int | None, say: Callable[[str], None]
 ) -> None:
     from relpos.lab.runs import RESULT
     from relpos.lab.settings import load_settings
@@ -135,14 +135,12 @@ def _train(
         say(f"{folder} has been trained: taken as it is.")
         return
     given: dict[str, Any] = {
-        "model.encoding": figure.encoding,
-        "model.preset": preset,
         "data.length": LENGTH,
-        "optimizer.position_rate": POSITION_RATE,
+        "run.batch": BATCH,
         "run.minutes": MINUTES if minutes is None and steps is None else minutes,
         "run.steps": steps,
         "run.out": str(folder),
         **settings,
     }
-    say(f"Training {preset} with {figure.encoding} in {folder}")
+    say(f"Training {settings['model.preset']} with {settings['model.encoding']} in {folder}")
     train(load_settings(None, {key: value for key, value in given.items() if value is not None}), silent)

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import card, encoding, names
 from relpos.errors import unknown
+from relpos.lab.versions import versions
 from relpos.view import words
 from relpos.view.cells import PIXELS
 from relpos.view.figures import WIDTHS, bar_ticks, draw_heads, draw_profiles, draw_sheet, save, write
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from relpos.lab.samples import Sample
 
 SHOWS = (*MAPS, "profile")
+PACKAGES = ("torch", "numpy", "matplotlib")  # that draw
 LENGTH, MOST_LABELS = 512, 64
 SHEET_PIXELS = 128  # cells a side of a small panel
 
@@ -282,6 +284,6 @@ def _numbers(
         "cell": maps[0].cell,
         **subject.about,
         "seed": seed,
-        "versions": words.versions(),
+        "versions": versions(PACKAGES),
         "layers": [words.measured(found, ticks) for found in maps],
     }

@@ -1,11 +1,8 @@
 """What is said of a picture: how the model was trained, what it read, what was measured."""
 
-import importlib.metadata
 import json
-import platform
 from typing import TYPE_CHECKING, Any
 
-from relpos import __version__
 from relpos.view.maps import Map
 from relpos.view.numbers import Share
 
@@ -14,7 +11,6 @@ if TYPE_CHECKING:
     from relpos.lab.samples import Sample
 
 SHOWN = {"bias": "the additive bias", "scores": "the attention scores", "weights": "the attention weights"}
-PACKAGES = ("torch", "numpy", "matplotlib")
 
 
 def training(run: "Run") -> dict[str, Any]:
@@ -86,12 +82,6 @@ def measured_sentence(maps: list[Map]) -> str:
     contexts = [found.context for found in maps if found.context is not None]
     context = f", context dependence {_span(contexts)}" if contexts else ""
     return f"Uniformity along diagonals {uniform}{context}."
-
-
-def versions() -> dict[str, str]:
-    """What drew the picture."""
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {"relpos": __version__, "python": platform.python_version(), **found}
 
 
 def _span(shares: list[Share]) -> str:

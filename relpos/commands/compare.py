@@ -1,0 +1,116 @@
+"""relpos compare."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from relpos.commands.options import console, parse_lengths
+from relpos.models.presets import PRESETS
+
+
+def compare(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of every run, as of relpos train.")
+    ] = None,
+    encodings: Annotated[
+        str | None,
+        typer.Option(
+            help="Names (relpos ls) with commas between; options after colons: alibi,rope:base=500000.  "
+            "[default: alibi, kerple_log, clipped, fire, rope, cable, sinusoidal, learned, nope]"
+        ),
+    ] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens in a window of training.  [default: 256]")] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(help="Lengths to evaluate at, with commas between.  [default: 1, 2, 4 … 32 × the trained length]"),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many runs an encoding: seeds 0, 1, …  [default: 3]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Train each for so many steps: equal data.  [default: 400]")] = None,
+    tokens: Annotated[float | None, typer.Option(help="Train each on so many tokens: equal data.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Train each for so many minutes: equal time, the faster see more data.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help=f"{', '.join(PRESETS)}.  [default: nano]")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="sotu, a text, .jsonl or .parquet file, a folder, or a hub name.  [default: sotu]"),
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Windows a step.  [default: 8]")] = None,
+    positions: Annotated[
+        int | None, typer.Option(help="Length at which loss is told by position.  [default: 8 × the trained length]")
+    ] = None,
+    eval_tokens: Annotated[int | None, typer.Option(help="Tokens scored at each length.  [default: 131072]")] = None,
+    out: Annotated[Path, typer.Option(help="The comparison's folder.")] = Path("runs/comparison"),
+    workers: Annotated[
+        int, typer.Option(help="Parts at once on this machine; the cores are divided among them.", min=1)
+    ] = 1,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Write the report again, from what is there.")
+    ] = False,
+) -> None:
+    """Train and evaluate several encodings alike, and write one report.
+
+    The same command again goes on: finished parts are kept, failed ones tried once more. Given in several processes,
+    or on several machines that share the folder, it divides the parts among them. Encodings, seeds and lengths may be
+    added later; what is not given is as the folder has it.
+    """
+    from relpos.view.report import write_report
+
+    failed: object = None
+    if not report_only:
+        from relpos.lab.compare import compare as run_parts
+        from relpos.lab.plan import make_plan
+        from relpos.lab.settings import parse_overrides
+
+        named = {
+            "model.preset": preset,
+            "data.length": length,
+            "data.corpus": data,
+            "run.steps": steps,
+            "run.tokens": tokens,
+            "run.minutes": minutes,
+            "run.batch": batch,
+        }
+        settings = {key: value for key, value in named.items() if value is not None}
+        plan = make_plan(
+            out,
+            encodings.split(",") if encodings else None,
+            seeds,
+            parse_lengths(lengths) if lengths else None,
+            positions,
+            eval_tokens,
+            {**settings, **parse_overrides(overrides or [])},
+            shlex.join(["relpos", *sys.argv[1:]]),
+        )
+        typer.echo(f"{out}: {len(plan.parts())} parts (encodings: {len(plan.encodings)}, seeds of each: {plan.seeds})")
+        failed = run_parts(out, workers, after=lambda: write_report(out))
+    html, markdown = write_report(out)
+    _print_table(out)
+    typer.echo(f"{html}\n{markdown}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _print_table(out: Path) -> None:
+    from rich.table import Table
+
+    from relpos.lab.plan import load_plan
+    from relpos.lab.summary import best, make_table, notes, read_records
+
+    plan = load_plan(out)
+    records = read_records(plan, out)
+    found = make_table(plan, records)
+    lowest = {length: best(found, length) for length in plan.lengths}
+    table = Table(box=None, pad_edge=False, header_style="bold", title="perplexity by length", title_justify="left")
+    table.add_column("encoding", no_wrap=True)
+    for length in plan.lengths:
+        table.add_column(f"{length} (trained)" if length == plan.length else str(length), justify="right")
+    for encoding, row in found.items():
+        cells = [f"[bold]{cell}[/bold]" if lowest[length] == encoding else str(cell) for length, cell in row.items()]
+        table.add_row(encoding, *cells)
+    console().print(table)
+    for note in notes(plan, records):
+        typer.echo(note)

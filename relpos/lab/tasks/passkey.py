@@ -1,0 +1,38 @@
+"""Passkey retrieval."""
+
+import numpy as np
+from numpy.random import Generator
+
+from relpos.lab.tasks.task import Sample, Task
+
+FILLER = "the grass is green . the sky is blue . the sun is yellow . here we go . there and back again ."
+NEEDLE = "the pass key is"
+AFTER = ". remember it ."
+QUESTION = "what is the pass key ? the pass key is"
+DIGITS = tuple("0123456789")
+KEY = 5  # digits
+
+
+class Passkey(Task):
+    """Five digits hidden in a text that says nothing, asked for at the end."""
+
+    measures = "whether one short passage is found, at a depth that can be chosen"
+    layout = "filler, the pass key is 5 digits, filler, the question, the 5 digits"
+    paper = "Mohtashami and Jaggi 2023 (Landmark Attention), arXiv 2305.16300"
+    words = tuple(dict.fromkeys([*f"{FILLER} {NEEDLE} {AFTER} {QUESTION}".split(), *DIGITS]))
+    shortest = len(f"{NEEDLE} {AFTER} {QUESTION}".split()) + 2 * KEY
+    chance = 1 / len(DIGITS)
+    has_depth = True
+
+    def sample(self, rng: Generator, length: int, depth: float | None = None) -> Sample:
+        key = rng.choice(self.ids(DIGITS), KEY)
+        depth = float(rng.random()) if depth is None else depth
+        room = length - self.shortest
+        text = self.ids(FILLER.split())
+        filler = np.resize(np.roll(text, rng.integers(len(text))), room)  # repeated, from anywhere in it
+        before = round(depth * room)
+        needle, after, question = (self.ids(part.split()) for part in (NEEDLE, AFTER, QUESTION))
+        ids = np.concatenate([filler[:before], needle, key, after, filler[before:], question, key])
+        answers = np.zeros(length, dtype=np.bool_)
+        answers[-KEY:] = True
+        return Sample(ids, answers, depth)

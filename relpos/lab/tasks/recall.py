@@ -1,0 +1,36 @@
+"""Associative recall with many questions."""
+
+import numpy as np
+from numpy.random import Generator
+
+from relpos.lab.tasks.task import Sample, Task
+
+PAIRS = 8  # at every length: only their distance grows
+KEYS = tuple(f"k{i}" for i in range(32))
+VALUES = tuple(f"v{i}" for i in range(32))
+
+
+class Recall(Task):
+    """Key-value pairs among filler, then every key is asked for its value."""
+
+    measures = "whether a token is found by its content, and the one after it read, however far back"
+    layout = "8 pairs of key and value anywhere among dots, ?, then the 8 keys in another order, each with its value"
+    paper = "multi-query associative recall: Arora et al. 2023 (Zoology), arXiv 2312.04927"
+    words = (".", "?", *KEYS, *VALUES)
+    shortest = 4 * PAIRS + 1
+    chance = 1 / len(VALUES)
+
+    def sample(self, rng: Generator, length: int, depth: float | None = None) -> Sample:
+        keys = rng.choice(self.ids(KEYS), PAIRS, replace=False)
+        values = rng.choice(self.ids(VALUES), PAIRS)
+        ids = np.full(length, self.vocabulary["."])
+        body = length - 2 * PAIRS - 1
+        # A pair takes one place of a body that is shorter by the number of pairs, so that no two overlap.
+        places = np.sort(rng.choice(body - PAIRS, PAIRS, replace=False)) + np.arange(PAIRS)
+        ids[places], ids[places + 1] = keys, values
+        order = rng.permutation(PAIRS)
+        ids[body] = self.vocabulary["?"]
+        ids[body + 1 :: 2], ids[body + 2 :: 2] = keys[order], values[order]
+        answers = np.zeros(length, dtype=np.bool_)
+        answers[body + 2 :: 2] = True
+        return Sample(ids, answers)

@@ -1,0 +1,316 @@
+"""Comparing encodings: what is held equal, going on after a kill, several processes on one folder, and failed parts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SMALL_RUN
+from torch.nn import functional as F
+
+from relpos.lab import trainer as trainer_module
+from relpos.lab.compare import compare
+from relpos.lab.part import LOCK, LOG, RECORD, read_record
+from relpos.lab.plan import ENCODINGS, Part, load_plan, make_plan
+from relpos.lab.runs import open_run
+from relpos.lab.summary import make_table, notes, read_records
+from relpos.lab.train import train
+
+pytestmark = pytest.mark.usefixtures("world")
+SHARED = {key: value for key, value in SMALL_RUN.items() if key != "model.encoding"}
+WRONG = "rope:scaling=yran"
+LENGTHS = [16, 32]
+
+
+@pytest.fixture(scope="module")
+def shared(world):
+    """Settings that all parts share; and threads of one, so that numbers are the same to the bit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "cpu_count", lambda: 1)
+        yield {**SHARED, "data.corpus": str(world / "text.txt")}
+
+
+@dataclass
+class Whole:
+    """A comparison that was never stopped; one of its encodings cannot be built, and a second seed was added later."""
+
+    out: Path
+    before: dict[Path, int]  # files of its first seed and when they were written, before the second was added
+    attempts: int  # at the wrong encoding's first seed, by then
+
+
+@pytest.fixture(scope="module")
+def whole(world, shared):
+    out = world / "whole"
+    make_plan(out, ["alibi", "learned", WRONG], 1, LENGTHS, settings=shared)
+    assert [part.encoding for part in compare(out, workers=2)] == [WRONG]
+    before = {file: file.stat().st_mtime_ns for file in out.glob("*-s0/*.*") if "rope" not in str(file)}
+    attempts = read_record(out, Part(WRONG, 0))["attempts"]
+    make_plan(out, seeds=2)
+    assert [part.name for part in compare(out, workers=2)] == [Part(WRONG, 0).name, Part(WRONG, 1).name]
+    return Whole(out, before, attempts)
+
+
+def main_process(out: Path) -> subprocess.Popen[bytes]:
+    """The command in a process of its own."""
+    code = "import os; os.cpu_count = lambda: 1; from relpos.cli import main; main()"
+    return subprocess.Popen([sys.executable, "-c", code, "compare", "--out", str(out)])
+
+
+def wait_until(true, seconds=300.0):  # far more than it takes: the machine may be busy
+    limit = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < limit, "it has not come about"
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+
+
+def holder(out: Path, part: Part) -> int:
+    return int((out / part.name / LOCK).read_text().split()[1])
+
+
+class TestAComparison:
+    def test_trains_and_evaluates_every_encoding_with_every_seed(self, whole):
+        for encoding in ("alibi", "learned"):
+            for seed in range(2):
+                record, folder = read_record(whole.out, Part(encoding, seed)), whole.out / f"{encoding}-s{seed}"
+                result = json.loads((folder / "result.json").read_text())
+                assert result["step"] == record["training"]["step"] == SMALL_RUN["run.steps"]
+                assert record["training"]["tokens_per_second"] > 0
+                assert record["training"]["peak_memory_bytes"] > 50 * 2**20
+                assert record["about"]["parameters"] > 10**6
+                assert [row["length"] for row in record["windows"]["rows"]] == LENGTHS
+                assert ("positions" in record) == (seed == 0)
+                assert "\nstarting\n" in (folder / LOG).read_text()
+
+    def test_tells_the_perplexity_that_the_model_has(self, whole):
+        """Computed here by PyTorch, window by window."""
+        run = open_run(whole.out / "alibi-s1")
+        ids = torch.from_numpy(run.heldout().ids.astype("int64"))
+        windows = [ids[start : start + 17] for start in range(0, (len(ids) - 1) // 32 * 32, 16)]
+        with torch.no_grad():
+            losses = [F.cross_entropy(run.model(one[None, :-1]).logits[0], one[1:]) for one in windows]
+        rows = read_record(whole.out, Part("alibi", 1))["windows"]["rows"]
+        assert rows[0]["perplexity"] == pytest.approx(torch.stack(losses).mean().exp().item(), rel=1e-4)
+
+    def test_has_other_numbers_with_another_seed(self, whole):
+        plan = load_plan(whole.out)
+        assert make_table(plan, read_records(plan, whole.out))["alibi"][16].deviation > 0
+
+    def test_learned_refuses_what_is_past_its_table(self, whole):
+        plan = load_plan(whole.out)
+        records = read_records(plan, whole.out)
+        table = make_table(plan, records)
+        assert table["learned"][16].mean > 1
+        assert str(table["learned"][32]) == "refused"
+        assert any("`learned` refused at 32: learned has 16 positions" in note for note in notes(plan, records))
+
+    def test_reports_a_failed_part_in_its_row(self, whole):
+        plan = load_plan(whole.out)
+        records = read_records(plan, whole.out)
+        assert str(make_table(plan, records)[WRONG][16]) == "failed"
+        assert "Did you mean 'yarn'?" in records[Part(WRONG, 1)]["error"]
+        assert any("rope-scaling=yran-s1` failed:" in note for note in notes(plan, records))
+        assert "Traceback" in (whole.out / Part(WRONG, 1).name / LOG).read_text()
+
+    def test_keeps_what_is_finished_and_tries_what_failed_again(self, whole):
+        assert len(whole.before) > 10
+        assert {file: file.stat().st_mtime_ns for file in whole.before} == whole.before
+        assert (whole.attempts, read_record(whole.out, Part(WRONG, 0))["attempts"]) == (1, 2)
+
+
+@dataclass
+class Interrupted:
+    """The first seed alone, killed in its middle; then two processes went on with it at once."""
+
+    out: Path
+    dead: int  # the process that held the part in which it was killed
+    finished: int  # when the first part was
+
+
+@pytest.fixture(scope="module")
+def interrupted(world, shared):
+    out = world / "interrupted"
+    make_plan(out, ["alibi", "learned", WRONG], 1, LENGTHS, settings=shared)
+    process = main_process(out)
+    wait_until((out / "learned-s0" / "log.jsonl").exists)
+    process.kill()
+    process.wait()
+    dead = holder(out, Part("learned", 0))
+    wait_until(lambda: gone(dead), 60)
+    finished = (out / "alibi-s0" / RECORD).stat().st_mtime_ns
+    assert "windows" not in read_record(out, Part("learned", 0))
+    both = [main_process(out) for _ in range(2)]
+    assert [process.wait(300) for process in both] == [1, 1]  # one part fails
+    return Interrupted(out, dead, finished)
+
+
+class TestGoingOn:
+    def test_a_part_ends_with_the_process_that_started_it_and_its_lock_is_taken_over(self, interrupted):
+        assert holder(interrupted.out, Part("learned", 0)) != interrupted.dead
+
+    def test_finished_parts_are_not_touched(self, interrupted):
+        assert (interrupted.out / "alibi-s0" / RECORD).stat().st_mtime_ns == interrupted.finished
+        assert (interrupted.out / "alibi-s0" / LOG).read_text().count("\nstarting\n") == 1
+
+    def test_the_table_is_that_of_a_comparison_never_stopped(self, interrupted, whole):
+        plan = load_plan(interrupted.out)
+        table, straight = (make_table(plan, read_records(plan, out)) for out in (interrupted.out, whole.out))
+        assert table == straight
+        assert table["alibi"][32].mean > 1
+
+    def test_two_processes_do_each_part_once(self, interrupted):
+        for part in load_plan(interrupted.out).parts():
+            assert read_record(interrupted.out, part)["attempts"] == 1
+        log = (interrupted.out / "learned-s0" / LOG).read_text()
+        assert log.count("\nstarting\n") + log.count("\ngoing on from") == 2  # once before the kill, once after
+
+
+def test_a_part_whose_process_is_killed_is_one_failed_row(world, shared):
+    out = world / "killed"
+    make_plan(out, ["alibi"], 1, LENGTHS, settings=shared)
+    said: list[str] = []
+    thread = threading.Thread(target=lambda: compare(out, say=said.append))
+    thread.start()
+    lock = out / "alibi-s0" / LOCK
+    wait_until(lambda: lock.exists() and lock.read_text())
+    os.kill(holder(out, Part("alibi", 0)), signal.SIGKILL)
+    thread.join(120)
+    assert "ended by SIGKILL" in read_record(out, Part("alibi", 0))["error"]
+    assert "1 of 1 parts, 1 failed" in said[-1]
+
+
+def test_ctrl_c_stops_the_parts(world, shared):
+    out = world / "stopped"
+    make_plan(out, ["alibi"], 1, LENGTHS, settings=shared)
+    process = main_process(out)
+    lock = out / "alibi-s0" / LOCK
+    wait_until(lambda: lock.exists() and lock.read_text())
+    process.send_signal(signal.SIGINT)
+    assert process.wait(120) == 130
+    assert gone(holder(out, Part("alibi", 0)))
+    assert read_record(out, Part("alibi", 0)) == {}
+
+
+def test_encodings_start_alike_and_read_the_same_in_the_same_order(world, shared, monkeypatch):
+    plan = make_plan(world / "alike", ["alibi", "cable", "learned"], 1, LENGTHS, settings=shared)
+    seen: dict[str, list[torch.Tensor]] = {}
+    starts: dict[str, dict[str, torch.Tensor]] = {}
+    step = trainer_module.RelposTrainer.training_step
+
+    def watched(self, model, inputs, *args, **kwargs):
+        name = model.config.position["name"]
+        starts.setdefault(name, {key: value.clone() for key, value in model.state_dict().items()})
+        seen.setdefault(name, []).append(inputs["input_ids"].clone())
+        return step(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(trainer_module.RelposTrainer, "training_step", watched)
+    for part in plan.parts():
+        train(plan.settings_of(part, world / "alike"))
+    order = torch.stack(seen["alibi"])
+    assert len(order) == 18  # two micro-batches a step
+    assert not torch.equal(order[0], order[1])
+    for name in ("cable", "learned"):
+        assert torch.equal(torch.stack(seen[name]), order)
+        common = starts[name].keys() & starts["alibi"].keys()
+        assert len(common) > 40
+        assert all(torch.equal(starts[name][key], starts["alibi"][key]) for key in common)
+
+
+class TestThePlan:
+    def test_without_a_word_is_the_issue_s(self, tmp_path):
+        plan = make_plan(tmp_path)
+        assert plan.encodings == list(ENCODINGS)
+        assert (plan.length, plan.lengths, plan.seeds) == (256, [256, 512, 1024, 2048, 4096, 8192], 3)
+        assert plan.positions == 2048
+        assert plan.settings_of(plan.parts()[0], tmp_path).run.steps == 400
+
+    def test_takes_every_encoding_once_before_any_again(self, tmp_path):
+        parts = make_plan(tmp_path, ["alibi", "rope"], 2).parts()
+        assert [part.name for part in parts] == ["alibi-s0", "rope-s0", "alibi-s1", "rope-s1"]
+
+    def test_goes_on_as_it_was_and_takes_more(self, tmp_path):
+        first = make_plan(tmp_path, ["alibi"], 1, [64], settings={"data.length": 32, "run.minutes": 2.0})
+        assert first.lengths == [32, 64]
+        assert make_plan(tmp_path) == first
+        more = make_plan(tmp_path, ["rope:base=500000", "alibi"], 2, [128])
+        assert more.encodings == ["alibi", "rope:base=500000"]
+        assert (more.seeds, more.lengths, more.settings) == (2, [32, 64, 128], first.settings)
+        assert load_plan(tmp_path) == more
+
+    def test_an_end_said_in_another_way_is_the_same(self, tmp_path):
+        make_plan(tmp_path, ["alibi"], settings={"run.steps": 10})
+        make_plan(tmp_path, settings={"run.tokens": 10 * 8 * 256})
+
+    @pytest.mark.parametrize(
+        ("other", "sentence"),
+        [
+            ({"settings": {"run.steps": 11}}, "run.steps=10, and is now asked for run.steps=11"),
+            ({"settings": {"run.minutes": 3.0}}, "run.steps=10, and is now asked for run.steps=None"),
+            ({"settings": {"data.length": 128}}, "data.length=256, and is now asked for data.length=128"),
+            ({"settings": {"optimizer.decay": 0.5}}, "choose another --out"),
+            ({"eval_tokens": 5}, "eval_tokens=131072, and is now asked for eval_tokens=5"),
+        ],
+    )
+    def test_another_plan_in_the_folder_is_refused_and_nothing_is_lost(self, tmp_path, other, sentence):
+        plan = make_plan(tmp_path, ["alibi"], settings={"run.steps": 10})
+        with pytest.raises(ValueError, match=sentence):
+            make_plan(tmp_path, **other)
+        assert load_plan(tmp_path) == plan
+
+    @pytest.mark.parametrize(
+        ("given", "sentence"),
+        [
+            ({"encodings": ["alibii"]}, "Did you mean 'alibi'?"),
+            ({"encodings": ["alibi", ""]}, "'' is no encoding"),
+            ({"encodings": ["../alibi"]}, "is no encoding"),
+            ({"encodings": ["rope:base"]}, "key=value"),
+            ({"seeds": 0}, "seeds must be at least 1"),
+            ({"lengths": [256, 1]}, "lengths must be at least 2"),
+            ({"settings": {"run.seed": 1}}, "what a comparison varies"),
+            ({"settings": {"model.options.base": 1}}, "what a comparison varies"),
+            ({"settings": {"run.stepss": 1}}, "Did you mean 'run.steps'"),
+        ],
+    )
+    def test_what_is_wrong_is_said_before_anything_is_begun(self, tmp_path, given, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            make_plan(tmp_path / "out", **given)
+        assert not list(tmp_path.rglob("*.yaml"))
+
+    def test_its_command_makes_it_again(self, tmp_path):
+        import shlex
+
+        from typer.testing import CliRunner
+
+        from relpos.cli import app
+
+        plan = make_plan(tmp_path, ["alibi", "rope:base=500000"], 2, [512], settings={"run.minutes": 2.5})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("relpos.lab.compare.compare", lambda *args, **kwargs: {})
+            arguments = shlex.split(plan.command(tmp_path / "again"))[1:]
+            result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+        again = load_plan(tmp_path / "again")
+        again.commands = plan.commands
+        assert again == plan
+
+    def test_no_comparison_in_a_folder_is_said(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="there is no comparison"):
+            load_plan(tmp_path)
+        (tmp_path / "comparison.yaml").write_text("encodings: [alibi]")
+        with pytest.raises(ValueError, match="is no plan"):
+            load_plan(tmp_path)
