@@ -20,22 +20,22 @@ def draw(
             help="An encoding's name (relpos ls), drawn untrained; or the folder of a run or checkpoint.",
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Where to: .png, .pdf or .svg. (default: WHAT.png)")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to: .png, .pdf or .svg.  [default: WHAT.png]")] = None,
     show: Annotated[
         str | None,
         typer.Option(
-            help="bias; scores, before the softmax; weights, after it; profile, value against distance. "
-            "(default: bias, or scores where there is none)"
+            help="bias; scores, before the softmax; weights, after it; profile, value against distance.  "
+            "[default: bias, or scores where there is none]"
         ),
     ] = None,
     layer: Annotated[str, typer.Option(help="last, all (a contact sheet), or a number; 1 is the first.")] = "last",
     head: Annotated[
-        list[int] | None, typer.Option(help="A head; 1 is the first. May be repeated. (default: all)")
+        list[int] | None, typer.Option(help="A head; 1 is the first. May be repeated.  [default: all]")
     ] = None,
     length: Annotated[
-        int | None, typer.Option(help="Number of tokens. (default: 512, or what was trained)", min=1)
+        int | None, typer.Option(help="Number of tokens.  [default: 512, or what was trained]", min=1)
     ] = None,
-    text: Annotated[str | None, typer.Option(help="What the model reads. (default: held-out text)")] = None,
+    text: Annotated[str | None, typer.Option(help="What the model reads.  [default: held-out text]")] = None,
     text_file: Annotated[Path | None, typer.Option(help="A file with what the model reads.")] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Name the tokens on the axes (up to 64).")] = False,
     shared_scale: Annotated[bool, typer.Option("--shared-scale", help="One colour scale for all panels.")] = False,
@@ -50,10 +50,10 @@ def draw(
 ) -> None:
     """Draw what an encoding does: the heat map of every head, untrained or of a trained model.
 
-    relpos draw alibi
-    relpos draw runs/cable --text "To be, or not to be" --tokens
-    relpos draw runs/cable --layer all --shared-scale
-    relpos draw kerple_log --show profile --columns 1 --out kerple.pdf
+    - relpos draw alibi
+    - relpos draw runs/cable --text "To be, or not to be" --tokens
+    - relpos draw runs/cable --layer all --shared-scale
+    - relpos draw kerple_log --show profile --columns 1 --out kerple.pdf
     """
     from relpos.lab.files import read_file
     from relpos.view.figures import FORMATS, WIDTHS
@@ -89,12 +89,12 @@ def draw(
 def figures(
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("figures"),
     figure: Annotated[
-        list[int] | None, typer.Option(help="A figure by its number; may be repeated. (default: 8 10 12 13 14 15)")
+        list[int] | None, typer.Option(help="A figure by its number; may be repeated.  [default: 8 10 12 13 14 15]")
     ] = None,
     preset: Annotated[str, typer.Option(help=f"Size of the models: {', '.join(PRESETS)}.")] = "nano",
     runs: Annotated[Path, typer.Option(help="Where the trained models are kept and found.")] = Path("runs"),
     minutes: Annotated[
-        float | None, typer.Option(help="Train each model so long. (default: 1.1, or as it is if it has finished)")
+        float | None, typer.Option(help="Train each model so long.  [default: 1.1, or as it is if it has finished]")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Train each model so many steps.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Of the window of held-out text.")] = 0,
