@@ -148,11 +148,7 @@ def measured(one, other):
     both = np.stack([one[seen], other[seen]])
     if both.std() < 1e-6 * np.abs(both).max() + 1e-30:
         return 1.0, 0.0
-<<<<<<< HEAD
     uniform = 1.0 if one[seen].std() < 1e-6 * np.abs(one[seen]).max() + 1e-30 else 1 - within / one[seen].var()
-=======
-    uniform = 1.0 if one[seen].std() <= 1e-6 * np.abs(one[seen]).max() else 1 - within / one[seen].var()
->>>>>>> view
     return uniform, ((both[0] - both[1]) ** 2).mean() / (2 * both.var())
 
 
