@@ -257,7 +257,7 @@ class TestThePlan:
         assert plan.encodings == list(ENCODINGS)
         assert (plan.length, plan.lengths, plan.seeds) == (256, [256, 512, 1024, 2048, 4096, 8192], 3)
         assert plan.positions == 2048
-        assert plan.settings_of(plan.parts()[0], tmp_path).run.steps == 400
+        assert plan.settings_of(plan.parts()[0], tmp_path).run.steps == 1200
 
     def test_takes_every_encoding_once_before_any_again(self, tmp_path):
         parts = make_plan(tmp_path, ["alibi", "rope"], 2).parts()

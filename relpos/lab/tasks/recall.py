@@ -5,16 +5,16 @@ from numpy.random import Generator
 
 from relpos.lab.tasks.task import Sample, Task
 
-PAIRS = 8  # at every length: only their distance grows
-KEYS = tuple(f"k{i}" for i in range(32))
-VALUES = tuple(f"v{i}" for i in range(32))
+PAIRS = 4  # at every length: only their distance grows
+KEYS = tuple(f"k{i}" for i in range(16))
+VALUES = tuple(f"v{i}" for i in range(16))
 
 
 class Recall(Task):
     """Key-value pairs among filler, then every key is asked for its value."""
 
     measures = "whether a token is found by its content, and the one after it read, however far back"
-    layout = "8 pairs of key and value anywhere among dots, ?, then the 8 keys in another order, each with its value"
+    layout = "4 pairs of key and value anywhere among dots, ?, then the 4 keys in another order, each with its value"
     paper = "multi-query associative recall: Arora et al. 2023 (Zoology), arXiv 2312.04927"
     words = (".", "?", *KEYS, *VALUES)
     shortest = 4 * PAIRS + 1
