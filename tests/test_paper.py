@@ -64,7 +64,7 @@ def test_figures_are_trained_drawn_and_listed(small, tmp_path):
     assert (rope["shows"], rope["seed"], rope["layers"][0]["layer"]) == ("scores", 0, 4)
     assert rope["training"]["steps"] == 3
     assert rope["training"]["tokens"] == 3 * 2 * 16
-    assert {"seconds", "heldout", "position_rate", "position_epsilon"} <= set(rope["training"])
+    assert {"seconds", "heldout", "position_rate", "table_rate", "table_epsilon"} <= set(rope["training"])
     assert {"document", "offset", "first_words"} <= set(rope["input"])
     assert {"relpos", "torch", "matplotlib"} <= set(rope["versions"])
     assert rope["model"]["preset"] == "nano"

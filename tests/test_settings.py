@@ -83,7 +83,7 @@ def test_every_recipe_can_be_read(recipe):
         ({"run.steps": 0}, "at least one step"),
         ({"run.batch": 0}, "run.batch must be at least 1"),
         ({"optimizer.rate": -1.0}, "optimizer.rate must not be -1"),
-        ({"optimizer.position_epsilon": 0.0}, "optimizer.position_epsilon must be above 0"),
+        ({"optimizer.table_epsilon": 0.0}, "optimizer.table_epsilon must be above 0"),
         ({"run.precision": "float8"}, "unknown precision"),
     ],
 )

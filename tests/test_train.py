@@ -242,7 +242,7 @@ class TestRefusals:
         ("change", "sentence"),
         [
             ({"model__encoding": "alibi"}, "was begun with model.encoding=cable"),
-            ({"optimizer__rate": 0.5}, "optimizer.rate=0.003, and is now asked for optimizer.rate=0.5"),
+            ({"optimizer__rate": 0.5}, "optimizer.rate=0.002, and is now asked for optimizer.rate=0.5"),
             ({"run__seed": 1}, "run.seed=0"),
         ],
     )
@@ -312,15 +312,28 @@ class TestTheEnd:
 
 def test_the_parameters_of_an_encoding_are_a_group_of_their_own():
     model = RelposGPT2ForCausalLM(RelposGPT2Config.preset("nano", vocab_size=300, position="fire"))
-    settings = OptimizerSettings(rate=1e-3, decay=0.1, position_rate=1e-2, position_decay=0.05, position_epsilon=1e-4)
+    settings = OptimizerSettings(rate=1e-3, decay=0.1, position_rate=1e-2, position_decay=0.05)
     matrices, vectors, own = parameter_groups(model, settings)
     assert (matrices["weight_decay"], vectors["weight_decay"], own["weight_decay"]) == (0.1, 0.0, 0.05)
     assert (matrices["lr"], own["lr"]) == (1e-3, 1e-2)
-    optimizer = torch.optim.AdamW([matrices, vectors, own], eps=1e-8)
-    assert [group["eps"] for group in optimizer.param_groups] == [1e-8, 1e-8, 1e-4]
     assert len(own["params"]) == 4 * len(list(model.config.make_position().parameters()))
     assert sum(len(group["params"]) for group in (matrices, vectors, own)) == len(list(model.parameters()))
     assert parameter_groups(model, OptimizerSettings(rate=1e-3))[2]["weight_decay"] == 0.0
+
+
+@pytest.mark.parametrize("name", ["clipped", "t5", {"name": "sum", "parts": ["clipped", "fire"]}])
+def test_tables_of_distances_have_a_rate_and_an_epsilon_of_their_own(name):
+    model = RelposGPT2ForCausalLM(RelposGPT2Config.preset("nano", vocab_size=300, position=name))
+    settings = OptimizerSettings(rate=1e-3, position_rate=1e-2, table_rate=0.1, table_epsilon=1e-4)
+    optimizer = torch.optim.AdamW(parameter_groups(model, settings), eps=1e-8)
+    *others, tables = optimizer.param_groups
+    assert (tables["lr"], tables["eps"], tables["weight_decay"]) == (0.1, 1e-4, 0.0)
+    assert {id(parameter) for parameter in tables["params"]} == {
+        id(parameter) for key, parameter in model.named_parameters() if key.endswith("table")
+    }
+    assert len(tables["params"]) == 4
+    assert [group["eps"] for group in others] == [1e-8] * len(others)
+    assert parameter_groups(model, OptimizerSettings(rate=1e-3, position_rate=1e-2))[-1]["lr"] == 1e-2
 
 
 @pytest.mark.parametrize("encoding", ["alibi", "fire", "cable", "learned", "rope"])

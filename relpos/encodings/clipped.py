@@ -18,6 +18,7 @@ class Clipped(Encoding):
     paper = "Shaw et al. 2018, arXiv 1803.02155; as in CABLE, arXiv 2503.08067"
     formula = "B_ij = b_h[clamp(i − j, −256, 256)];  started at N(0, 0.02)"
     options = {"limit": "largest distance with an entry of its own"}
+    tables = ("table",)
 
     def __init__(self, heads: int, head_dim: int, *, limit: int = 256) -> None:
         super().__init__(heads, head_dim)

@@ -20,6 +20,7 @@ class Encoding(nn.Module):
     paper: ClassVar[str]
     formula: ClassVar[str]
     options: ClassVar[Mapping[str, str]] = {}  # keyword of __init__: its meaning
+    tables: ClassVar[tuple[str, ...]] = ()  # parameters with an entry a distance, most of which get little gradient
     gate_size: int = 0  # numbers a token and head that `gates` computes from the layer's input
 
     def __init__(self, heads: int, head_dim: int, width: int | None = None) -> None:

@@ -15,7 +15,7 @@ import yaml
 
 from relpos.lab.atomic import write_text
 from relpos.lab.lock import Lock
-from relpos.lab.settings import FREE, Settings, flatten, load_settings, parse_overrides
+from relpos.lab.settings import FREE, TABLES, Settings, flatten, load_settings, parse_overrides
 
 FILE = "comparison.yaml"
 # Sinusoids of amplitude 1 drown the embeddings of a GPT-2, which start at 0.02; a tenth is what the CABLE authors use.
@@ -27,7 +27,7 @@ SEEDS = 3
 EVAL_TOKENS = 2**17
 # Where a comparison's parts start from other defaults than `relpos train`. With as much data, many steps of little each
 # bring small models further: rope, which must learn to look at what is near, comes up to alibi, which need not.
-SHARED = {"data.length": 256, "run.batch": 2, "run.keep": 1}
+SHARED = {"data.length": 256, "run.batch": 2, "run.keep": 1, **TABLES}
 STEPS = 1200  # of parts of a comparison that says nothing of their end
 ENDS = ("run.steps", "run.tokens", "run.minutes")
 

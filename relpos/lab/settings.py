@@ -18,6 +18,9 @@ from relpos.models.presets import sizes
 
 RECIPES = Path(__file__).with_name("recipes")
 RATES = {"nano": 2e-3, "tiny": 1e-3, "small": 6e-4, "medium": 3e-4, "large": 2.5e-4}
+# Of figures and comparisons. AdamW moves every entry of a table equally far, however little it matters: in a short run
+# that is mostly noise. With an epsilon of the size of their gradients each moves by how much it matters.
+TABLES = {"optimizer.table_rate": 0.1, "optimizer.table_epsilon": 1e-5}
 STEPS = 200  # of a run that says nothing of its end
 TASK = {"data.length": 64, "run.batch": 64}  # of a run on a task, unless given
 TASK_STEPS = 1000
@@ -65,7 +68,8 @@ class OptimizerSettings:
     clip: float = 1.0
     position_rate: float | None = None  # of the encoding's own parameters; the same unless given
     position_decay: float = 0.0
-    position_epsilon: float = 1e-8  # AdamW's, for the same: a larger one lets small gradients move them less
+    table_rate: float | None = None  # of those among them that are tables of distances; as position_rate unless given
+    table_epsilon: float = 1e-8  # AdamW's, for tables: a larger one lets entries that hardly matter move less
 
 
 @dataclass
@@ -169,7 +173,7 @@ def _check_numbers(settings: Settings) -> None:
     for key, value in flatten(dataclasses.asdict(settings)).items():
         if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or not math.isfinite(value)):
             raise ValueError(f"{key} must not be {value}.")
-        if key == "optimizer.position_epsilon" and value == 0:
+        if key == "optimizer.table_epsilon" and value == 0:
             raise ValueError(f"{key} must be above 0: a parameter without a gradient divides by it.")
     for key in ("batch", "log_every", "eval_every", "eval_windows", "save_every", "keep"):
         if getattr(settings.run, key) < 1:

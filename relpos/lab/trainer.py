@@ -134,20 +134,20 @@ class RelposTrainer(Trainer):
 
 
 def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
-    """Matrices with weight decay, the rest without, and the encodings' own parameters apart from both."""
-    own = {id(p) for module in model.modules() if isinstance(module, Encoding) for p in module.parameters()}
+    """Matrices with weight decay, the rest without, the encodings' own parameters apart from both, and their tables."""
+    encodings = [module for module in model.modules() if isinstance(module, Encoding)]
+    own = {id(p) for module in encodings for p in module.parameters()}
+    tables = {id(module.get_parameter(name)) for module in encodings for name in module.tables}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     others = [parameter for parameter in trained if id(parameter) not in own]
     rate = settings.rate if settings.position_rate is None else settings.position_rate
-    groups = [
+    table_rate = rate if settings.table_rate is None else settings.table_rate
+    shared = {"weight_decay": settings.position_decay}
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in others if p.dim() >= 2], "weight_decay": settings.decay, "lr": settings.rate},
         {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0, "lr": settings.rate},
-        {
-            "params": [p for p in trained if id(p) in own],
-            "weight_decay": settings.position_decay,
-            "lr": rate,
-            "eps": settings.position_epsilon,
-        },
+        {"params": [p for p in trained if id(p) in own - tables], "lr": rate, **shared},
+        {"params": [p for p in trained if id(p) in tables], "lr": table_rate, "eps": settings.table_epsilon, **shared},
     ]
     return [group for group in groups if group["params"]]
 

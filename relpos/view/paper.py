@@ -9,6 +9,7 @@ from typing import Any
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import encoding
 from relpos.lab.atomic import write_text
+from relpos.lab.settings import TABLES
 from relpos.models.presets import sizes
 from relpos.view.page import INDEX, write_index
 from relpos.view.picture import Picture, draw
@@ -19,9 +20,6 @@ BATCH = 2  # windows a step: in so short a time, more steps of less
 # The few numbers that make a curve of the distance hardly leave their start at the rate of the weights. Where the bias
 # is made of the input, its parameters are weights like others, and have the rate of the others.
 CURVE = {"optimizer.position_rate": 0.03}
-# A table has an entry a distance, and most of them hardly matter. AdamW moves all equally far, so that the picture
-# would show its noise; with an epsilon of the size of their gradients each moves by how much it matters.
-TABLE = {"optimizer.position_rate": 0.1, "optimizer.position_epsilon": 1e-5}
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ FIGURES = [  # in the order they are made: what needs no training first
     PaperFigure(12, "alibi", "ALiBi"),
     PaperFigure(10, "kerple_log", "Kerple", CURVE),
     PaperFigure(13, "fire", "FIRE", CURVE),
-    PaperFigure(14, "clipped", "T5-bias", TABLE),
+    PaperFigure(14, "clipped", "T5-bias", TABLES),
     PaperFigure(15, "rope", "RoPE"),
     PaperFigure(8, "cable", "CABLE"),
 ]

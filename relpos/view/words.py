@@ -24,7 +24,7 @@ def training(run: "Run") -> dict[str, Any]:
     if settings is None:
         return {}
     told: dict[str, Any] = {"corpus": run.about.get("corpus", {}).get("name"), "versions": run.about.get("versions")}
-    told |= {key: getattr(settings.optimizer, key) for key in ("rate", "position_rate", "position_epsilon")}
+    told |= {key: getattr(settings.optimizer, key) for key in ("rate", "position_rate", "table_rate", "table_epsilon")}
     if (folder / ABOUT).exists():
         result = run.result
         kept = ("tokens", "seconds", "loss", "heldout", "heldout_at_start")
