@@ -22,8 +22,8 @@ RATES = {"nano": 2e-3, "tiny": 1e-3, "small": 6e-4, "medium": 3e-4, "large": 2.5
 # that is mostly noise. With an epsilon of the size of their gradients each moves by how much it matters.
 TABLES = {"optimizer.table_rate": 0.1, "optimizer.table_epsilon": 1e-5}
 STEPS = 200  # of a run that says nothing of its end
-TASK = {"data.length": 64, "run.batch": 64}  # of a run on a task, unless given
-TASK_STEPS = 1000
+TASK = {"data.length": 64, "run.batch": 32}  # of a run on a task, unless given
+TASK_STEPS = 2000
 LOSSES = ("answers", "all")  # what of a task's sequences is trained on
 
 
