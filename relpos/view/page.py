@@ -23,7 +23,7 @@ img {{ width: 100%; height: auto }}
 table {{ border-collapse: collapse; font: 13px/1.4 sans-serif; margin: 1rem 0 }}
 th, td {{ padding: .15rem .7rem; text-align: right; border-bottom: 1px solid #ddd }}
 .first {{ text-align: left }}
-small {{ color: #555 }}
+figcaption {{ color: #555 }}
 </style>
 <h1>Positional encodings: the figures</h1>
 <p>Figures 8, 10 and 12 to 15 of the appendix of “Context-aware Biases for Length Extrapolation”
@@ -36,9 +36,8 @@ Uniformity: 1 if a map is the same along every diagonal. Context dependence: 0 i
 """
 FIGURE = """<figure id="{stem}">
 <h2>Figure {number}: {encoding}</h2>
-<a href="{stem}.pdf"><img src="{stem}.png" alt="Figure {number}: heat maps of all heads, {encoding}"></a>
-<figcaption>{caption}{input}</figcaption>
-<details open><summary>Numbers (<a href="{stem}.json">JSON</a>, <a href="{stem}.pdf">PDF</a>)</summary>
+<a href="{stem}.pdf"><img src="{stem}.png" alt="{caption}"></a>
+{input}<details open><summary>Numbers (<a href="{stem}.json">JSON</a>, <a href="{stem}.pdf">PDF</a>)</summary>
 <table>
 <tr><th class="first">head</th><th>minimum</th><th>maximum</th><th>uniformity</th><th>context dependence</th></tr>
 {rows}
@@ -71,7 +70,7 @@ def _figure(stem: str, told: dict[str, Any]) -> str:
         number=told["figure"],
         encoding=html.escape(told["encoding"]),
         caption=html.escape(told["caption"]),
-        input=f"<br><small>The input begins: “{html.escape(words)} …”</small>" if words else "",
+        input=f"<figcaption>The input begins: “{html.escape(words)} …”</figcaption>\n" if words else "",
         rows="\n".join(ROW.format(*row[:3], *map(_number, row[3:])) for row in rows),
     )
 

@@ -62,7 +62,7 @@ def measured(found: Map, ticks: dict[int, list[float]]) -> dict[str, Any]:
     heads = []
     for head in range(found.heads):
         low, high = found.range(head)
-        entry: dict[str, Any] = {"head": head + 1, "minimum": low, "maximum": high}
+        entry: dict[str, Any] = {"head": head + 1, "minimum": low + 0.0, "maximum": high + 0.0}  # no −0
         if head in ticks:
             entry["ticks"] = ticks[head]
         entry["uniformity"] = found.uniformity.heads[head]
