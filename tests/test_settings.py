@@ -28,6 +28,8 @@ def test_a_saved_run_is_a_configuration(tmp_path):
 
 def test_values_on_the_command_line_are_yaml_and_typed():
     found = parse_overrides(["optimizer.rate=1e-3", "run.steps=1e2", "data.separate=true", "optimizer.position_rate="])
+    assert found == {"optimizer.rate": 1e-3, "run.steps": 100.0, "data.separate": True, "optimizer.position_rate": None}
+    assert parse_overrides(["base=5e5", "name=3e"]) == {"base": 5e5, "name": "3e"}
     settings = load_settings(None, found)
     assert settings.optimizer.rate == 0.001
     assert settings.run.steps == 100

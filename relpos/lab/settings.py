@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ TABLES = {"optimizer.table_rate": 0.1, "optimizer.table_epsilon": 1e-5}
 STEPS = 200  # of a run that says nothing of its end
 TASK = {"data.length": 64, "run.batch": 32}  # of a run on a task, unless given
 TASK_STEPS = 2000
+EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")  # 1e-3, which YAML reads as text
 LOSSES = ("answers", "all")  # what of a task's sequences is trained on
 
 
@@ -127,7 +129,7 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
         key, equals, text = pair.partition("=")
         if not equals:
             raise ValueError(f"an override is key=value, as in data.length=1024, not {pair!r}.")
-        found[key] = yaml.safe_load(text) if text else None
+        found[key] = float(text) if EXPONENT.fullmatch(text) else yaml.safe_load(text) if text else None
     return found
 
 
