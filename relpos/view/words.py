@@ -64,7 +64,7 @@ def measured(found: Map, ticks: dict[int, list[float]]) -> dict[str, Any]:
         low, high = found.range(head)
         entry: dict[str, Any] = {"head": head + 1, "minimum": low + 0.0, "maximum": high + 0.0}  # no −0
         if head in ticks:
-            entry["ticks"] = ticks[head]
+            entry["ticks"] = [tick + 0.0 for tick in ticks[head]]
         entry["uniformity"] = found.uniformity.heads[head]
         entry["context_dependence"] = None if found.context is None else found.context.heads[head]
         heads.append(entry)
