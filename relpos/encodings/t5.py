@@ -38,7 +38,6 @@ class T5(Encoding):
     paper = "Raffel et al. 2020, arXiv 1910.10683"
     formula = "B_ij = b_h[bucket(i − j)];  started at N(0, 1/width)"
     options = {"buckets": "number of buckets, even", "max_distance": "distance from which all share the last bucket"}
-    tables = ("table",)
 
     def __init__(self, heads: int, head_dim: int, *, buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__(heads, head_dim)
