@@ -332,7 +332,7 @@ def test_tables_of_distances_have_a_rate_and_an_epsilon_of_their_own(name):
     assert {id(parameter) for parameter in tables["params"]} == {
         id(module.table)
         for module in model.modules()
-        if isinstance(module, Clipped)  # a bucket of t5 gets much gradient
+        if isinstance(module, Clipped)  # t5 has buckets
     }
     assert len(tables["params"]) == 4
     assert [group["eps"] for group in others] == [1e-8] * len(others)
