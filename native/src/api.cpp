@@ -87,5 +87,5 @@ const char* relpos_isas(void) {
         for (const Build& build : builds) strcat(strcat(names, *names ? "," : ""), build.isa);
     return names;
 }
-int64_t relpos_problem_size(void) { return sizeof(relpos_problem); }
+int64_t relpos_interface(void) { return RELPOS_INTERFACE; }
 }

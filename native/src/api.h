@@ -16,6 +16,9 @@ typedef struct {
     int64_t batch, head, row;  // strides
 } relpos_array;
 
+// Changes with anything in this file that a caller must know of, the meaning of buffers included.
+enum { RELPOS_INTERFACE = 2 };
+
 enum { RELPOS_NONE = 0, RELPOS_TOEPLITZ = 1, RELPOS_RANK_ONE = 2, RELPOS_SUM = 3, RELPOS_SCALED = 4 };
 
 // Floats that stand before and behind every table over distances, so that a tile may read past its ends.
@@ -38,7 +41,9 @@ typedef struct {
     const uint8_t* padding;  // (batch, keys): 0 where a key is not seen; NULL: all are
 
     relpos_array q, k, v, out;
-    float* lse;  // (batch, heads, queries), base 2; +inf for a query that sees nothing
+    // (2, batch, heads, queries): the largest score m of a row, then log2 of its sum of 2^(score − m). Apart, because
+    // their sum in one float would lose the second where the first is large. +inf and 0 for a query that sees nothing.
+    float* lse;
 
     // Toeplitz and scaled. Tables are padded by RELPOS_TABLE_PAD on both sides.
     const float* table;    // (heads or 1, pad + distances + pad); Toeplitz: times log2(e)
@@ -51,6 +56,7 @@ typedef struct {
     const float* total_low;
     const float* weight;  // times log2(e)
     int32_t symmetric;    // |total_i − total_j|
+    int32_t weighted;     // whether `weight` is an input, and not log2(e) everywhere
 
     // Scaled: bias = f_h(x), x = table[i − j] · inverse_i, f_h(x) = base + gain·x + Σ bend_s · max(x − knot_s, 0).
     // base and gain are given for each number s of knots already passed; all three times log2(e).
@@ -62,12 +68,13 @@ typedef struct {
     const float* gain;  // (heads, knots + 1)
     const float* bend;  // (heads, knots)
 
-    // What the forward tells the backward about skipping (NULL: nothing is skipped):
-    // (batch·heads) × 4 counts {open, visible, scored, kept}, then a bit a tile, (batch·heads, query blocks, words).
+    // What the forward passes to the backward about skipping (NULL: nothing is skipped):
+    // (batch·heads) × 4 counts {open, visible, scored, kept}, then one byte per tile, (batch·heads, query blocks,
+    // key blocks): 0 if it was computed, else 1 + the whole bits by which it passed its test.
     int64_t* skipping;
 
-    // Backward only. The gradients of the bias are wanted all or none, and then the none are NULL; that of a weight
-    // which is not learned may be NULL by itself.
+    // Backward only. Either every number of the bias gets its gradient or none does; all pointers are then NULL.
+    // The pointer of a weight that is not learned may be NULL by itself.
     relpos_array grad_out, grad_q, grad_k, grad_v;
     float* grad_table;         // (slots, heads, pad + distances + pad), zeroed; see relpos_slots
     double* grad_total;        // (batch, heads, keys), zeroed: what keys contribute
@@ -89,7 +96,7 @@ RELPOS_EXPORT int relpos_has(const char* isa);    // 1: built and on this CPU; 0
 RELPOS_EXPORT int relpos_use(const char* isa);    // as relpos_has; from now on calls use it if 1
 RELPOS_EXPORT const char* relpos_isa(void);       // the one in use
 RELPOS_EXPORT const char* relpos_isas(void);      // those in this build, comma-separated
-RELPOS_EXPORT int64_t relpos_problem_size(void);  // sizeof(relpos_problem), to check the caller's layout against
+RELPOS_EXPORT int64_t relpos_interface(void);     // RELPOS_INTERFACE as built, to check the caller's against
 
 #ifdef __cplusplus
 }

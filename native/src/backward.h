@@ -6,8 +6,8 @@
 // other, and the sums are in the same order whoever computes them.
 #pragma once
 
+#include "demands.h"
 #include "scores.h"
-#include "skipping.h"
 
 #include <sched.h>
 
@@ -37,13 +37,14 @@ class BackwardBlock {
 public:
     static int64_t floats(const Geometry& g) {
         return 2 * Carve::padded(int64_t(kTile) * g.head_dim) + 2 * kTile * kTile +
-               3 * Carve::padded(int64_t(kTile) * g.width) + 2 * kTile;
+               3 * Carve::padded(int64_t(kTile) * g.width) + 3 * kTile;
     }
 
+    // `demands` of the head, or NULL if nothing was left out of it.
     BackwardBlock(const relpos_problem& p, const Geometry& g, int64_t b, int64_t h, int block, const KeyHead& keys,
-                  const KeyGradients& gradients, int64_t sequence, float* scratch)
+                  const KeyGradients& gradients, int64_t sequence, const Demands* demands, float* scratch)
         : p_(p), g_(g), b_(b), h_(h), block_(block), keys_(keys), gradients_(gradients), sequence_(sequence),
-          rows_(p, g, b, block), form_(p, b, h) {
+          demands_(demands), rows_(p, g, b, block), form_(p, b, h) {
         Carve carve(scratch);
         q_transposed_ = carve.take(int64_t(kTile) * g.head_dim);
         d_transposed_ = carve.take(int64_t(kTile) * g.head_dim);
@@ -52,19 +53,16 @@ public:
         q_ = carve.take(int64_t(kTile) * g.width);
         d_out_ = carve.take(int64_t(kTile) * g.width);
         dq_ = carve.take(int64_t(kTile) * g.width);
-        lse_ = carve.take(kTile), delta_ = carve.take(kTile);
+        maximum_ = carve.take(kTile), log_sum_ = carve.take(kTile), delta_ = carve.take(kTile);
     }
 
     void run(Fold& fold) {
         pack();
         fold.begin_rows(rows_);
-        const int64_t head = b_ * p_.heads + h_;
-        const uint64_t* bits = nullptr;
-        if (p_.skipping && skip_counts(p_, head)->open) bits = skip_bits(p_, g_, head, block_);
+        const uint8_t* slack = demands_ ? skip_slack(p_, g_, b_ * p_.heads + h_, block_) : nullptr;
         for (int block = g_.key_blocks - 1; block >= 0; block--) {
-            const bool kept = !bits || bits[block / 64] >> (block % 64) & 1;
             const bool seen = block * kTile < rows_.high && (block + 1) * kTile > rows_.low;
-            if (kept && seen) {
+            if (seen && (!slack || !slack[block] || demands_->needed(g_, block_, block, slack[block]))) {
                 const KeyBlock columns(p_, g_, rows_, b_, block);
                 if (columns.visible) {
                     tile(columns, block, fold);
@@ -89,22 +87,23 @@ private:
         pack_transposed(d, p_.grad_out.row, rows_.begin, rows_.end, g_.head_dim, 1.0f, d_transposed_);
         pack_rows(q, p_.q.row, count, g_.head_dim, g_.width, q_ + rows_.begin * g_.width);
         pack_rows(d, p_.grad_out.row, count, g_.head_dim, g_.width, d_out_ + rows_.begin * g_.width);
-        const float* lse = p_.lse + (b_ * p_.heads + h_) * g_.queries + query - rows_.begin;
+        const float* maximum = p_.lse + (b_ * p_.heads + h_) * g_.queries + query - rows_.begin;
+        const float* log_sum = maximum + p_.batch * p_.heads * g_.queries;
         for (int lane = 0; lane < kTile; lane++) {
             // A lane without a query has weights 2^(score − inf) = 0.
             const bool there = lane >= rows_.begin && lane < rows_.end;
-            lse_[lane] = there ? lse[lane] : kInfinity;
-            delta_[lane] = there ? dot(d_out_ + lane * g_.width, out + (lane - rows_.begin) * p_.out.row) : 0.0f;
+            maximum_[lane] = there ? maximum[lane] : kInfinity, log_sum_[lane] = there ? log_sum[lane] : 0.0f;
         }
-    }
-
-    float dot(const float* a, const float* b) const {
-        Vec total = {};
-        int d = 0;
-        for (; d + kLanes <= g_.head_dim; d += kLanes) total += load(a + d) * load(b + d);
-        float rest = 0.0f;
-        for (; d < g_.head_dim; d++) rest += a[d] * b[d];
-        return sum(total) + rest;
+        // Summed in the order in which tiles sum d·v, so that they cancel where a row's output is one value.
+        float* out_transposed = dq_;  // not used before the first tile
+        pack_transposed(out, p_.out.row, rows_.begin, rows_.end, g_.head_dim, 1.0f, out_transposed);
+        for (int lane = 0; lane < kTile; lane += kLanes) {
+            const int64_t panel = int64_t(lane / kPanel) * g_.head_dim * kPanel + lane % kPanel;
+            Vec delta = {};
+            for (int c = 0; c < g_.head_dim; c++)
+                delta += load(out_transposed + panel + c * kPanel) * load(d_transposed_ + panel + c * kPanel);
+            store(delta_ + lane, delta);
+        }
     }
 
     void tile(const KeyBlock& columns, int block, Fold& fold) {
@@ -151,7 +150,7 @@ private:
                 for (; lane < round_down(key) && lane < rows_.to; lane += kLanes)
                     store(weight + lane, Vec{}), store(d_score + lane, Vec{});
             for (; lane < rows_.to; lane += kLanes) {
-                const Vec w = exp2(load(weight + lane) - load(lse_ + lane));
+                const Vec w = exp2((load(weight + lane) - load(maximum_ + lane)) - load(log_sum_ + lane));
                 const Vec d = w * (load(d_score + lane) - load(delta_ + lane));
                 store(weight + lane, w), store(d_score + lane, d);
                 fold.add(key, lane, d);
@@ -175,10 +174,11 @@ private:
     const KeyHead& keys_;
     const KeyGradients& gradients_;
     const int64_t sequence_;
+    const Demands* demands_;
     const QueryBlock rows_;
     Form form_;
     bool begun_ = false;
-    float *q_transposed_, *d_transposed_, *weights_, *d_scores_, *q_, *d_out_, *dq_, *lse_, *delta_;
+    float *q_transposed_, *d_transposed_, *weights_, *d_scores_, *q_, *d_out_, *dq_, *maximum_, *log_sum_, *delta_;
 };
 
 // Whether a thread takes whole key heads in the backward, or all threads share each.
@@ -196,11 +196,14 @@ public:
           widen_(g_.width != g_.head_dim), users_(by_head_ ? threads_ : p.batch * p.key_heads),
           packed_(users_, pack_ ? packed_floats(g_) : 0), widened_(users_, widen_ ? packed_floats(g_) : 0),
           touched_(users_, g_.key_blocks), turns_(by_head_ ? 0 : users_, g_.key_blocks),
-          order_(1, by_head_ ? p.batch * p.key_heads : 0), scratch_(threads_, BackwardBlock<Form, Fold>::floats(g_)),
+          order_(1, by_head_ ? p.batch * p.key_heads : 0),
+          demands_(p.skipping ? (by_head_ ? threads_ : p.batch * p.heads) : 0, Demands::floats(g_)),
+          scratch_(threads_, BackwardBlock<Form, Fold>::floats(g_)),
           fold_scratch_(threads_, p.form == RELPOS_SCALED ? Scaled::Fold::scratch_floats(p) : 0) {}
 
     int run() {
-        if (!packed_.ok || !widened_.ok || !touched_.ok || !turns_.ok || !order_.ok || !scratch_.ok || !fold_scratch_.ok)
+        if (!packed_.ok || !widened_.ok || !touched_.ok || !turns_.ok || !order_.ok || !demands_.ok || !scratch_.ok ||
+            !fold_scratch_.ok)
             return 1;
         by_head_ ? run_by_head() : run_in_turn();
         return 0;
@@ -216,8 +219,14 @@ private:
             const KeyHead keys = key_head(p_, g_, b, kh, packed_.of(thread));
             const KeyGradients gradients = key_gradients(b, kh, thread, nullptr);
             memset(gradients.touched, 0, g_.key_blocks);
-            for (int64_t i = 0; i < g_.group * g_.query_blocks; i++)
-                block(b, kh, i, keys, gradients, thread, b);
+            for (int64_t i = 0; i < g_.group * g_.query_blocks; i++) {
+                const int64_t h = kh * g_.group + i / g_.query_blocks;
+                Demands demands;
+                const bool skips = skips_any(b, h);
+                if (skips) demands.place(g_, demands_.of(thread));
+                if (skips && i % g_.query_blocks == 0) demands.measure(p_, g_, b, h);
+                block(b, kh, i, keys, gradients, skips ? &demands : nullptr, thread, b);
+            }
             for (int block = 0; block < g_.key_blocks; block++) finish(b, kh, gradients, block);
         });
     }
@@ -232,13 +241,23 @@ private:
                 pack_keys(p_, g_, head / p_.key_heads, head % p_.key_heads, block * kTile,
                           least(int64_t(g_.keys), (block + 1) * kTile), packed_.of(head));
         });
+        parallel_for(threads_, p_.batch * p_.heads, [&](int64_t head, int) {
+            const int64_t b = head / p_.heads, h = head % p_.heads;
+            if (!skips_any(b, h)) return;
+            Demands demands;
+            demands.place(g_, demands_.of(head)), demands.measure(p_, g_, b, h);
+        });
         // Which thread takes which block is fixed, and with it the order of the sums in each slot.
         parallel(team, [&](int thread, int threads) {
             for (int64_t task = thread; task < key_heads * each; task += threads) {
                 const int64_t head = task / each, b = head / p_.key_heads, kh = head % p_.key_heads;
                 const KeyHead keys = key_head(p_, g_, b, kh, packed_.of(head));
                 const KeyGradients gradients = key_gradients(b, kh, head, turns_.of(head));
-                block(b, kh, task % each, keys, gradients, thread, thread);
+                const int64_t h = kh * g_.group + task % each / g_.query_blocks;
+                Demands demands;
+                const bool skips = skips_any(b, h);
+                if (skips) demands.place(g_, demands_.of(b * p_.heads + h));
+                block(b, kh, task % each, keys, gradients, skips ? &demands : nullptr, thread, thread);
             }
         });
         parallel_for(threads_, key_heads * g_.key_blocks, [&](int64_t task, int) {
@@ -248,12 +267,19 @@ private:
     }
 
     // The index-th block of queries of a key head, over the query heads it serves; the last positions first.
-    void block(int64_t b, int64_t kh, int64_t index, const KeyHead& keys, const KeyGradients& gradients, int thread,
-               int64_t slot) {
+    void block(int64_t b, int64_t kh, int64_t index, const KeyHead& keys, const KeyGradients& gradients,
+               const Demands* demands, int thread, int64_t slot) {
         const int64_t h = kh * g_.group + index / g_.query_blocks;
         const int block = g_.key_blocks - 1 - int(index % g_.query_blocks);
         Fold fold(p_, b, h, slot, fold_scratch_.of(thread));
-        BackwardBlock<Form, Fold>(p_, g_, b, h, block, keys, gradients, index, scratch_.of(thread)).run(fold);
+        BackwardBlock<Form, Fold>(p_, g_, b, h, block, keys, gradients, index, demands, scratch_.of(thread)).run(fold);
+    }
+
+    // Whether the forward left tiles out of this head.
+    bool skips_any(int64_t b, int64_t h) const {
+        if (!p_.skipping) return false;
+        const SkipCounts* counts = skip_counts(p_, b * p_.heads + h);
+        return counts->open && counts->kept < counts->visible;
     }
 
     KeyGradients key_gradients(int64_t b, int64_t kh, int64_t user, int64_t* turn) const {
@@ -307,7 +333,7 @@ private:
     const Shared<uint8_t> touched_;
     const Shared<int64_t> turns_;
     const Shared<Load> order_;
-    const Shared<float> scratch_, fold_scratch_;
+    const Shared<float> demands_, scratch_, fold_scratch_;
 };
 
 }  // namespace RELPOS_ISA

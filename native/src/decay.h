@@ -7,6 +7,8 @@
 //                                         The bounds below are there only if that is kGateBits or more.
 //   tile(rows, block, lane)               at least the bias of these queries for any key of the block
 //   beyond(rows, block, lane, side)       the same for this block and all farther ones on that side
+//   gains                                 whether the bias is a weight times |gained|; then at least that is in
+//   gained, gained_beyond                 (of the same arguments)
 // No form is assumed to decrease: bounds are maxima of what is there. Units are log2.
 #pragma once
 
@@ -24,18 +26,20 @@ constexpr float kGateBits = 24.0f;
 
 template <class Form>
 struct Decay {
-    static constexpr bool known = false;
+    static constexpr bool known = false, gains = false;
     static int64_t floats(const relpos_problem&) { return 0; }
     void place(const relpos_problem&, int64_t, int64_t, float*) {}
     float measure() { return 0.0f; }
     RELPOS_MEMBER Vec tile(const QueryBlock&, int, int) const { return Vec{}; }
     RELPOS_MEMBER Vec beyond(const QueryBlock&, int, int, Side) const { return Vec{}; }
+    RELPOS_MEMBER Vec gained(const QueryBlock&, int, int) const { return Vec{}; }
+    RELPOS_MEMBER Vec gained_beyond(const QueryBlock&, int, int, Side) const { return Vec{}; }
 };
 
 // Maxima of the table over windows of a tile's keys, from a distance on, and up to a distance.
 template <>
 struct Decay<Toeplitz> {
-    static constexpr bool known = true;
+    static constexpr bool known = true, gains = false;
     static int64_t floats(const relpos_problem& p) { return 3 * Carve::padded(size(p)); }
 
     void place(const relpos_problem& p, int64_t, int64_t h, float* storage) {
@@ -76,6 +80,8 @@ struct Decay<Toeplitz> {
         const int64_t nearest = zero_ + (rows.start + lane - block * kTile);
         return side == Side::past ? load(from_ + nearest - (kTile - 1)) : load(up_to_ + nearest);
     }
+    RELPOS_MEMBER Vec gained(const QueryBlock&, int, int) const { return Vec{}; }
+    RELPOS_MEMBER Vec gained_beyond(const QueryBlock&, int, int, Side) const { return Vec{}; }
 
 private:
     static int64_t size(const relpos_problem& p) { return p.distances + 2 * RELPOS_TABLE_PAD; }
@@ -87,7 +93,7 @@ private:
 // The range of the total over a block of keys, over it and all before, over it and all behind.
 template <>
 struct Decay<RankOne> {
-    static constexpr bool known = true;
+    static constexpr bool known = true, gains = true;
     static int64_t floats(const relpos_problem& p) { return 3 * Carve::padded(4 * blocks(p)); }
 
     void place(const relpos_problem& p, int64_t b, int64_t h, float* storage) {
@@ -125,6 +131,10 @@ struct Decay<RankOne> {
     RELPOS_MEMBER Vec beyond(const QueryBlock& rows, int block, int lane, Side side) const {
         return upper(rows, (side == Side::past ? before_ : after_)[block], lane);
     }
+    RELPOS_MEMBER Vec gained(const QueryBlock& rows, int block, int lane) const { return widest(rows, own_[block], lane); }
+    RELPOS_MEMBER Vec gained_beyond(const QueryBlock& rows, int block, int lane, Side side) const {
+        return widest(rows, (side == Side::past ? before_ : after_)[block], lane);
+    }
 
 private:
     struct Range {
@@ -144,11 +154,20 @@ private:
         return high_[i] > high_[j] || (high_[i] == high_[j] && low_[i] > low_[j]);
     }
 
-    RELPOS_MEMBER Vec upper(const QueryBlock& rows, const Range& range, int lane) const {
+    struct Gained {
+        Vec least, most;
+    };
+    RELPOS_MEMBER Gained between(const QueryBlock& rows, const Range& range, int lane) const {
         const Vec high = load(high_ + rows.start + lane), low = load(low_ + rows.start + lane);
+        return {(high - range.top_high) + (low - range.top_low), (high - range.bottom_high) + (low - range.bottom_low)};
+    }
+    RELPOS_MEMBER Vec widest(const QueryBlock& rows, const Range& range, int lane) const {
+        const Gained gained = between(rows, range, lane);
+        return larger(absolute(gained.least), absolute(gained.most));
+    }
+    RELPOS_MEMBER Vec upper(const QueryBlock& rows, const Range& range, int lane) const {
         const Vec weight = load(weight_ + rows.start + lane);
-        Vec least_gained = (high - range.top_high) + (low - range.top_low);
-        Vec most_gained = (high - range.bottom_high) + (low - range.bottom_low);
+        auto [least_gained, most_gained] = between(rows, range, lane);
         if (symmetric_) {
             const Vec a = least_gained, b = most_gained;
             least_gained = larger(larger(a, -b), Vec{});
@@ -166,7 +185,7 @@ private:
 // A is the Toeplitz part.
 template <class A, class B>
 struct Decay<Sum<A, B>> {
-    static constexpr bool known = true;
+    static constexpr bool known = true, gains = Decay<B>::gains;
     static int64_t floats(const relpos_problem& p) { return Decay<A>::floats(p) + Decay<B>::floats(p); }
     void place(const relpos_problem& p, int64_t b, int64_t h, float* storage) {
         a_.place(p, b, h, storage), b_.place(p, b, h, storage + Decay<A>::floats(p));
@@ -178,6 +197,10 @@ struct Decay<Sum<A, B>> {
     }
     RELPOS_MEMBER Vec beyond(const QueryBlock& rows, int block, int lane, Side side) const {
         return a_.beyond(rows, block, lane, side) + b_.beyond(rows, block, lane, side);
+    }
+    RELPOS_MEMBER Vec gained(const QueryBlock& rows, int block, int lane) const { return b_.gained(rows, block, lane); }
+    RELPOS_MEMBER Vec gained_beyond(const QueryBlock& rows, int block, int lane, Side side) const {
+        return b_.gained_beyond(rows, block, lane, side);
     }
 
 private:

@@ -134,19 +134,19 @@ public:
             const Vec weight = load(weight_ + query_ + lane + v * kLanes);
             RELPOS_UNROLL
             for (int m = 0; m < Rows; m++) {
-                const Vec gained = difference(key + m, lane + v * kLanes);
-                scores[m][v] -= weight * larger(gained, mirror_ * gained);
+                const Vec distance = gained(key + m, lane + v * kLanes);
+                scores[m][v] -= weight * larger(distance, mirror_ * distance);
             }
         }
+    }
+
+    RELPOS_MEMBER Vec gained(int key, int lane) const {
+        return (load(high_ + query_ + lane) - high_[key_ + key]) + (load(low_ + query_ + lane) - low_[key_ + key]);
     }
 
     class Fold;
 
 private:
-    RELPOS_MEMBER Vec difference(int key, int lane) const {
-        return (load(high_ + query_ + lane) - high_[key_ + key]) + (load(low_ + query_ + lane) - low_[key_ + key]);
-    }
-
     const float *high_, *low_, *weight_;
     Vec mirror_;
     int query_ = 0, key_ = 0;
@@ -175,7 +175,7 @@ public:
     RELPOS_MEMBER void add(int key, int lane, Vec gradient) {
         Vec signed_gradient = gradient;
         if (weighted_ || symmetric_) {
-            const Vec gained = form_.difference(key, lane);
+            const Vec gained = form_.gained(key, lane);
             if (symmetric_) signed_gradient = gained > 0.0f ? gradient : (gained < 0.0f ? -gradient : Vec{});
             // gained · sign = |gained| where it is symmetric
             store(lane_weight_ + lane, load(lane_weight_ + lane) + gained * signed_gradient);
@@ -222,6 +222,7 @@ public:
     RELPOS_MEMBER void add(Vec (&scores)[Rows][Vectors], int key, int lane) const {
         a_.add(scores, key, lane), b_.add(scores, key, lane);
     }
+    RELPOS_MEMBER Vec gained(int key, int lane) const { return b_.gained(key, lane); }
 
     class Fold {
     public:

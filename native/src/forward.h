@@ -40,10 +40,8 @@ public:
         pack_transposed(source, q.row, rows_.begin, rows_.end, g_.head_dim, p_.scale * kLog2e, queries_);
         for (int lane = 0; lane < kTile; lane++) m_[lane] = -kInfinity, l_[lane] = 0.0f;
         if (head_.statistics) {
-            Skipper<Form> skipper(g_, *head_.statistics, *head_.decay, rows_, queries_);
-            uint64_t* bits = skip_bits(p_, g_, head_.b * p_.heads + head_.h, block_);
-            for (int64_t i = 0; i < g_.words(); i++) bits[i] = 0;
-            walk(&skipper, bits);
+            Skipper<Form> skipper(p_, g_, *head_.statistics, *head_.decay, rows_, queries_);
+            walk(&skipper, skip_slack(p_, g_, head_.b * p_.heads + head_.h, block_));
         } else {
             walk(nullptr, nullptr);
         }
@@ -52,17 +50,17 @@ public:
 
 private:
     // Outwards from the diagonal, first into the past, then into the future.
-    void walk(Skipper<Form>* skipper, uint64_t* bits) {
+    void walk(Skipper<Form>* skipper, uint8_t* slack) {
         SkipCounts counts = {};
         if (rows_.low < rows_.high) {
             const int lowest = rows_.low / kTile, highest = (rows_.high - 1) / kTile;
             int block = least(block_, highest);
             for (; block >= lowest; block--)
-                if (!visit(block, Side::past, skipper, bits, counts)) break;
-            count_rest(block - 1, lowest, -1, counts);
+                if (!visit(block, Side::past, skipper, slack, counts)) break;
+            leave_rest(block, lowest, -1, slack, counts);
             for (block = block_ + 1; block <= highest; block++)
-                if (!visit(block, Side::future, skipper, bits, counts)) break;
-            count_rest(block + 1, highest, 1, counts);
+                if (!visit(block, Side::future, skipper, slack, counts)) break;
+            leave_rest(block, highest, 1, slack, counts);
         }
         if (!p_.skipping) return;
         SkipCounts* all = skip_counts(p_, head_.b * p_.heads + head_.h);
@@ -71,20 +69,29 @@ private:
         __atomic_fetch_add(&all->kept, counts.kept, __ATOMIC_RELAXED);
     }
 
-    // The tiles a walk never reached are visible all the same.
-    void count_rest(int from, int to, int step, SkipCounts& counts) const {
-        for (int block = from; step * block <= step * to; block += step)
+    // The tiles beyond the one that ended a walk are visible all the same, and passed by as much as it did.
+    void leave_rest(int last, int to, int step, uint8_t* slack, SkipCounts& counts) const {
+        for (int block = last + step; step * block <= step * to; block += step) {
             counts.visible += KeyBlock(p_, g_, rows_, head_.b, block).visible;
+            slack[block] = slack[last];
+        }
+    }
+
+    // Whether this tile is left out, by having passed its test by so many bits.
+    static bool leave(float bits, uint8_t& slack) {
+        if (!(bits > 0.0f)) return false;
+        slack = as_slack(bits);
+        return true;
     }
 
     // False if neither this block nor any farther one on that side matters.
-    bool visit(int block, Side side, Skipper<Form>* skipper, uint64_t* bits, SkipCounts& counts) {
+    bool visit(int block, Side side, Skipper<Form>* skipper, uint8_t* slack, SkipCounts& counts) {
         const KeyBlock columns(p_, g_, rows_, head_.b, block);
         if (!columns.visible) return true;
         counts.visible++;
         if (skipper && begun_) {
-            if (skipper->beyond(block, side)) return false;
-            if (skipper->tile(block)) return true;
+            if (leave(skipper->beyond(block, side), slack[block])) return false;
+            if (leave(skipper->tile(block), slack[block])) return true;
         }
         const float* keys = head_.keys.keys + columns.start * head_.keys.key_row;
         form_.enter(rows_, columns, scores_);
@@ -93,11 +100,10 @@ private:
                                    &columns},
                          form_);
         counts.scored++;
-        if (skipper && begun_ && skipper->scored(block, tile_maximum_)) return true;
+        if (skipper && begun_ && leave(skipper->scored(block, tile_maximum_), slack[block])) return true;
         counts.kept++;
-        if (bits) bits[block / 64] |= uint64_t(1) << (block % 64);
-
-        softmax(columns, skipper);
+        // The sums that tests compare with grow fast at first: they are brought up to date at tiles 1, 2, 4, 8, …
+        softmax(columns, skipper, (counts.kept & (counts.kept - 1)) == 0);
         const float* values = head_.keys.values + columns.start * head_.keys.value_row;
         const Product weighted{scores_, kTile, values, head_.keys.value_row, out_, g_.width,
                                begun_ ? Into::rescale : Into::overwrite, shrink_};
@@ -108,7 +114,7 @@ private:
     }
 
     // Scores to weights 2^(score − m), with the running maximum m and sum l brought up to date.
-    void softmax(const KeyBlock& columns, Skipper<Form>* skipper) {
+    void softmax(const KeyBlock& columns, Skipper<Form>* skipper, bool measured) {
         for (int lane = rows_.from; lane < rows_.to; lane += kLanes) {
             const Vec before = load(m_ + lane);
             const Vec m = larger(before, load(tile_maximum_ + lane));
@@ -132,7 +138,9 @@ private:
             for (key = stop; key < columns.count; key++) store(at + key * kTile, Vec{});  // above the diagonal
             const Vec l = load(l_ + lane) * shrink + (even + odd);
             store(m_ + lane, m), store(l_ + lane, l), store(shrink_ + lane, shrink);
-            if (skipper) skipper->raise(lane, m, l);
+            if (!skipper) continue;
+            skipper->raise_mass(lane, m, l);
+            if (measured) skipper->raise_sums(form_, columns, scores_, lane, stop, m);
         }
     }
 
@@ -143,15 +151,16 @@ private:
             float* to = const_cast<float*>(rows_of(out, head_.b, head_.h)) + query * out.row;
             const float* from = out_ + int64_t(lane) * g_.width;
             const float l = l_[lane];
-            float* lse = p_.lse + (head_.b * p_.heads + head_.h) * g_.queries + query;
+            float* maximum = p_.lse + (head_.b * p_.heads + head_.h) * g_.queries + query;
+            float* log_sum = maximum + p_.batch * p_.heads * g_.queries;
             if (l == 0.0f) {
                 memset(to, 0, sizeof(float) * g_.head_dim);
-                *lse = kInfinity;
+                *maximum = kInfinity, *log_sum = 0.0f;
                 continue;
             }
             const float inverse = 1.0f / l;
             for (int d = 0; d < g_.head_dim; d++) to[d] = from[d] * inverse;
-            *lse = m_[lane] + __builtin_log2f(l);
+            *maximum = m_[lane], *log_sum = __builtin_log2f(l);
         }
     }
 

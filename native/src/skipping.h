@@ -1,10 +1,23 @@
 // Which tiles provably cannot matter.
 //
-// A weight below 2^−24 / keys may be dropped: all that is dropped from a row, and from a column, then stays below
-// 2^−24. For a tile the logits are bounded from above by Cauchy–Schwarz (|q_i| times the radius of the block's keys
-// about a common centre, plus q_i·centre) and the bias's own maximum; the row's log-sum-exp is bounded from below by
-// what is summed already, which is why near keys come first. Large keys or values demand a proportionally smaller
-// weight. Every test reads "all lanes are below", so a NaN never skips.
+// With w_ij the weights of row i, a tile is left out if for each of its entries, and for every X_ij by which a weight
+// is multiplied in a sum over the keys,
+//
+//   w_ij · X_ij < 2^−24 / keys · Σ_j w_ij · X_ij,     X = 1, |v_j|, |k_j|, |k_j|·|v_j|
+//                                                   and gained_ij, gained_ij·|v_j| where the bias has a weight_i
+//
+// so that what a row loses stays below 2^−24 of what the row keeps: 1 is the softmax itself, |v| the output, |k|·|v|
+// and |k| (times the row's own output) the gradient of q, gained·|v| and gained that of weight_i. |v| is the largest
+// entry of a value, |k| the length of a key.
+//
+// The left side is bounded from above: the logits by Cauchy–Schwarz (|q_i| times the radius of the block's keys about a
+// common centre, plus q_i·centre) and the bias's own maximum, X by its maximum over the block. The right side is
+// bounded from below by what has been summed already, which is why near keys come first. Every test reads "all lanes
+// pass", so a NaN never skips.
+//
+// Sums over the queries (gradients of k, v and of running totals) multiply a weight by what the forward does not know:
+// the gradient of the output. For them the forward records by how many bits a tile passed, and the backward computes a
+// tile again if its queries weigh more than that above those of the tiles that are computed (Demands, demands.h).
 #pragma once
 
 #include "decay.h"
@@ -13,109 +26,105 @@
 namespace relpos {
 namespace RELPOS_ISA {
 
-// The header of relpos_problem::skipping, a head.
+// The header of relpos_problem::skipping, one per head.
 struct SkipCounts {
     int64_t open, visible, scored, kept;
 };
 RELPOS_INLINE SkipCounts* skip_counts(const relpos_problem& p, int64_t head) {
     return reinterpret_cast<SkipCounts*>(p.skipping) + head;
 }
-RELPOS_INLINE uint64_t* skip_bits(const relpos_problem& p, const Geometry& g, int64_t head, int query_block) {
-    uint64_t* bits = reinterpret_cast<uint64_t*>(p.skipping) + p.batch * p.heads * 4;
-    return bits + (head * g.query_blocks + query_block - g.first_block) * g.words();
+// One byte per block of keys: 0 if the tile is computed, else 1 + the whole bits by which it passed its test.
+RELPOS_INLINE uint8_t* skip_slack(const relpos_problem& p, const Geometry& g, int64_t head, int query_block) {
+    uint8_t* slack = reinterpret_cast<uint8_t*>(p.skipping + p.batch * p.heads * 4);
+    return slack + (head * g.query_blocks + query_block - g.first_block) * g.key_blocks;
 }
+RELPOS_INLINE uint8_t as_slack(float bits) { return bits < 254.0f ? uint8_t(1.0f + bits) : uint8_t(255); }
 
-// Of the keys and values of one key head, block by block: how far keys lie from the head's centre, and how many bits
-// a block's keys and values are larger than the median block's. Prefix and suffix maxima serve whole sides.
+// What bounds a block of keys, or all blocks on one side: the largest distance of a key from the centre, and the
+// logarithms of the largest |v|, |k| and |k|·|v|. −inf for 0; +inf if any is infinite or NaN.
+struct KeyBounds {
+    float radius, value, key, both;
+
+    void widen(const KeyBounds& other) {
+        radius = most(radius, other.radius), value = most(value, other.value);
+        key = most(key, other.key), both = most(both, other.both);
+    }
+};
+
+// The keys and values of one key head: bounds by block, and the sizes of each.
 class KeyStatistics {
 public:
-    static int64_t floats(const Geometry& g) { return Carve::padded(g.width) + 7 * Carve::padded(g.key_blocks); }
+    static int64_t floats(const Geometry& g) {
+        return Carve::padded(g.width) + 2 * Carve::padded(g.keys) + 3 * Carve::padded(4 * g.key_blocks);
+    }
 
     void place(const Geometry& g, float* storage) {
         Carve carve(storage);
         centre_ = carve.take(g.width);
-        float** const rows[] = {&radius_, &radius_before_, &radius_after_, &excess_, &excess_before_, &excess_after_, &work_};
-        for (float** row : rows) *row = carve.take(g.key_blocks);
+        key_size_ = carve.take(g.keys), value_size_ = carve.take(g.keys);
+        KeyBounds** const rows[] = {&own_, &before_, &after_};
+        for (KeyBounds** row : rows) *row = reinterpret_cast<KeyBounds*>(carve.take(4 * g.key_blocks));
     }
 
     void measure(const Geometry& g, const KeyHead& head) {
-        const int vectors = g.width / kLanes, n = g.key_blocks;
-        const int sampled = least(g.keys, kTile);
-        for (int v = 0; v < vectors; v++) {
-            Vec mean = {};
-            for (int i = 0; i < sampled; i++)
-                mean += load(head.keys + int64_t(i) * g.keys / sampled * head.key_row + v * kLanes);
-            store(centre_ + v * kLanes, mean * (1.0f / float(sampled)));
-        }
-        Vec square = splat(0.0f);
-        for (int v = 0; v < vectors; v++) square += load(centre_ + v * kLanes) * load(centre_ + v * kLanes);
+        const int n = g.key_blocks;
+        find_centre(g, head);
+        Vec square = {};
+        for (int d = 0; d < g.width; d += kLanes) square += load(centre_ + d) * load(centre_ + d);
         const float centre_norm = __builtin_sqrtf(sum(square) + 1e-36f);
-        for (int block = 0; block < n; block++) {
-            const int start = block * kTile, stop = least(g.keys, start + kTile);
-            float farthest = 0.0f;
-            VecInt value = {};
-            for (int j = start; j < stop; j++) {
-                Vec distance = {};
-                for (int v = 0; v < vectors; v++) {
-                    const Vec from_centre = load(head.keys + j * head.key_row + v * kLanes) - load(centre_ + v * kLanes);
-                    distance += from_centre * from_centre;
-                    const VecInt bits = (VecInt)absolute(load(head.values + j * head.value_row + v * kLanes));
-                    value = bits > value ? bits : value;  // as integers, so that NaN counts as larger than all
-                }
-                const float d = sum(distance);
-                farthest = d <= farthest ? farthest : d;
-                if (d != d) farthest = kInfinity;
-            }
-            // Inflated by what rounding can have taken away.
-            const float radius = __builtin_sqrtf(farthest + 1e-36f) * (1.0f + 6e-5f) + centre_norm * 3e-5f;
-            radius_[block] = radius < kInfinity ? radius : kInfinity;
-            float tallest = largest_bits(value);
-            excess_[block] = tallest < kInfinity ? tallest : kInfinity;
-        }
-        const float usual_value = median(excess_, n);
-        const float usual_key = median(radius_, n) + centre_norm;
-        for (int i = 0; i < n; i++)
-            excess_[i] = bits_over(excess_[i], usual_value) + bits_over(radius_[i] + centre_norm, usual_key);
-        running_maxima(radius_, radius_before_, radius_after_, n);
-        running_maxima(excess_, excess_before_, excess_after_, n);
+        for (int block = 0; block < n; block++) own_[block] = measure_block(g, head, block, centre_norm);
+        before_[0] = own_[0], after_[n - 1] = own_[n - 1];
+        for (int i = 1; i < n; i++) before_[i] = own_[i], before_[i].widen(before_[i - 1]);
+        for (int i = n - 2; i >= 0; i--) after_[i] = own_[i], after_[i].widen(after_[i + 1]);
     }
 
     const float* centre() const { return centre_; }
-    float radius(int block) const { return radius_[block]; }
-    float excess(int block) const { return excess_[block]; }
-    float radius_beyond(int block, Side s) const { return (s == Side::past ? radius_before_ : radius_after_)[block]; }
-    float excess_beyond(int block, Side s) const { return (s == Side::past ? excess_before_ : excess_after_)[block]; }
+    const float* key_sizes() const { return key_size_; }
+    const float* value_sizes() const { return value_size_; }
+    const KeyBounds& own(int block) const { return own_[block]; }
+    const KeyBounds& beyond(int block, Side side) const { return (side == Side::past ? before_ : after_)[block]; }
 
 private:
-    static float largest_bits(VecInt bits) {
-        int32_t top = 0;
-        for (int i = 0; i < kLanes; i++) top = most(top, bits[i]);
-        float x;
-        memcpy(&x, &top, sizeof x);
-        return x;
-    }
-    static float bits_over(float x, float usual) {
-        if (x == 0.0f) return 0.0f;
-        const float ratio = x / usual;
-        if (!(ratio >= 0.0f && ratio < kInfinity)) return kInfinity;
-        return ratio > 1.0f ? __builtin_log2f(ratio) : 0.0f;
-    }
-    static int ascending(const void* a, const void* b) {
-        const float x = *static_cast<const float*>(a), y = *static_cast<const float*>(b);
-        return x < y ? -1 : x > y;
-    }
-    float median(const float* x, int n) {
-        memcpy(work_, x, sizeof(float) * n);
-        qsort(work_, n, sizeof(float), ascending);
-        return work_[n / 2];
-    }
-    static void running_maxima(const float* x, float* before, float* after, int n) {
-        before[0] = x[0], after[n - 1] = x[n - 1];
-        for (int i = 1; i < n; i++) before[i] = most(before[i - 1], x[i]);
-        for (int i = n - 2; i >= 0; i--) after[i] = most(after[i + 1], x[i]);
+    // The mean of some keys. q·centre is the same for all keys of a row, so that a common offset costs no bound.
+    void find_centre(const Geometry& g, const KeyHead& head) {
+        const int sampled = least(g.keys, kTile);
+        for (int d = 0; d < g.width; d += kLanes) {
+            Vec mean = {};
+            for (int i = 0; i < sampled; i++)
+                mean += load(head.keys + int64_t(i) * g.keys / sampled * head.key_row + d);
+            store(centre_ + d, mean * (1.0f / float(sampled)));
+        }
     }
 
-    float *centre_, *radius_, *radius_before_, *radius_after_, *excess_, *excess_before_, *excess_after_, *work_;
+    KeyBounds measure_block(const Geometry& g, const KeyHead& head, int block, float centre_norm) {
+        float farthest = 0.0f, longest = 0.0f, tallest = 0.0f, both = 0.0f;
+        bool sound = true;
+        for (int64_t j = block * kTile; j < least(g.keys, (block + 1) * kTile); j++) {
+            Vec distance = {}, length = {}, value = {};
+            VecInt finite = ~VecInt{};
+            for (int d = 0; d < g.width; d += kLanes) {
+                const Vec k = load(head.keys + j * head.key_row + d), from_centre = k - load(centre_ + d);
+                const Vec v = absolute(load(head.values + j * head.value_row + d));
+                distance += from_centre * from_centre, length += k * k;
+                value = larger(v, value);
+                finite &= v < kInfinity;
+            }
+            const float apart = sum(distance), squared = sum(length), tall = largest(value);
+            sound &= apart < kInfinity && squared < kInfinity && all(finite);
+            // 0 where it is no number: the sums of rows that do not see this key stay sound.
+            key_size_[j] = squared < kInfinity ? __builtin_sqrtf(squared) : 0.0f;
+            value_size_[j] = tall < kInfinity ? tall : 0.0f;
+            farthest = most(farthest, apart), longest = most(longest, squared), tallest = most(tallest, tall);
+            both = most(both, (key_size_[j] + 1e-18f) * tall);
+        }
+        if (!sound) return {kInfinity, kInfinity, kInfinity, kInfinity};
+        // Inflated by what rounding can have taken away.
+        const float radius = __builtin_sqrtf(farthest + 1e-36f) * (1.0f + 6e-5f) + centre_norm * 3e-5f;
+        return {radius, __builtin_log2f(tallest), 0.5f * __builtin_log2f(longest + 1e-36f), __builtin_log2f(both)};
+    }
+
+    float *centre_, *key_size_, *value_size_;
+    KeyBounds *own_, *before_, *after_;
 };
 
 // The tests for one block of queries.
@@ -123,9 +132,10 @@ template <class Form>
 class Skipper {
 public:
     // `queries` as packed for the scores: scaled, in units of log2.
-    Skipper(const Geometry& g, const KeyStatistics& keys, const Decay<Form>& decay, const QueryBlock& rows,
-            const float* queries)
-        : keys_(keys), decay_(decay), rows_(rows), threshold_(-24.02f - __builtin_log2f(float(g.keys))) {
+    Skipper(const relpos_problem& p, const Geometry& g, const KeyStatistics& keys, const Decay<Form>& decay,
+            const QueryBlock& rows, const float* queries)
+        : keys_(keys), decay_(decay), rows_(rows), weighted_(Decay<Form>::gains && p.weighted),
+          threshold_(-24.02f - __builtin_log2f(float(g.keys))) {
         for (int lane = rows.from; lane < rows.to; lane += kLanes) {
             const float* panel = queries + int64_t(lane / kPanel) * g.head_dim * kPanel + lane % kPanel;
             Vec square = splat(1e-36f), centre = {};
@@ -136,48 +146,92 @@ public:
             }
             for (int i = 0; i < kLanes; i++) norm_[lane + i] = __builtin_sqrtf(square[i]) * 1.00001f;
             store(centre_ + lane, centre);
-            store(floor_ + lane, splat(-kInfinity));
+            float* const floors[] = {mass_, value_, key_, both_, gained_, gained_value_};
+            for (float* floor : floors) store(floor + lane, splat(-kInfinity));
         }
     }
 
-    // Nothing from this block on outwards matters.
-    bool beyond(int block, Side side) const {
-        const float radius = keys_.radius_beyond(block, side), limit = threshold_ - keys_.excess_beyond(block, side);
-        VecInt below = ~VecInt{};
-        for (int lane = rows_.from; lane < rows_.to; lane += kLanes)
-            below &= (bound(lane, radius, decay_.beyond(rows_, block, lane, side)) < limit) |
-                     unseen_beyond(lane, block, side);
-        return all(below);
+    // By how many bits everything from this block on outwards passes; 0 if it does not.
+    float beyond(int block, Side side) const {
+        const KeyBounds& bounds = keys_.beyond(block, side);
+        return least_margin([&](int lane) { return unseen_beyond(lane, block, side); }, [&](int lane) {
+            const Vec gained = weighted_ ? decay_.gained_beyond(rows_, block, lane, side) : Vec{};
+            return room(lane, bounds, gained) - upper(lane, bounds.radius, decay_.beyond(rows_, block, lane, side));
+        });
     }
 
-    // Nothing in this block matters.
-    bool tile(int block) const {
-        const float radius = keys_.radius(block), limit = threshold_ - keys_.excess(block);
-        VecInt below = ~VecInt{};
-        for (int lane = rows_.from; lane < rows_.to; lane += kLanes)
-            below &= (bound(lane, radius, decay_.tile(rows_, block, lane)) < limit) | unseen(lane, block);
-        return all(below);
+    // The same for this block.
+    float tile(int block) const {
+        const KeyBounds& bounds = keys_.own(block);
+        return least_margin([&](int lane) { return unseen(lane, block); }, [&](int lane) {
+            const Vec gained = weighted_ ? decay_.gained(rows_, block, lane) : Vec{};
+            return room(lane, bounds, gained) - upper(lane, bounds.radius, decay_.tile(rows_, block, lane));
+        });
     }
 
-    // Nothing in this block matters, now that its largest scores are known.
-    bool scored(int block, const float* maximum) const {
-        const float limit = threshold_ - keys_.excess(block);
-        VecInt below = ~VecInt{};
-        for (int lane = rows_.from; lane < rows_.to; lane += kLanes)
-            below &= (load(maximum + lane) - load(floor_ + lane) < limit) | unseen(lane, block);
-        return all(below);
+    // The same for this block, now that its largest scores are known.
+    float scored(int block, const float* maximum) const {
+        const KeyBounds& bounds = keys_.own(block);
+        return least_margin([&](int lane) { return unseen(lane, block); }, [&](int lane) {
+            const Vec gained = weighted_ ? decay_.gained(rows_, block, lane) : Vec{};
+            return room(lane, bounds, gained) - load(maximum + lane);
+        });
     }
 
-    // A row's log-sum-exp is at least m + log2(l), and log2(l) at least what its bits say read as a number.
-    RELPOS_MEMBER void raise(int lane, Vec m, Vec l) {
-        store(floor_ + lane, m + (__builtin_convertvector((VecInt)l, Vec) * 0x1p-23f - 127.0f));
+    // The softmax of a row has reached the maximum m and the sum l.
+    RELPOS_MEMBER void raise_mass(int lane, Vec m, Vec l) { store(mass_ + lane, m + log2_below(l)); }
+
+    // Some weights 2^(score − m) of a tile, [key][query], are known: the sums Σ w·X are at least theirs.
+    void raise_sums(const Form& form, const KeyBlock& columns, const float* weights, int lane, int stop, Vec m) {
+        const float *key_size = keys_.key_sizes() + columns.start, *value_size = keys_.value_sizes() + columns.start;
+        Vec value = {}, key = {}, both = {}, gained = {}, gained_value = {};
+        for (int j = 0; j < stop; j++) {
+            const Vec w = load(weights + j * kTile + lane), by_value = w * value_size[j];
+            value += by_value, key += w * key_size[j], both += by_value * key_size[j];
+            if constexpr (Decay<Form>::gains) {
+                if (weighted_) {
+                    const Vec distance = absolute(form.gained(j, lane));
+                    gained += w * distance, gained_value += by_value * distance;
+                }
+            }
+        }
+        raise(value_, lane, m, value), raise(key_, lane, m, key), raise(both_, lane, m, both);
+        raise(gained_, lane, m, gained), raise(gained_value_, lane, m, gained_value);
     }
 
 private:
-    RELPOS_MEMBER Vec bound(int lane, float radius, Vec bias) const {
-        const Vec spread = load(norm_ + lane) * radius, centre = load(centre_ + lane), floor = load(floor_ + lane);
-        const Vec rounding = (spread + absolute(centre) + absolute(floor)) * 1e-6f;
-        return (spread + centre + rounding) + (bias - floor);
+    static void raise(float* floor, int lane, Vec m, Vec sum) {
+        store(floor + lane, larger(load(floor + lane), m + log2_below(sum)));
+    }
+
+    // What the logarithm of a weight must stay below, by all of the row's sums.
+    RELPOS_MEMBER Vec room(int lane, const KeyBounds& bounds, Vec gained) const {
+        Vec room = smaller(load(value_ + lane) - bounds.value, load(mass_ + lane));
+        room = smaller(load(key_ + lane) - bounds.key, room);
+        room = smaller(load(both_ + lane) - bounds.both, room);
+        if (weighted_) {
+            const Vec distance = log2_above(gained);
+            room = smaller(load(gained_ + lane) - distance, room);
+            room = smaller(load(gained_value_ + lane) - distance - bounds.value, room);
+        }
+        return room + threshold_;
+    }
+    RELPOS_MEMBER Vec upper(int lane, float radius, Vec bias) const {
+        const Vec spread = load(norm_ + lane) * radius, centre = load(centre_ + lane);
+        const Vec rounding = (spread + absolute(centre) + absolute(load(mass_ + lane))) * 1e-6f;
+        return (spread + centre + rounding) + bias;
+    }
+    template <class Hidden, class Margin>
+    RELPOS_MEMBER float least_margin(const Hidden& hidden, const Margin& margin) const {
+        VecInt passed = ~VecInt{};
+        Vec low = splat(kInfinity);
+        for (int lane = rows_.from; lane < rows_.to; lane += kLanes) {
+            const VecInt unseen = hidden(lane);
+            const Vec bits = margin(lane);
+            passed &= (bits > 0.0f) | unseen;
+            low = smaller(unseen ? splat(kInfinity) : bits, low);
+        }
+        return all(passed) ? -largest(-low) : 0.0f;
     }
     RELPOS_MEMBER VecInt unseen(int lane, int block) const {
         const VecInt first = load(rows_.first + lane), last = load(rows_.last + lane);
@@ -191,10 +245,12 @@ private:
     const KeyStatistics& keys_;
     const Decay<Form>& decay_;
     const QueryBlock& rows_;
-    float threshold_;
+    const bool weighted_;
+    const float threshold_;
     alignas(64) float norm_[kTile];
     alignas(64) float centre_[kTile];
-    alignas(64) float floor_[kTile];
+    // Lower bounds of the logarithms of the rows' sums.
+    alignas(64) float mass_[kTile], value_[kTile], key_[kTile], both_[kTile], gained_[kTile], gained_value_[kTile];
 };
 
 }  // namespace RELPOS_ISA

@@ -27,8 +27,6 @@ struct Geometry {
         : queries(int(p.queries)), keys(int(p.keys)), head_dim(int(p.head_dim)), width(round_up(head_dim)),
           offset(keys - queries), key_blocks((keys + kTile - 1) / kTile), first_block(offset / kTile),
           query_blocks(key_blocks - first_block), group(int(p.heads / p.key_heads)) {}
-
-    int64_t words() const { return (key_blocks + 63) / 64; }  // of a row of the bitmap of tiles
 };
 
 // A block of queries, and what its lanes may see.

@@ -45,10 +45,17 @@ RELPOS_INLINE float sum(Vec x) {
     return part[0];
 }
 RELPOS_INLINE float largest(Vec x) {
-    float top = x[0];
-    for (int i = 1; i < kLanes; i++) top = x[i] > top ? x[i] : top;
-    return top;
+    float part[kLanes];
+    memcpy(part, &x, sizeof part);
+    RELPOS_UNROLL
+    for (int half = kLanes / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) part[i] = part[i] > part[i + half] ? part[i] : part[i + half];
+    return part[0];
 }
+// Between log2(x) − 0.0861 and log2(x) for a normal x > 0: its bits, read as a number. −127 for 0.
+RELPOS_INLINE Vec log2_below(Vec x) { return __builtin_convertvector((VecInt)x, Vec) * 0x1p-23f - 127.0f; }
+// Between log2(x) and log2(x) + 0.0861.
+RELPOS_INLINE Vec log2_above(Vec x) { return log2_below(x) + 0.0861f; }
 RELPOS_INLINE bool all(VecInt mask) {
     int32_t every = -1;
     for (int i = 0; i < kLanes; i++) every &= mask[i];

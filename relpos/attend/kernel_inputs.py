@@ -12,6 +12,8 @@ from relpos.attend.library import RANK_ONE, ROW_PAD, SCALED, TABLE_PAD, TOEPLITZ
 
 LOG2E = math.log2(math.e)
 WORK_FOR_A_THREAD = 1 << 21  # multiplications of q·k, about 0.1 ms: waking a thread for less does not pay
+LARGEST_BIAS = 2.0**126  # in units of log2; larger ones, which float32 holds in natural units, would overflow
+REACH, HEAVIEST, LARGEST_REACH = 30, 60, 120  # exponents of running totals and weights as the kernel gets them
 
 
 def form_number(bias: dict[str, Tensor]) -> int:
@@ -28,6 +30,7 @@ class Prepared:
     ) -> None:  # fmt: skip
         self.problem = p = Problem()
         self.kept: list[Tensor] = []
+        self.unit: Tensor | None = None  # of the running totals: (batch, heads, 1)
         p.batch, p.heads, p.queries, p.head_dim = q.shape
         p.key_heads, p.keys = k.shape[1:3]
         p.causal, p.symmetric, p.scale, p.skip = causal, symmetric, scale, skip
@@ -43,6 +46,7 @@ class Prepared:
         if "table" in bias:
             self.set_table(bias["table"], zero, 1.0 if p.form == SCALED else LOG2E)
         if "total" in bias:
+            p.weighted = "weight" in bias
             self.set_total(bias["total"], bias.get("weight"))
         if p.form == SCALED:
             self.set_scaled(bias)
@@ -62,16 +66,25 @@ class Prepared:
     def set_table(self, table: Tensor, zero: int, unit: float) -> None:
         """A table over distances, one a head or one for all."""
         p = self.problem
-        padded = self.keep(F.pad(table * unit, (TABLE_PAD, TABLE_PAD)))
+        padded = self.keep(F.pad((table * unit).clamp(max=LARGEST_BIAS), (TABLE_PAD, TABLE_PAD)))
         p.table, p.distances, p.zero = padded.data_ptr(), table.shape[-1], zero + TABLE_PAD
         p.table_stride = padded.shape[-1] if table.dim() == 2 else 0
 
     def set_total(self, total: Tensor, weight: Tensor | None) -> None:
-        """A running total, split into two floats each, and its weight."""
+        """A running total, counted from its least value, split into two floats each, and its weight.
+
+        Both are brought to a unit of their head, a power of two, so that neither overflows float32, nor do small
+        differences of the total fall below its normal numbers, which the kernel takes for 0.
+        """
         p = self.problem
-        high = total.float()
-        low = (total - high.double()).float()
-        factor = torch.full_like(high, LOG2E) if weight is None else weight * LOG2E
+        weight = torch.ones_like(total) if weight is None else weight.double()
+        least, largest = total.aminmax(dim=-1, keepdim=True)
+        exponent = unit_exponent(largest - least, weight.abs().amax(dim=-1, keepdim=True))
+        self.unit = power_of_two(exponent)
+        scaled = (total - least) * power_of_two(-exponent)
+        high = scaled.float()
+        low = (scaled - high.double()).float()
+        factor = (weight * (LOG2E * self.unit)).clamp(-LARGEST_BIAS, LARGEST_BIAS).float()
         high, low, factor = (self.keep(F.pad(x, (0, ROW_PAD))) for x in (high, low, factor))
         p.total_high, p.total_low, p.weight = high.data_ptr(), low.data_ptr(), factor.data_ptr()
 
@@ -92,6 +105,21 @@ class Prepared:
         """Call the kernel; other Python threads go on meanwhile."""
         if getattr(library.load(), function)(ctypes.byref(self.problem)):
             raise MemoryError("the native attention kernel found no memory for its tiles.")
+
+
+def unit_exponent(reach: Tensor, heaviest: Tensor) -> Tensor:
+    """Exponent of the unit in which to count a running total that spans `reach`, its largest weight being `heaviest`.
+
+    The total then spans about 2^REACH, unless that would take the weight out of 2^−HEAVIEST … 2^HEAVIEST; but never
+    more than 2^LARGEST_REACH.
+    """
+    spans, weighs = (torch.frexp(x).exponent.long() for x in (reach, heaviest))
+    return (spans - REACH).clamp(-HEAVIEST - weighs, HEAVIEST - weighs).maximum(spans - LARGEST_REACH)
+
+
+def power_of_two(exponent: Tensor) -> Tensor:
+    """2^exponent in float64, exactly."""
+    return ((exponent + 1023) << 52).view(torch.float64)
 
 
 def document_ends(documents: Tensor) -> tuple[Tensor, Tensor]:

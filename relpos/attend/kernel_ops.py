@@ -38,7 +38,7 @@ def skipping_size(q: Tensor, k: Tensor, bias: dict[str, Tensor], skip: bool) -> 
         return 0
     key_blocks = (keys + TILE - 1) // TILE
     query_blocks = key_blocks - (keys - q.shape[2]) // TILE
-    return heads * (COUNTS + query_blocks * ((key_blocks + 63) // 64))
+    return heads * COUNTS + (heads * query_blocks * key_blocks + 7) // 8  # one byte per tile
 
 
 def empty_out(q: Tensor) -> Tensor:
@@ -54,12 +54,15 @@ def forward(
     documents: Tensor | None, padding: Tensor | None, zero: int, causal: bool, symmetric: bool, scale: float,
     skip: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Output (batch, heads, queries, head_dim), its log2-sum-exp (batch, heads, queries), the record of skipping."""
+    """Output (batch, heads, queries, head_dim), log-sum-exp (2, batch, heads, queries), the record of skipping.
+
+    The log-sum-exp is base 2 and in two parts: the largest score of a row, and the logarithm of the rest.
+    """
     global _last_counts  # noqa: PLW0603
     bias = given(table, total, weight, inverse, knot, base, gain, bend)
     prepared = Prepared(q, k, v, bias, documents, padding, zero, causal, symmetric, scale, skip)
     p = prepared.problem
-    out, lse = empty_out(q), q.new_empty(q.shape[:3])
+    out, lse = empty_out(q), q.new_empty(2, *q.shape[:3])
     skipping = torch.zeros(skipping_size(q, k, bias, skip), dtype=torch.int64)
     p.out, p.lse, p.skipping = Array.of(out), lse.data_ptr(), skipping.data_ptr() or None
     prepared.run("relpos_forward")
@@ -72,7 +75,7 @@ def forward(
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     bias, skip = given(*rest[: len(BIAS)]), rest[-1]
     skipping = q.new_empty(skipping_size(q, k, bias, skip), dtype=torch.int64)
-    return empty_out(q), q.new_empty(q.shape[:3]), skipping
+    return empty_out(q), q.new_empty(2, *q.shape[:3]), skipping
 
 
 @torch.library.custom_op("relpos::attention_backward", mutates_args=())
@@ -87,7 +90,7 @@ def backward(
     bias = given(table, total, weight, inverse, knot, base, gain, bend)
     prepared = Prepared(q, k, v, bias, documents, padding, zero, causal, symmetric, scale, len(skipping) > 0)
     p = prepared.problem
-    grads = [torch.empty(x.shape) for x in (q, k, v)]
+    grads = [x.new_empty(x.shape) for x in (q, k, v)]
     p.grad_q, p.grad_k, p.grad_v = (Array.of(x) for x in grads)
     p.grad_out, p.out, p.lse = prepared.array(grad), prepared.array(out), prepared.keep(lse).data_ptr()
     p.skipping = prepared.keep(skipping).data_ptr() or None
@@ -98,23 +101,25 @@ def backward(
     heads, rows = q.shape[1], tuple(q.shape[:3])
     room: dict[str, Tensor] = {}
     if table is not None:
-        room["grad_table"] = torch.zeros(slots, heads, table.shape[-1] + 2 * TABLE_PAD)
+        room["grad_table"] = q.new_zeros(slots, heads, table.shape[-1] + 2 * TABLE_PAD)
     if total is not None:
         room["grad_total"] = torch.zeros(total.shape, dtype=torch.float64)
-        room["grad_total_query"] = torch.empty(rows)
+        room["grad_total_query"] = q.new_empty(rows)
         if weight is not None:
-            room["grad_weight"] = torch.empty(rows)
+            room["grad_weight"] = q.new_empty(rows)
     if knot is not None:
-        room["grad_inverse"] = torch.empty(rows)
+        room["grad_inverse"] = q.new_empty(rows)
         room["grad_scaled_sums"] = torch.zeros(slots, heads, 4, len(knot) + 1, dtype=torch.float64)
     for name, x in room.items():
         setattr(p, name, x.data_ptr())
     prepared.run("relpos_backward")
-    found = bias_gradients(room, bias, k.shape[2])
-    return grads + [found.get(name, torch.empty(0)) for name in BIAS]
+    found = bias_gradients(room, bias, k.shape[2], prepared.unit)
+    return grads + [found.get(name, q.new_empty(0)) for name in BIAS]
 
 
-def bias_gradients(room: dict[str, Tensor], bias: dict[str, Tensor], keys: int) -> dict[str, Tensor]:
+def bias_gradients(
+    room: dict[str, Tensor], bias: dict[str, Tensor], keys: int, unit: Tensor | None
+) -> dict[str, Tensor]:
     """The gradients of the bias's numbers from the kernel's sums."""
     found: dict[str, Tensor] = {}
 
@@ -125,9 +130,10 @@ def bias_gradients(room: dict[str, Tensor], bias: dict[str, Tensor], keys: int) 
         by_head = room["grad_table"].sum(0)[:, TABLE_PAD:-TABLE_PAD]  # (heads, distances)
         found["table"] = by_head.contiguous() if bias["table"].dim() == 2 else by_head.sum(0)
     if "grad_total" in room:
-        found["total"] = room["grad_total"] + at_queries(room["grad_total_query"])
+        assert unit is not None  # what the kernel counts in is `unit` of what was given
+        found["total"] = (room["grad_total"] + at_queries(room["grad_total_query"])) / unit
         if "grad_weight" in room:
-            found["weight"] = at_queries(room["grad_weight"])
+            found["weight"] = (at_queries(room["grad_weight"]) * unit).float()
     if "grad_scaled_sums" in room:
         knot, bend = bias["knot"], bias["bend"]
         by_batch = at_queries(room["grad_inverse"].double().sum(1))  # (batch, keys)

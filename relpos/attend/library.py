@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+INTERFACE = 2  # RELPOS_INTERFACE of the api.h that this file was written for
 NONE, TOEPLITZ, RANK_ONE, SUM, SCALED = range(5)  # the forms, as the kernel numbers them
 TABLE_PAD = 128  # numbers before and behind a table over distances
 ROW_PAD = 64  # numbers behind an array over positions
@@ -42,7 +43,7 @@ class Problem(ctypes.Structure):
         ("table", Pointer),
         *((name, Int) for name in ("table_stride", "zero", "distances")),
         *((name, Pointer) for name in ("total_high", "total_low", "weight")),
-        ("symmetric", Flag),
+        *((name, Flag) for name in ("symmetric", "weighted")),
         ("inverse", Pointer),
         *((name, Int) for name in ("inverse_stride", "knots")),
         *((name, Pointer) for name in ("knot", "base", "gain", "bend")),
@@ -79,9 +80,10 @@ def load() -> ctypes.CDLL:
         raise RuntimeError(f"the compiled kernel cannot be loaded: {error}.") from error
     for name in ("relpos_isa", "relpos_isas"):
         getattr(library, name).restype = ctypes.c_char_p
-    library.relpos_problem_size.restype = library.relpos_slots.restype = Int
-    if library.relpos_problem_size() != ctypes.sizeof(Problem):
-        raise RuntimeError("the compiled kernel is of another version of relpos: install relpos anew.")
+    library.relpos_slots.restype = Int
+    # The first version, which had no such function, must not be called with today's structure.
+    if not hasattr(library, "relpos_interface") or library.relpos_interface() != INTERFACE:
+        raise RuntimeError("the compiled kernel is of another version of relpos: install relpos again.")
     chosen = os.environ.get("RELPOS_ISA")
     if chosen:
         _choose(library, chosen)

@@ -2,6 +2,8 @@
 
 logits_ij = scale · q_i·k_j + B_ij        (q and k rotated before, where the encoding rotates)
 out_i     = Σ_j softmax_j(logits_i) · v_j (over the keys that i may see; 0 if there are none)
+
+A key whose logit is −inf is not seen.
 """
 
 import torch
@@ -26,10 +28,10 @@ def logits(q: Tensor, k: Tensor, form: Form | None, call: Call, i: Tensor) -> tu
 def rows(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, i: Tensor) -> Tensor:
     """Attention of the queries q that stand at `i`: (batch, heads, rows, head_dim)."""
     scores, visible = logits(q, k, form, call, i)
-    alone = ~visible.any(dim=-1, keepdim=True)
+    scores = scores.masked_fill(~visible, -torch.inf)
     # A row that sees nothing gets weights of 0, and no NaN on the way back.
-    scores = scores.masked_fill(~visible, -torch.inf).masked_fill(alone, 0.0)
-    weights = scores.softmax(dim=-1).masked_fill(~visible, 0.0)
+    alone = (scores == -torch.inf).all(dim=-1, keepdim=True)
+    weights = scores.masked_fill(alone, 0.0).softmax(dim=-1).masked_fill(alone, 0.0)
     grouped = weights.reshape(weights.shape[0], v.shape[1], -1, *weights.shape[2:])  # (…, key_heads, group, rows, keys)
     out = grouped @ v.to(call.dtype)[:, :, None]
     return out.reshape(q.shape).to(q.dtype)

@@ -58,8 +58,9 @@ class RankOne(Form):
         return -gained if self.weight is None else -self.weight[:, :, i, None] * gained
 
     def gained(self, i: Tensor, j: Tensor) -> Tensor:
-        """total_i − total_j: (batch, heads, rows, keys)."""
-        gained = (self.total[:, :, i, None] - self.total[:, :, None, j]).to(self.dtype)
+        """total_i − total_j: (batch, heads, rows, keys). Finite in `dtype`, however large the steps are."""
+        largest = torch.finfo(self.dtype).max
+        gained = (self.total[:, :, i, None] - self.total[:, :, None, j]).clamp(-largest, largest).to(self.dtype)
         return gained.abs() if self.symmetric else gained
 
 

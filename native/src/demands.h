@@ -1,0 +1,82 @@
+// Which tiles the backward computes although the forward left them out.
+//
+// In a sum over the queries of column j a weight w_ij is multiplied by |g_i| (gradient of v_j), |g_i|·|q_i| (of k_j) or
+// |g_i|·|weight_i| (of total_j), g the gradient of the output. A tile that the forward left out passed its test by some
+// bits. If its queries' factors exceed the largest ones among the tiles that are computed for these keys by more bits
+// than that, it is computed after all: what a column loses stays below 2^−24 of the largest factor it has met.
+#pragma once
+
+#include "skipping.h"
+
+namespace relpos {
+namespace RELPOS_ISA {
+
+class Demands {
+public:
+    static int64_t floats(const Geometry& g) { return kFactors * (Carve::padded(g.query_blocks) + Carve::padded(g.key_blocks)); }
+
+    void place(const Geometry& g, float* storage) {
+        Carve carve(storage);
+        for (float*& own : own_) own = carve.take(g.query_blocks);
+        for (float*& met : met_) met = carve.take(g.key_blocks);
+    }
+
+    // Logarithms of the largest factors of each block of queries, and of what each block of keys meets in its tiles.
+    void measure(const relpos_problem& p, const Geometry& g, int64_t b, int64_t h) {
+        for (float* met : met_)
+            for (int block = 0; block < g.key_blocks; block++) met[block] = -kInfinity;
+        for (int index = 0; index < g.query_blocks; index++) {
+            const QueryBlock rows(p, g, b, g.first_block + index);
+            measure_rows(p, g, b, h, rows, index);
+            const uint8_t* slack = skip_slack(p, g, b * p.heads + h, g.first_block + index);
+            for (int block = rows.low / kTile; block < g.key_blocks && block * kTile < rows.high; block++)
+                if (!slack[block])
+                    for (int f = 0; f < kFactors; f++) met_[f][block] = most(met_[f][block], own_[f][index]);
+        }
+    }
+
+    // Whether a tile must be computed that passed the forward's test by slack − 1 bits.
+    bool needed(const Geometry& g, int query_block, int key_block, uint8_t slack) const {
+        for (int f = 0; f < kFactors; f++) {
+            const float own = own_[f][query_block - g.first_block];
+            // A NaN is no reason to leave anything out.
+            if (own != -kInfinity && !(own - met_[f][key_block] <= float(slack - 1))) return true;
+        }
+        return false;
+    }
+
+private:
+    static constexpr int kFactors = 3;
+
+    void measure_rows(const relpos_problem& p, const Geometry& g, int64_t b, int64_t h, const QueryBlock& rows,
+                      int index) {
+        float largest_factor[kFactors] = {};
+        bool sound = true;
+        const float* weight =
+            p.form == RELPOS_RANK_ONE || p.form == RELPOS_SUM ? p.weight + (b * p.heads + h) * (p.keys + RELPOS_ROW_PAD) : nullptr;
+        for (int lane = rows.begin; lane < rows.end; lane++) {
+            const int64_t query = rows.start + lane - g.offset;
+            const float* d = rows_of(p.grad_out, b, h) + query * p.grad_out.row;
+            const float* q = rows_of(p.q, b, h) + query * p.q.row;
+            Vec gradients = {}, squares = {};
+            int c = 0;
+            for (; c + kLanes <= g.head_dim; c += kLanes)
+                gradients += absolute(load(d + c)), squares += load(q + c) * load(q + c);
+            float gradient = sum(gradients), square = sum(squares);
+            for (; c < g.head_dim; c++) gradient += __builtin_fabsf(d[c]), square += q[c] * q[c];
+            const float factors[kFactors] = {gradient, gradient * __builtin_sqrtf(square),
+                                             weight ? gradient * __builtin_fabsf(weight[rows.start + lane]) : 0.0f};
+            for (int f = 0; f < kFactors; f++) {
+                largest_factor[f] = most(largest_factor[f], factors[f]);
+                sound &= factors[f] < kInfinity;
+            }
+        }
+        for (int f = 0; f < kFactors; f++)
+            own_[f][index] = sound ? __builtin_log2f(largest_factor[f]) : __builtin_nanf("");
+    }
+
+    float *own_[kFactors], *met_[kFactors];
+};
+
+}  // namespace RELPOS_ISA
+}  // namespace relpos
