@@ -10,6 +10,7 @@ from torch import Tensor
 from relpos.attend import chunks, native, reference
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Form
+from relpos.encodings.tracing import is_transformed
 from relpos.errors import unknown
 
 BACKENDS = ("native", "flex", "chunks", "reference")  # as the modules beside this one
@@ -26,12 +27,12 @@ def choose(backend: str | None, q: Tensor, form: Form | None, call: Call) -> Mod
         if reason:
             raise ValueError(f"the backend {backend!r} cannot run this: {reason}")
         return load(backend)
-    if q.dtype == torch.float64:
+    if q.dtype == torch.float64 or is_transformed():
         return load("reference")
     fastest = FASTEST.get(q.device.type)
     if fastest and not load(fastest).refuses(q, form, call):
         return load(fastest)
-    if fastest == "native":
+    if fastest == "native" and not torch.compiler.is_compiling():  # a graph has no place for warnings
         notice_missing_kernel()
     return load("chunks")
 

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from relpos.attend import reference
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Form, Scaled, terms
+from relpos.encodings.tracing import is_transformed
 
 LOGITS = 2**20  # numbers a block may write out; 4 MB in float32, so that a block stays near the caches
 BLOCKS_BETWEEN_TRIMS = 4
@@ -37,7 +38,8 @@ def block_size(q: Tensor, form: Form | None, call: Call) -> int:
 def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> Tensor:
     """Attention by blocks of queries: (batch, heads, queries, head_dim)."""
     size = block_size(q, form, call)
-    again = torch.is_grad_enabled() and call.queries > size  # computed again in the backward
+    # Computed again in the backward; torch.func cannot do that.
+    again = torch.is_grad_enabled() and call.queries > size and not is_transformed()
     out, i = [], call.i
     for number, start in enumerate(range(0, call.queries, size)):
         trim = number % BLOCKS_BETWEEN_TRIMS == BLOCKS_BETWEEN_TRIMS - 1
@@ -61,8 +63,10 @@ def give_back_freed_memory() -> None:
     Before version 2.38, glibc hardly reuses freed pieces that were aligned, as torch's are: without this, a long row of
     blocks grows the process by several gigabytes though next to nothing is in use.
     """
+    if torch.compiler.is_compiling():
+        return
     trim = _malloc_trim()
-    if trim is not None and not torch.compiler.is_compiling():
+    if trim is not None:
         trim(0)
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from relpos.attend import library
 from relpos.attend.library import RANK_ONE, ROW_PAD, SCALED, TABLE_PAD, TOEPLITZ, Array, Problem
+from relpos.encodings.call import document_ends
 
 LOG2E = math.log2(math.e)
 WORK_FOR_A_THREAD = 1 << 21  # multiplications of q·k, about 0.1 ms: waking a thread for less does not pay
@@ -120,14 +121,3 @@ def unit_exponent(reach: Tensor, heaviest: Tensor) -> Tensor:
 def power_of_two(exponent: Tensor) -> Tensor:
     """2^exponent in float64, exactly."""
     return ((exponent + 1023) << 52).view(torch.float64)
-
-
-def document_ends(documents: Tensor) -> tuple[Tensor, Tensor]:
-    """The first key and one past the last key of the document of every token: (batch, keys) each."""
-    keys = documents.shape[1]
-    index = torch.arange(keys).expand_as(documents)
-    changes = documents[:, 1:] != documents[:, :-1]
-    starts, ends = F.pad(changes, (1, 0), value=True), F.pad(changes, (0, 1), value=True)
-    first = torch.where(starts, index, 0).cummax(1).values
-    last = torch.where(ends, index, keys).flip(1).cummin(1).values.flip(1)
-    return first, last + 1

@@ -178,4 +178,12 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | Non
     return (*grads[:3], *(bias or [None] * len(BIAS)), *[None] * rest)
 
 
+def _refuse_second_derivatives(ctx: Any, *_: Any) -> None:
+    raise RuntimeError(
+        "the native kernel has first derivatives only: for second ones call attention with backend='reference' or "
+        "'chunks'."
+    )
+
+
 forward.register_autograd(_differentiate, setup_context=_setup)
+backward.register_autograd(_refuse_second_derivatives, setup_context=lambda ctx, inputs, output: None)

@@ -12,6 +12,7 @@ from relpos.attend.kernel_ops import skipped_fraction
 from relpos.attend.library import isa, isas
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Form, RankOne, Scaled, Toeplitz, terms
+from relpos.encodings.tracing import is_transformed
 
 __all__ = ["attention", "available", "isa", "isas", "refuses", "skipped_fraction"]
 
@@ -34,6 +35,11 @@ def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
         here, why = available()
         if not here:
             return why
+    if is_transformed():
+        return (
+            "the native kernel knows reverse-mode gradients only, and a transform of torch.func or forward-mode "
+            "differentiation is at work: leave backend= out, and the reference runs (in memory length²)."
+        )
     if q.device.type != "cpu":
         return f"the native kernel runs on the CPU, but q is on {q.device}."
     if q.dtype not in DTYPES:

@@ -9,6 +9,7 @@ from relpos.attend.inputs import check_finite, check_tensors, make_call
 from relpos.encodings.call import Call
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Form
+from relpos.encodings.tracing import without_autocast
 
 
 def attention(
@@ -44,7 +45,7 @@ def attention(
     gets 0.
     """
     check_tensors(q, k, v)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         call = make_call(q, k, position, hidden, gates, causal, documents, padding, scale)
         q, k, form = positioned(q, k, position, call)
         return choose(backend, q, form, call).attention(q, k, v.to(q.dtype), form, call).to(v.dtype)  # type: ignore[no-any-return]
@@ -67,7 +68,7 @@ def scores(
     Arguments as for `attention`. This writes out queries × keys numbers; it is for looking at.
     """
     check_tensors(q, k, None)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         call = make_call(q, k, position, hidden, gates, causal, documents, padding, scale)
         q, k, form = positioned(q, k, position, call)
         written, visible = reference.logits(q, k, form, call, call.i)

@@ -4,6 +4,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from relpos.encodings.tracing import has_values
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,8 @@ class Call:
         """Length, so far, of the document every token stands in: (1 or batch, keys)."""
         if self.documents is None:
             return torch.full((1, self.keys), self.keys, device=self.device)
-        runs = (self.positions == 0).flatten().cumsum(0)  # a number for every document of every row
-        return torch.bincount(runs)[runs].view_as(self.documents)
+        first, end = document_ends(self.documents)
+        return end - first
 
     @property
     def zero(self) -> int:
@@ -78,11 +81,18 @@ class Call:
 def positions(length: int, documents: Tensor | None, device: torch.device) -> Tensor:
     """Position of every token in its document: (1 or batch, length)."""
     index = torch.arange(length, device=device)[None]
-    if documents is None:
-        return index
-    starts = torch.ones_like(documents, dtype=torch.bool)
-    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return index - torch.where(starts, index, 0).cummax(dim=1).values
+    return index if documents is None else index - document_ends(documents)[0]
+
+
+def document_ends(documents: Tensor) -> tuple[Tensor, Tensor]:
+    """The first token, and one past the last token, of the document of every token: (batch, keys) each."""
+    keys = documents.shape[1]
+    index = torch.arange(keys, device=documents.device).expand_as(documents)
+    changes = documents[:, 1:] != documents[:, :-1]
+    starts, ends = F.pad(changes, (1, 0), value=True), F.pad(changes, (0, 1), value=True)
+    first = torch.where(starts, index, 0).cummax(dim=1).values
+    last = torch.where(ends, index, keys).flip(1).cummin(dim=1).values.flip(1)
+    return first, last + 1
 
 
 def check_documents(documents: Tensor, batch: int, keys: int) -> None:
@@ -91,8 +101,8 @@ def check_documents(documents: Tensor, batch: int, keys: int) -> None:
         raise ValueError(f"documents must be (batch, keys) = ({batch}, {keys}), not {tuple(documents.shape)}.")
     if documents.is_floating_point() or documents.is_complex():
         raise TypeError(f"documents must be whole numbers, one id a token, not {documents.dtype}.")
-    if torch.compiler.is_compiling():
-        return  # the next check looks at values, which a traced graph does not have
+    if not has_values(documents):
+        return
     runs = (documents[:, 1:] != documents[:, :-1]).sum(1) + 1
     ordered = documents.sort(dim=1).values
     distinct = (ordered[:, 1:] != ordered[:, :-1]).sum(1) + 1

@@ -69,8 +69,9 @@ class Together(Encoding):
         return q, k
 
     def gates(self, hidden: Tensor) -> Tensor | None:
-        found = [gates for part in self._each() if (gates := part.gates(hidden)) is not None]
-        return torch.cat(found, dim=-1) if found else None  # (batch, heads, length, gate_size)
+        each = [part.gates(hidden) for part in self._each()]
+        known = [gates for gates in each if gates is not None]
+        return torch.cat(known, dim=-1) if known else None  # (batch, heads, length, gate_size)
 
     def bias(self, call: Call) -> Form | None:
         terms, start = [], 0
