@@ -75,7 +75,7 @@ def test_packed_documents_inside_a_transform():
 
 def test_asking_for_the_kernel_inside_a_transform_is_refused():
     q, k, v = torch.randn(3, 1, 2, 6, 8)
-    with pytest.raises(ValueError, match="native.*reverse-mode gradients only.*leave backend= out"):
+    with pytest.raises(ValueError, match=r"native.*reverse-mode gradients only.*leave backend= out"):
         jvp(lambda q: relpos.attention(q, k, v, backend="native"), (q,), (q,))
 
 
@@ -87,7 +87,7 @@ def test_second_derivatives_of_the_kernel_are_refused_and_the_reference_has_them
         out = relpos.attention(q, k, v, backend=backend).sin().sum()
         return torch.autograd.grad(out, q, create_graph=True)[0]
 
-    with pytest.raises(RuntimeError, match="first derivatives only: .* backend='reference'"):
+    with pytest.raises(RuntimeError, match=r"first derivatives only: .* backend='reference'"):
         torch.autograd.grad(first(None).square().sum(), q)
     second = torch.autograd.grad(first("reference").square().sum(), q)[0]
     step = 1e-3 * torch.randn_like(q)

@@ -35,17 +35,22 @@ def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
         here, why = available()
         if not here:
             return why
-    if is_transformed():
-        return (
-            "the native kernel knows reverse-mode gradients only, and a transform of torch.func or forward-mode "
-            "differentiation is at work: leave backend= out, and the reference runs (in memory length²)."
-        )
     if q.device.type != "cpu":
         return f"the native kernel runs on the CPU, but q is on {q.device}."
     if q.dtype not in DTYPES:
         return f"the native kernel computes in float32, but q is {q.dtype}."
     if q.shape[-1] > MAX_HEAD_DIM:
         return f"the native kernel takes head_dim up to {MAX_HEAD_DIM}, not {q.shape[-1]}."
+    if is_transformed():
+        return (
+            "the native kernel knows reverse-mode gradients only, and a transform of torch.func or forward-mode "
+            "differentiation is at work: leave backend= out, and the reference runs (in memory length²)."
+        )
+    return refuses_form(form)
+
+
+def refuses_form(form: Form | None) -> str | None:
+    """Why the kernel has no such form, as a sentence; None if it has."""
     kinds = [type(term) for term in terms(form)]
     runs = not kinds or kinds == [Scaled] or (set(kinds) <= {Toeplitz, RankOne} and kinds.count(RankOne) <= 1)
     if not runs:

@@ -1,4 +1,4 @@
-"""What kind of execution a call is part of: plain, traced into a graph, without values, or under a function transform."""
+"""What kind of execution a call is part of: plain, traced into a graph, without values, or inside torch.func."""
 
 import contextlib
 
@@ -20,5 +20,5 @@ def is_transformed() -> bool:
 
 
 def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """A context in which nothing is cast to half precision. The meta device, which computes nothing, has no autocast."""
+    """A context in which nothing is cast to half precision. The meta device has no autocast, and needs none."""
     return contextlib.nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
