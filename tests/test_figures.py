@@ -10,7 +10,9 @@ from matplotlib.colors import LogNorm
 
 import relpos
 from relpos.view import draw
-from relpos.view.figures import BOTH_SIGNS, ONE_SIGN, bar_ticks, save
+from relpos.view.colours import BOTH_SIGNS, ONE_SIGN
+from relpos.view.figures import save
+from relpos.view.heatmaps import bar_ticks
 
 SEED = json.loads((Path(__file__).parent / "data" / "seed-figures.json").read_text())["figures"]
 

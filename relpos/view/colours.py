@@ -55,9 +55,12 @@ class Colours:
 
 
 def both_signs(low: float, high: float) -> bool:
-    """Whether positive and negative values both matter: the smaller side is at least a tenth of the larger."""
+    """Whether positive and negative values matter alike: the smaller side is at least half of the larger.
+
+    Where it is less, colours centred on 0 would leave much of the map unused; and 0 itself means little to a softmax.
+    """
     below, above = sorted((-low, high))
-    return below > 0.1 * above
+    return below > 0.5 * above
 
 
 def linear_ticks(low: float, high: float) -> list[float]:

@@ -63,12 +63,12 @@ def text_width(text: str, points: float) -> float:
 
 def position_ticks(length: int, wide: float, scale: float) -> tuple[list[int], list[str]]:
     """The positions (or distances) that an axis of `length` tokens names, and how; the axis is `wide` inches."""
-    if 200 <= length <= 600:
+    word = text_width(position_word(length - 1, length), TICK * scale)
+    most = max(2, min(5, int(wide / (1.2 * word))))  # that stand beside each other without touching
+    if 200 <= length <= 600 and most == 5:
         ticks = list(range(0, length, 100))  # as printed
     else:
-        word = text_width(position_word(length - 1, length), TICK * scale)
-        most = max(2, min(5, int(wide / (1.4 * word))))  # that stand beside each other without touching
-        found = MaxNLocator(nbins=most, integer=True, steps=[1, 2, 5, 10]).tick_values(0, length - 1)
+        found = MaxNLocator(nbins=most, integer=True, steps=[1, 2, 2.5, 5, 10]).tick_values(0, length - 1)
         ticks = [int(tick) for tick in found if 0 <= tick < length]
     return ticks, [position_word(tick, length) for tick in ticks]
 

@@ -198,5 +198,6 @@ def _range_words(found: Map, head: int) -> str:
 
 
 def _short(value: float) -> str:
-    """Three digits, with a true minus, and none before 0."""
-    return f"{value + 0.0:.3g}".replace("-", "−")
+    """Three digits, or all before the point, with a true minus, and none before 0."""
+    text = f"{value:.0f}" if 1000 <= abs(value) < 1e5 else f"{value + 0.0:.3g}"
+    return text.replace("-", "−")

@@ -205,11 +205,11 @@ def _look(subjects: list[Subject], kind: str, progress: Callable[[float], None])
 
 def _banner(subjects: list[Subject]) -> str:
     """What stands above the picture: which of its numbers nobody has trained."""
-    starts = {subject.untrained for subject in subjects if subject.untrained}
+    starts = sorted({subject.untrained for subject in subjects if subject.untrained})
     if len(subjects) == 1:
         return next(iter(starts), "")
-    named = [", ".join(one.label for one in subjects if one.untrained == start) for start in sorted(starts)]
-    return "; ".join(f"{labels} {start}" for labels, start in zip(named, sorted(starts), strict=True))
+    named = [", ".join(subject.label for subject in subjects if subject.untrained == start) for start in starts]
+    return "; ".join(f"{start} ({labels})" for start, labels in zip(starts, named, strict=True))
 
 
 def _caption(subjects: list[Subject], maps: list[Map], kind: str, profile: bool) -> str:
@@ -218,8 +218,11 @@ def _caption(subjects: list[Subject], maps: list[Map], kind: str, profile: bool)
     equal = first.tokens is None and kind != "bias" and not first.layers[0].reads_scores
     shown = f"{what}{' against distance' if profile else ''}{' of equal tokens' if equal else ''}"
     if len(subjects) > 1:
-        return f"{'; '.join(subject.told for subject in subjects)}: {shown}, {maps[0].length} tokens."
-    said = f"{first.told}: {shown} {first.ending}"
+        start = _banner(subjects)
+        together = f"{'; '.join(subject.told for subject in subjects)}: {shown}, {maps[0].length} tokens."
+        return f"{together} {start[0].upper()}{start[1:]}." if start else together
+    start = f" ({first.untrained})" if first.untrained else ""
+    said = f"{first.told}{start}: {shown} {first.ending}"
     said = said if said.endswith(".") else f"{said}."
     notes = words.notes_sentence([words.note(found, head) for found in maps for head in range(found.heads)])
     size = maps[0].cell

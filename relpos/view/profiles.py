@@ -119,10 +119,11 @@ def _draw(
 
 def _draw_lines(axes: Axes, found: Map, styles: Styles, scale: float) -> None:
     distance = np.arange(found.length)
+    shade = 0.12 if len(styles) <= len(STYLES) else 0.05  # many bands over each other must not hide the lines
     for head, (colour, style) in styles.items():
         lowest, mean, highest = found.profile[:, head]
         if (lowest < highest).any():
-            axes.fill_between(distance, lowest, highest, color=colour, alpha=0.12, linewidth=0)
+            axes.fill_between(distance, lowest, highest, color=colour, alpha=shade, linewidth=0)
         axes.plot(distance, mean, color=colour, linestyle=style, linewidth=1.1 * scale, label=f"Head {head + 1}")
 
 

@@ -68,8 +68,7 @@ def encoding_subject(
     reads = made.needs_hidden or made.needs_scores
     about = {"model": None, "heads": made.heads, "head_dim": made.head_dim, "options": dict(options), "input": None}
     ending = f"{'for a random input ' if reads else ''}({size})"
-    told = f"{name} ({untrained})" if untrained else name
-    return Subject(name, made.place, [first], [second], name, told, ending, about, untrained=untrained)
+    return Subject(name, made.place, [first], [second], name, name, ending, about, untrained=untrained)
 
 
 def _start(made: Encoding, again: Encoding) -> str:

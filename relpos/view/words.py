@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 NO_NUMBER = "–"  # in place of a ratio where nothing varies
 ZERO, FLAT = "bias exactly 0", "practically constant"  # what is noted of a head that does nothing, or nearly
 # A head whose values differ by less is practically constant: a constant cancels in the softmax, and between two keys so
-# small a difference changes the ratio of the weights by a factor of less than e^0.1, 11 %.
-SPAN_OF_FLAT = 0.1
+# small a difference changes the ratio of the weights by a factor of less than e^0.05, 5 %.
+SPAN_OF_FLAT = 0.05
 SHOWN = {"bias": "the additive bias", "scores": "the attention scores", "weights": "the attention weights"}
 
 
@@ -30,6 +30,7 @@ def training(run: "Run") -> dict[str, Any]:
     if settings is None:
         return {}
     told: dict[str, Any] = {"corpus": run.about.get("corpus", {}).get("name"), "versions": run.about.get("versions")}
+    told["threads"] = run.about.get("threads")
     told |= {key: getattr(settings.optimizer, key) for key in ("rate", "position_rate", "table_rate", "table_epsilon")}
     if (folder / ABOUT).exists():
         result = run.result
