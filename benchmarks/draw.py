@@ -1,7 +1,7 @@
-"""Time and peak memory of drawing a long map: python benchmarks/draw.py [NAME …] [--length 65536]
+"""Time and peak memory of drawing a long map: python benchmarks/draw.py [WHAT …] [--length 65536]
 
-Each is drawn in a process of its own: 12 heads, the bias (or the scores), one PNG. The time is that of drawing, without
-starting Python and importing.
+WHAT is an encoding's name or a run's folder. Each is drawn in a process of its own: the bias (or the scores), one PNG.
+The time is that of drawing, without starting Python and importing.
 """
 
 import argparse
@@ -13,6 +13,8 @@ import tempfile
 CHILD = """
 import json, resource, sys, time
 from relpos.view import draw
+if "/" in sys.argv[1]:
+    import relpos.lab.runs, relpos.lab.samples  # a run needs them
 begun = time.perf_counter()
 draw(sys.argv[1], length=int(sys.argv[2])).save(sys.argv[3] + "/map.png")
 seconds = time.perf_counter() - begun
@@ -39,7 +41,7 @@ def main() -> None:
         found.append(measure(name, given.length))
         if not given.json:
             print(
-                "{encoding:12} {length} tokens  {seconds:6.1f} s  {megabytes:6.0f} MB".format(**found[-1]), flush=True
+                "{encoding:24} {length} tokens  {seconds:6.1f} s  {megabytes:6.0f} MB".format(**found[-1]), flush=True
             )
     if given.json:
         print(json.dumps(found))

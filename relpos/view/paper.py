@@ -109,6 +109,11 @@ def draw_figures(
             say(f"{folder} has been trained: taken as it is.")
             album.add(figure, folder)
         else:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                album.miss(figure, f"the folder {folder} cannot be made: {error.strerror}.")
+                continue
             trainings[figure] = {**_training(figure, preset, folder, minutes, steps), **(settings or {})}
     if trainings:
         cores = os.cpu_count() or 1

@@ -15,7 +15,7 @@ from relpos.view.maps import Map
 
 COLUMNS = 3  # of panels
 # Okabe and Ito's colours, which the colour-blind tell apart, without the two that are too light for a line.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000")
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
 STYLES: tuple[Any, ...] = ("-", "--", ":", "-.")
 LEGEND_LINE = 0.34  # inches of line beside a name
 
