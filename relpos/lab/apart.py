@@ -65,7 +65,7 @@ class _Crew:
 
     def __init__(self, trainings: Mapping[str, Mapping[str, Any]], workers: int, threads: int, every: float) -> None:
         self.trainings, self.workers, self.threads, self.every = trainings, workers, threads, every
-        self.running: dict[str, tuple[subprocess.Popen[str], float]] = {}
+        self.running: dict[str, subprocess.Popen[str]] = {}
         self.over: set[str] = set()
         self.line = LiveLine(sys.stderr)
         self.next_line = time.monotonic()
@@ -86,7 +86,7 @@ class _Crew:
                 start_new_session=True,  # Ctrl-C is for this process, which then stops its trainings
                 text=True,
             )
-            self.running[name] = process, time.monotonic()
+            self.running[name] = process
         with process:
             assert process.stderr is not None
             said = process.stderr.read()  # to its end; communicate() would close its standard input, and end it
@@ -99,7 +99,7 @@ class _Crew:
         """End the processes that are still running; their checkpoints stay."""
         with self.lock:
             self.stopped = True
-        for process, _ in list(self.running.values()):
+        for process in list(self.running.values()):
             process.terminate()
 
     def show(self) -> None:
@@ -112,20 +112,19 @@ class _Crew:
             self.line(self._words())
 
     def _words(self) -> str:
-        begun = {name: since for name, (_, since) in list(self.running.items())}
-        shares = {name: self._share(name) for name in begun}
+        running = list(self.running)
+        done = {name: self._done(name) for name in running}
         words = [f"{len(self.over)} of {len(self.trainings)} trained"]
-        words += [f"{name} {share:.0%}" for name, share in shares.items()]
-        now = time.monotonic()
-        speeds = [share / (now - begun[name]) for name, share in shares.items() if share > 0]
+        words += [f"{name} {share:.0%}" for name, (share, _) in done.items()]
+        speeds = [share / seconds for share, seconds in done.values() if share > 0 and seconds > 0]
         if speeds:
-            waiting = len(self.trainings) - len(self.over) - len(shares)
-            left = makespan([1 - share for share in shares.values()] + [1.0] * waiting, self.workers)
+            waiting = len(self.trainings) - len(self.over) - len(running)
+            left = makespan([1 - share for share, _ in done.values()] + [1.0] * waiting, self.workers)
             words.append(f"about {clock_time(left * len(speeds) / sum(speeds))} left")
         return "  ".join(words)
 
-    def _share(self, name: str) -> float:
-        """How much of a training is done."""
+    def _done(self, name: str) -> tuple[float, float]:
+        """How much of a training is done, and the seconds that it took."""
         settings = self.trainings[name]
         last = (read_log(Path(settings["run.out"])) or [{"step": 0, "seconds": 0.0}])[-1]
         shares = [0.0]
@@ -133,7 +132,7 @@ class _Crew:
             shares.append(last["step"] / settings["run.steps"])
         if settings.get("run.minutes"):
             shares.append(last["seconds"] / (60 * settings["run.minutes"]))
-        return min(1.0, max(shares))
+        return min(1.0, max(shares)), last["seconds"]
 
 
 def makespan(jobs: list[float], workers: int) -> float:
