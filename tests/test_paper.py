@@ -56,10 +56,13 @@ def test_only_what_training_cannot_change_needs_none():
     assert free == {"alibi", "sandwich"}
 
 
-def test_figures_are_trained_drawn_and_listed(small, tmp_path):
+def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys):
     said = []
     runs, out = tmp_path / "runs", tmp_path / "figures"
     assert draw_figures(out, [8, 12, 15], runs=runs, steps=3, say=said.append, **small) == []
+    shown = capsys.readouterr().err.splitlines()  # one line for both trainings, and nothing else
+    assert shown
+    assert all(re.match(r"[01] of 2 trained  (rope|cable) +\d+%", line) for line in shown)
     stems = ("figure8-cable", "figure12-alibi", "figure15-rope")
     assert sorted(path.name for path in out.iterdir()) == sorted(
         ["index.html", *(stem + suffix for stem in stems for suffix in (".png", ".pdf", ".json"))]

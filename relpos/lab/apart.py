@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from relpos.lab.live import LiveLine, clock_time
-from relpos.lab.log import read_log
 from relpos.lab.part import end_with_parent
+from relpos.lab.settings import load_settings
 
 BEAT = 0.5  # seconds between two looks at the trainings
 EVERY = 15.0  # seconds between two lines where they do not replace each other
@@ -125,6 +125,8 @@ class _Crew:
 
     def _done(self, name: str) -> tuple[float, float]:
         """How much of a training is done, and the seconds that it took."""
+        from relpos.lab.log import read_log  # which imports transformers
+
         settings = self.trainings[name]
         last = (read_log(Path(settings["run.out"])) or [{"step": 0, "seconds": 0.0}])[-1]
         shares = [0.0]
@@ -161,14 +163,14 @@ def main() -> int:
     """Run the training that the command line names."""
     threads, settings = sys.argv[1:]
     end_with_parent()
-    import torch
-
-    from relpos.lab.settings import load_settings
-    from relpos.lab.train import silent, train
-
-    torch.set_num_threads(int(threads))
     try:
-        train(load_settings(None, json.loads(settings)), silent)
+        checked = load_settings(None, json.loads(settings))  # before anything heavy is imported
+        import torch
+
+        from relpos.lab.train import silent, train
+
+        torch.set_num_threads(int(threads))
+        train(checked, silent)
     except (ValueError, TypeError, OSError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return FAILED
