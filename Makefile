@@ -1,5 +1,5 @@
 # Everything runs in .venv, installed from constraints.txt. Needs Python 3.11 or newer, make and a C++ compiler.
-#   make figures   the paper's figures into figures/: trains what is missing in runs/, five models of about a minute;
+#   make figures   the paper's figures into figures/: trains what is missing in runs/, five models, one per core at a time;
 #                  ARGS="--figure 12" passes on options of relpos figures
 #   make test      the test suite        make test-all   and its slow part
 #   make lint      ruff and mypy         make bench      speed, as ratios in one run

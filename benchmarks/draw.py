@@ -1,7 +1,8 @@
-"""Time and peak memory of drawing a long map: python benchmarks/draw.py [NAME …] [--length 65536]
+"""Time and peak memory of drawing a long map: python benchmarks/draw.py [WHAT …] [--length 65536]
 
-Each is drawn in a process of its own: 12 heads, the bias (or the scores), one PNG. The time is that of drawing, without
-starting Python and importing.
+WHAT is an encoding's name or a run's folder. Each is drawn in a process of its own: the bias (or the scores), one PNG.
+The time is that of drawing, without starting Python and importing; beside it the processor time of all threads, which
+other work on the machine changes less.
 """
 
 import argparse
@@ -13,11 +14,14 @@ import tempfile
 CHILD = """
 import json, resource, sys, time
 from relpos.view import draw
-begun = time.perf_counter()
+if "/" in sys.argv[1]:
+    import relpos.lab.runs, relpos.lab.samples  # a run needs them
+begun, worked = time.perf_counter(), time.process_time()
 draw(sys.argv[1], length=int(sys.argv[2])).save(sys.argv[3] + "/map.png")
-seconds = time.perf_counter() - begun
+seconds, worked = time.perf_counter() - begun, time.process_time() - worked
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-print(json.dumps({"encoding": sys.argv[1], "length": int(sys.argv[2]), "seconds": seconds, "megabytes": peak}))
+times = {"seconds": seconds, "processor_seconds": worked}
+print(json.dumps({"encoding": sys.argv[1], "length": int(sys.argv[2]), **times, "megabytes": peak}))
 """
 NAMES = ["alibi", "kerple_log", "clipped", "fire"]
 
@@ -38,9 +42,10 @@ def main() -> None:
     for name in given.names:
         found.append(measure(name, given.length))
         if not given.json:
-            print(
-                "{encoding:12} {length} tokens  {seconds:6.1f} s  {megabytes:6.0f} MB".format(**found[-1]), flush=True
+            line = (
+                "{encoding:20} {length} tokens  {seconds:6.1f} s ({processor_seconds:.1f} s CPU)  {megabytes:6.0f} MB"
             )
+            print(line.format(**found[-1]), flush=True)
     if given.json:
         print(json.dumps(found))
 

@@ -1,5 +1,6 @@
 """relpos draw of trained models: what is drawn, what is said of it, and what is refused."""
 
+import io
 import json
 import shutil
 
@@ -9,10 +10,13 @@ import torch
 from typer.testing import CliRunner
 
 from relpos.cli import app
+from relpos.commands.pictures import Progress
 from relpos.lab.runs import open_run
 from relpos.lab.samples import heldout_samples
 from relpos.lab.train import train
 from relpos.view import draw
+from relpos.view.layers import model_layers
+from relpos.view.maps import look
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -33,7 +37,7 @@ def test_a_run_draws_its_last_layer_on_held_out_text(runs):
     picture = draw(runs / "cable")
     (found,) = picture.maps
     assert (found.layer, found.show, found.heads, found.length) == (4, "bias", 12, 16)
-    assert titles(picture) == [f"Head {head}" for head in range(1, 13)]
+    assert [title.split(":")[0] for title in titles(picture)] == [f"Head {head}" for head in range(1, 13)]
     about = picture.numbers
     run = open_run(runs / "cable")
     ids = run.tokenizer(text_of(runs), add_special_tokens=False)["input_ids"]
@@ -99,7 +103,7 @@ def test_a_contact_sheet_has_every_layer_and_head(runs):
     assert [found.layer for found in picture.maps] == [1, 2, 3, 4]
     assert panels[12].get_ylabel() == "Layer 2"
     low, high = picture.maps[1].range(3)
-    shown = panels[15].get_xlabel().replace("−", "-").split(" … ")
+    shown = panels[15].get_xlabel().replace("−", "-").split("\n")
     assert [float(number) for number in shown] == pytest.approx([low, high], rel=5e-3, abs=1e-6)
     shared = draw(runs / "cable", layer="all", shared_scale=True)
     assert len({axes.images[0].norm.vmin for axes in shared.figure.axes if axes.images}) == 1
@@ -143,6 +147,10 @@ def test_the_command_draws_a_run(runs, tmp_path):
         ({"tokens": True, "text": "word " * 70}, "too many to be named"),
         ({"tokens": True, "layer": "all"}, "one layer only"),
         ({"options": {"width": 3}}, "a trained model has its own"),
+        ({"heads": 4}, "--heads 4 is for an untrained encoding; .*cable has its own 12 heads: .* with --head"),
+        ({"head_dim": 4}, "--head-dim 4 is for an untrained encoding"),
+        ({"log": True}, "--log is for the distances of a profile"),
+        ({"show": "profile", "shared_scale": True}, "a profile has no colours to share"),
     ],
     ids=str,
 )
@@ -160,6 +168,10 @@ def test_what_cannot_be_drawn_of_a_run_gets_a_sentence(runs, given, sentence):
         ("alibi", {"layer": 2}, "one layer, and no layer 2"),
         ("allibi", {}, "unknown encoding or folder 'allibi'. Did you mean 'alibi'?"),
         ("no/such/folder", {}, "there is no folder no/such/folder"),
+        (["alibi", "t5"], {}, "2 encodings can be drawn together as profiles only: add --show profile"),
+        (["alibi", "rope"], {"show": "profile"}, r"bias of alibi, scores of rope\): draw them separately"),
+        (["alibi", "alibi"], {"show": "profile"}, "alibi is given twice"),
+        (["alibi", "t5"], {"show": "profile", "layer": "all"}, "give one layer, not all"),
     ],
 )
 def test_what_cannot_be_drawn_of_an_encoding_gets_a_sentence(what, given, sentence):
@@ -173,6 +185,57 @@ def test_a_run_that_has_not_finished_is_refused(runs, tmp_path):
         draw(tmp_path / "begun")
     with pytest.raises(ValueError, match="is a file"):
         draw(runs / "cable" / "config.json")
+
+
+def test_the_command_refuses_heads_for_a_run(runs):
+    result = CliRunner().invoke(app, ["draw", str(runs / "cable"), "--heads", "4"])
+    assert isinstance(result.exception, ValueError)
+    assert "has its own 12 heads" in str(result.exception)
+
+
+@pytest.mark.parametrize("length", [16, 600])  # entry by entry, and by the pieces of its function
+def test_a_bias_that_is_the_same_for_every_input_is_drawn_without_reading_one(runs, monkeypatch, length):
+    """Reading 8,192 tokens twice took most of the time of a trained FIRE."""
+    run = open_run(runs / "fire")
+    text = " ".join([text_of(runs)] * 40)
+    ids = torch.tensor(run.tokenizer(text)["input_ids"][:length])
+    expected = look(model_layers(run.model, ids, [4])[0], "bias")
+
+    def read(*args, **kwargs):
+        raise AssertionError("the model has read its input")
+
+    monkeypatch.setattr(run.model.transformer, "forward", read)
+    (found,) = draw(run, text=text, length=length).maps
+    np.testing.assert_array_equal(found.mean, expected.mean)
+    np.testing.assert_array_equal(found.profile, expected.profile)
+    with pytest.raises(AssertionError, match="has read"):
+        draw(run, text=text, length=length, show="scores")
+
+
+def test_several_encodings_and_runs_share_one_profile(runs):
+    together = draw(["alibi", runs / "kerple_log"], show="profile", length=16, head=[1, 12])
+    (axes,) = together.figure.axes
+    lines = {}
+    for what in ("alibi", runs / "kerple_log"):
+        alone = draw(what, show="profile", length=16, head=[1, 12]).figure.axes[0].lines
+        lines[what] = [line.get_ydata() for line in alone]
+    drawn = [line.get_ydata() for line in axes.lines]
+    np.testing.assert_array_equal(drawn, [*lines["alibi"], *lines[runs / "kerple_log"]])
+    words = [text.get_text() for text in together.figure.legends[0].get_texts()]
+    assert words == ["alibi", "kerple_log", "Head 1", "Head 12"]
+    looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
+    assert len(looks) == 4
+    assert [one["encoding"] for one in together.numbers["profiles"]] == ["alibi", "kerple_log"]
+
+
+def test_progress_is_told_where_the_output_is_redirected_too():
+    stream = io.StringIO()  # no terminal
+    progress = Progress("drawing", stream, first=0, every=0)
+    for done in (0.0, 0.25, 0.5, 1.0):
+        progress(done)
+    lines = stream.getvalue().splitlines()
+    assert [line[:12] for line in lines] == ["drawing  25%", "drawing  50%"]
+    assert all(line.endswith("left") for line in lines)
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_the_work(tmp_path):

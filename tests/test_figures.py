@@ -1,16 +1,20 @@
 """The pages: Figure 12 to the last tick, and what every picture must show."""
 
+import itertools
 import json
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
 import pytest
+import torch
 from matplotlib.colors import LogNorm
 
 import relpos
 from relpos.view import draw
-from relpos.view.figures import BOTH_SIGNS, ONE_SIGN, bar_ticks, save
+from relpos.view.colours import BOTH_SIGNS, ONE_SIGN
+from relpos.view.figures import save
+from relpos.view.heatmaps import bar_ticks
 
 SEED = json.loads((Path(__file__).parent / "data" / "seed-figures.json").read_text())["figures"]
 
@@ -53,12 +57,28 @@ def test_the_page_is_laid_out_as_printed(figure12):
         assert not np.ma.getmaskarray(drawn)[np.tril_indices(512)].any()
 
 
-@pytest.mark.parametrize(("width", "heads"), [(7.0, 12), (3.33, 12), (3.33, 1), (7.0, 5)])
-def test_nothing_is_cut_off_and_nothing_overlaps(width, heads):
-    figure = draw("alibi", width=width, heads=heads, length=512).figure
+@pytest.mark.parametrize(
+    ("name", "width", "heads", "length"),
+    [
+        ("alibi", 7.0, 12, 512),
+        ("alibi", 3.33, 12, 512),
+        ("alibi", 3.33, 1, 512),
+        ("alibi", 7.0, 5, 512),
+        ("alibi", 3.33, 12, 65536),
+        ("alibi", 7.0, 12, 8192),
+        ("clipped", 3.33, 12, 512),  # with a line above, and labels like −0.0025
+    ],
+)
+def test_nothing_is_cut_off_and_nothing_overlaps(name, width, heads, length):
+    figure = draw(name, width=width, heads=heads, length=length).figure
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
-    boxes = [axes.get_tightbbox(renderer) for axes in figure.axes] + [figure.texts[0].get_window_extent(renderer)]
+    for axes in panels_of(figure):
+        numbers = [label.get_window_extent(renderer) for label in axes.get_xticklabels()]
+        assert all(one.x1 < other.x0 for one, other in itertools.pairwise(numbers))
+    boxes = [axes.get_tightbbox(renderer) for axes in figure.axes] + [
+        text.get_window_extent(renderer) for text in figure.texts
+    ]
     for box in boxes:
         assert box.x0 >= 0
         assert box.y0 >= 0
@@ -83,6 +103,76 @@ def test_every_encoding_can_be_drawn_untrained(name, tmp_path):
 def test_a_bias_of_both_signs_is_centred_on_zero():
     norm = panels_of(draw("clipped", heads=1, head_dim=8, length=32).figure)[0].images[0].norm
     assert norm.vmin == -norm.vmax
+
+
+def test_each_head_has_its_own_colours_and_one_that_is_practically_constant_looks_so():
+    """As a head of Figure 13 that spans −0.1335 to −0.129, which colours centred on 0 made solid navy."""
+    position = relpos.encoding("clipped", heads=3, head_dim=8)
+    rising = torch.linspace(-1, 1, position.table.shape[1]).abs()  # from 0 at the diagonal to 1
+    with torch.no_grad():
+        position.table.copy_(torch.stack([-0.1335 + 0.0045 * rising, 2 * rising - 1, -3 + 2 * rising]))
+    figure = draw(position, length=512).figure
+    flat, signed, negative = panels_of(figure)
+    titles = [axes.get_title() for axes in (flat, signed, negative)]
+    assert titles == ["Head 1: practically constant", "Head 2", "Head 3"]
+    drawn = flat.images[0].to_rgba(flat.images[0].get_array())[np.tril_indices(512)]
+    assert np.ptp(drawn, axis=0).max() < 0.25  # one colour, to the eye; 0.9 over the whole map
+    assert min(bar_ticks(figure)[0]) >= -0.1335
+    assert "−0.132" in [label.get_text()[:6] for label in figure.axes[1].get_yticklabels()]  # absolute
+    assert signed.images[0].cmap is BOTH_SIGNS
+    assert signed.images[0].norm.vmin == -signed.images[0].norm.vmax
+    assert negative.images[0].cmap.name == flat.images[0].cmap.name == ONE_SIGN
+    assert (negative.images[0].norm.vmin, negative.images[0].norm.vmax) == pytest.approx((-3, -1), abs=0.02)
+
+
+def test_a_head_that_adds_nothing_is_named_and_counted():
+    position = relpos.encoding("cable", heads=3, head_dim=8)
+    with torch.no_grad():
+        position.steps.bias.copy_(torch.tensor([-100.0, 1.0, -100.0]))
+    picture = draw(position, length=32)
+    titles = [axes.get_title() for axes in panels_of(picture.figure)]
+    assert titles == ["Head 1: bias exactly 0", "Head 2", "Head 3: bias exactly 0"]
+    assert "2 of 3 heads: bias exactly 0." in picture.caption
+    heads = picture.numbers["layers"][0]["heads"]
+    assert [head["note"] for head in heads] == ["bias exactly 0", None, "bias exactly 0"]
+    assert [head["uniformity"] is None for head in heads] == [True, False, True]
+
+
+def test_a_map_without_any_pattern_has_no_numbers():
+    picture = draw("nope", heads=2, head_dim=8, length=24)
+    (layer,) = picture.numbers["layers"]
+    assert layer["uniformity"] is layer["context_dependence"] is None
+    assert "uniformity along diagonals and context dependence are not defined" in picture.caption
+
+
+def test_the_axes_say_what_a_row_and_a_column_is():
+    panels = panels_of(draw("alibi", heads=5, length=16).figure)
+    assert [panel.get_ylabel() for panel in panels] == ["query position", "", "", "query position", ""]
+    assert [panel.get_xlabel() for panel in panels] == ["", "", *["key position"] * 3]
+    sheet = draw("alibi", heads=5, length=16, layer="all").figure
+    assert "query position (down), key position (across)" in [text.get_text() for text in sheet.texts]
+
+
+@pytest.mark.parametrize("width", [7.0, 3.33])
+def test_the_numbers_of_a_contact_sheet_do_not_overlap(width):
+    figure = draw("clipped", layer="all", width=width).figure
+    figure.canvas.draw()
+    boxes = [panel.xaxis.label.get_window_extent(figure.canvas.get_renderer()) for panel in panels_of(figure)]
+    assert len(boxes) == 12
+    assert all(one.x1 <= other.x0 for one, other in itertools.pairwise(boxes))
+
+
+@pytest.mark.parametrize(("name", "words"), [("clipped", "untrained: random start values"), ("alibi", None)])
+def test_start_values_are_called_untrained_in_the_picture(name, words):
+    for given in ({}, {"show": "profile"}, {"layer": "all"}):
+        picture = draw(name, heads=2, head_dim=8, length=24, **given)
+        above = [text.get_text() for text in picture.figure.texts if "untrained" in text.get_text()]
+        assert (words in above) == ("untrained" in picture.caption) == (words is not None)
+
+
+def test_an_encoding_that_was_made_has_its_own_heads():
+    with pytest.raises(ValueError, match="Alibi has its own 3 heads"):
+        draw(relpos.encoding("alibi", heads=3, head_dim=8), heads=2)
 
 
 def test_weights_are_drawn_on_a_logarithmic_scale():
@@ -125,6 +215,22 @@ def test_the_profile_is_the_bias_against_distance():
     for head, line in enumerate(panels_of(figure)[0].lines, start=1):
         np.testing.assert_allclose(line.get_ydata(), -np.arange(40) * 2 ** (-8 * head / 3), rtol=1e-6)
     assert not panels_of(figure)[0].collections  # no band: a diagonal has one value
+
+
+def test_the_lines_of_a_profile_can_be_told_apart():
+    lines = panels_of(draw("kerple_log", heads=16, length=40, show="profile").figure)[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 16
+    colours = np.array([mpl.colors.to_rgb(line.get_color()) for line in lines[:6]])  # the others have other styles
+    apart = np.linalg.norm(colours[:, None] - colours, axis=-1) + 9 * np.eye(6)
+    assert apart.min() > 0.3
+
+
+def test_a_profile_may_have_logarithmic_distances():
+    axes = panels_of(draw("alibi", heads=2, length=2000, show="profile", log=True).figure)[0]
+    places = axes.transData.transform([(distance, 0) for distance in (0, 10, 100, 1000)])[:, 0]
+    assert places[0] < places[1]
+    assert places[2] - places[1] == pytest.approx(places[3] - places[2])
+    np.testing.assert_array_equal(axes.lines[0].get_xdata(), np.arange(2000))
 
 
 def test_the_profile_of_what_is_not_uniform_has_a_band():

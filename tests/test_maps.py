@@ -137,19 +137,43 @@ def test_tiles_reduce_to_what_the_dense_map_reduces_to(name, length, pixels, num
         np.testing.assert_allclose(found.profile[:, :, distance], direct, rtol=1e-5, atol=1e-6)
     for head in range(HEADS):
         uniform, context = measured(whole[head], compared[head])
-        assert found.uniformity.heads[head] == pytest.approx(uniform, abs=1e-6)
-        assert found.context.heads[head] == pytest.approx(context, abs=1e-6)
+        assert found.uniformity.heads[head] == (None if uniform is None else pytest.approx(uniform, abs=1e-6))
+        assert found.context.heads[head] == (None if context is None else pytest.approx(context, abs=1e-6))
 
 
 def measured(one, other):
-    """Uniformity of one map and context dependence of two, as they are defined."""
+    """Uniformity of one map and context dependence of two, as they are defined: None where nothing varies."""
     seen = np.tril_indices(len(one))
     within = sum(np.diagonal(one, -r).var() * (len(one) - r) for r in range(len(one))) / len(seen[0])
     both = np.stack([one[seen], other[seen]])
-    if both.std() < 1e-6 * np.abs(both).max() + 1e-30:
-        return 1.0, 0.0
-    uniform = 1.0 if one[seen].std() < 1e-6 * np.abs(one[seen]).max() + 1e-30 else 1 - within / one[seen].var()
-    return uniform, ((both[0] - both[1]) ** 2).mean() / (2 * both.var())
+    constant = [values.std() < 1e-6 * np.abs(values).max() + 1e-30 for values in both]
+    uniform = None if constant[0] else 1 - within / one[seen].var()
+    return uniform, None if all(constant) else ((both[0] - both[1]) ** 2).mean() / (2 * both.var())
+
+
+@pytest.mark.parametrize("name", ["nope", "cable"])
+def test_constant_maps_have_no_context_dependence_and_no_uniformity(name):
+    """Two different constants made it 2: what differs between them cancels in the softmax."""
+    position = encoding(name)
+    if name == "cable":
+        with torch.no_grad():
+            position.steps.bias.fill_(-100.0)  # every gate is closed
+    first, second = (encoding_layer(position, 20) for _ in range(2))
+    found = look(first, "bias" if name == "cable" else "scores", second)
+    assert found.context.heads == found.uniformity.heads == [None] * HEADS
+    assert found.context.overall is found.uniformity.overall is None
+
+
+def test_one_constant_head_leaves_the_numbers_of_the_others_alone():
+    position = encoding("cable")
+    layers = [encoding_layer(position, 20) for _ in range(2)]
+    before = look(layers[0], "bias", layers[1])
+    for layer in layers:
+        layer.form.total[:, 1] = 0.0
+    found = look(layers[0], "bias", layers[1])
+    assert found.uniformity.heads == [before.uniformity.heads[0], None, before.uniformity.heads[2]]
+    assert found.context.heads == [before.context.heads[0], None, before.context.heads[2]]
+    assert 0 < found.uniformity.overall < 1
 
 
 @pytest.mark.parametrize("length", [40, 1100])  # written out in full, and from the last rows alone

@@ -5,11 +5,18 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+import relpos
 from relpos.cli import app
 from relpos.encodings.registry import encoding, names
-from relpos.view import paper
+from relpos.lab.apart import makespan, train_apart
+from relpos.lab.settings import load_settings
+from relpos.lab.train import train
+from relpos.view import draw, paper
+from relpos.view.page import write_index
 from relpos.view.paper import FIGURES, draw_figures, needs_training
 
 SEED = json.loads((Path(__file__).parent / "data" / "seed-figures.json").read_text())["figures"]
@@ -49,10 +56,13 @@ def test_only_what_training_cannot_change_needs_none():
     assert free == {"alibi", "sandwich"}
 
 
-def test_figures_are_trained_drawn_and_listed(small, tmp_path):
+def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys):
     said = []
     runs, out = tmp_path / "runs", tmp_path / "figures"
     assert draw_figures(out, [8, 12, 15], runs=runs, steps=3, say=said.append, **small) == []
+    shown = capsys.readouterr().err.splitlines()  # one line for both trainings, and nothing else
+    assert shown
+    assert all(re.match(r"[01] of 2 trained  (rope|cable) +\d+%", line) for line in shown)
     stems = ("figure8-cable", "figure12-alibi", "figure15-rope")
     assert sorted(path.name for path in out.iterdir()) == sorted(
         ["index.html", *(stem + suffix for stem in stems for suffix in (".png", ".pdf", ".json"))]
@@ -65,6 +75,7 @@ def test_figures_are_trained_drawn_and_listed(small, tmp_path):
     assert rope["training"]["steps"] == 3
     assert rope["training"]["tokens"] == 3 * 2 * 16
     assert {"seconds", "heldout", "position_rate", "table_rate", "table_epsilon"} <= set(rope["training"])
+    assert rope["training"]["threads"] == 1
     assert {"document", "offset", "first_words"} <= set(rope["input"])
     assert {"relpos", "torch", "matplotlib"} <= set(rope["versions"])
     assert rope["model"]["preset"] == "nano"
@@ -74,6 +85,14 @@ def test_figures_are_trained_drawn_and_listed(small, tmp_path):
         assert head["context_dependence"] > 0
     assert "Trained 3 steps" in rope["caption"]
     assert f"Uniformity along diagonals {rope['layers'][0]['uniformity']:.3f}" in rope["caption"]
+
+    # The same model with one thread, trained in this process: the figure depends on nothing else.
+    settings = paper._training(figure_of("cable"), "nano", tmp_path / "again", None, 3) | small["settings"]
+    train(load_settings(None, settings), lambda text: None)
+    first, second = (
+        load_file(folder / "model.safetensors") for folder in (runs / "figures-cable-nano", tmp_path / "again")
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
     before = (runs / "figures-rope-nano" / "model.safetensors").stat().st_mtime_ns
     again = []
@@ -91,13 +110,55 @@ def test_figures_are_trained_drawn_and_listed(small, tmp_path):
     assert rope["caption"].split(".")[0] in page
 
 
+def figure_of(name):
+    return next(figure for figure in FIGURES if figure.encoding == name)
+
+
+def test_a_figure_is_trained_by_steps_unless_minutes_are_given():
+    """By the clock, a busy or a faster machine gave another picture."""
+    for figure in FIGURES:
+        by_default = load_settings(None, paper._training(figure, "nano", Path("runs/x"), None, None)).run
+        assert (by_default.steps, by_default.minutes) == (paper.STEPS, None)
+        by_clock = load_settings(None, paper._training(figure, "nano", Path("runs/x"), 2.0, None)).run
+        assert (by_clock.steps, by_clock.minutes) == (None, 2.0)
+
+
+def test_the_page_counts_heads_that_add_nothing_and_gives_them_no_numbers(tmp_path):
+    position = relpos.encoding("cable", heads=3, head_dim=8)
+    with torch.no_grad():
+        position.steps.bias.copy_(torch.tensor([-100.0, 1.0, -100.0]))
+    picture = draw(position, length=32)
+    told = {"figure": 8, "caption": picture.caption, **picture.numbers}
+    (tmp_path / "figure8-cable.json").write_text(json.dumps(told))
+    page = write_index(tmp_path, ["figure8-cable"]).read_text()
+    assert "2 of 3 heads: bias exactly 0." in page
+    rows = re.findall(r"<tr><td.*?</tr>", page)
+    assert [re.findall(r"<td.*?>(.*?)</td>", row)[3:] for row in rows if "exactly" in row] == [
+        ["–", "–", "bias exactly 0"]
+    ] * 2
+    assert [row.count("–") for row in rows] == [0, 2, 0, 2]  # all heads, then each
+
+
+def test_trainings_at_once_end_with_a_sentence_each(tmp_path):
+    wrong = {"model.encoding": "allibi", "run.out": str(tmp_path / "a"), "run.steps": 1}
+    ended = dict(train_apart({"a": wrong, "b": wrong | {"run.out": str(tmp_path / "b")}}, workers=2, threads=1))
+    assert ended.keys() == {"a", "b"}
+    assert all("Did you mean 'alibi'?" in error for error in ended.values())
+
+
+def test_five_trainings_take_three_rounds_of_two():
+    assert makespan([1.0] * 5, 2) == 3
+    assert makespan([0.5, 0.25, 1.0], 2) == 1.25  # the second worker is free first
+    assert makespan([1.0] * 5, 8) == 1
+
+
 def test_a_training_that_fails_is_told_and_the_others_go_on(small, tmp_path):
     said = []
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "figures-fire-nano").write_text("in the way")
     failed = draw_figures(tmp_path, [12, 13, 14], runs=tmp_path / "runs", steps=1, say=said.append, **small)
     assert len(failed) == 1
-    assert failed[0].startswith("Figure 13 (fire) was not made: ")
+    assert failed[0].startswith("Figure 13 (fire) was not made: the folder ")
     assert failed[0] in said
     assert (tmp_path / "figure14-clipped.png").exists()
     assert "figure13" not in (tmp_path / "index.html").read_text()

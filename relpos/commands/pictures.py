@@ -2,9 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -14,10 +13,11 @@ from relpos.models.presets import PRESETS
 
 def draw(
     what: Annotated[
-        str,
+        list[str],
         typer.Argument(
-            metavar="WHAT",
-            help="An encoding's name (relpos ls), drawn untrained; or the folder of a run or checkpoint.",
+            metavar="WHAT...",
+            help="An encoding's name (relpos ls), drawn untrained; or the folder of a run or checkpoint. Several share "
+            "one profile.",
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Where to: .png, .pdf or .svg.  [default: WHAT.png]")] = None,
@@ -39,10 +39,15 @@ def draw(
     text_file: Annotated[Path | None, typer.Option(help="A file with what the model reads.")] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Name the tokens on the axes (up to 64).")] = False,
     shared_scale: Annotated[bool, typer.Option("--shared-scale", help="One colour scale for all panels.")] = False,
+    log: Annotated[bool, typer.Option("--log", help="A logarithmic distance axis, in a profile.")] = False,
     columns: Annotated[int, typer.Option(help="Width: one or two columns of a printed page.", min=1, max=2)] = 2,
     width: Annotated[float | None, typer.Option(help="Width in inches, instead of columns.", min=1, max=40)] = None,
-    heads: Annotated[int, typer.Option(help="Number of heads of an untrained encoding.", min=1)] = 12,
-    head_dim: Annotated[int, typer.Option(help="Size of a head of an untrained encoding.", min=1)] = 64,
+    heads: Annotated[
+        int | None, typer.Option(help="Number of heads of an untrained encoding.  [default: 12]", min=1)
+    ] = None,
+    head_dim: Annotated[
+        int | None, typer.Option(help="Size of a head of an untrained encoding.  [default: 64]", min=1)
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="An option of an untrained encoding, as key=value; may be repeated.")
     ] = None,
@@ -54,12 +59,13 @@ def draw(
     - relpos draw runs/cable --text "To be, or not to be" --tokens
     - relpos draw runs/cable --layer all --shared-scale
     - relpos draw kerple_log --show profile --columns 1 --out kerple.pdf
+    - relpos draw kerple_log fire t5 --show profile --log --head 1
     """
     from relpos.lab.files import read_file
     from relpos.view.figures import FORMATS, WIDTHS
     from relpos.view.picture import draw as draw_picture
 
-    path = out or Path(f"{Path(what).resolve().name}.png")
+    path = out or Path(f"{'-'.join(Path(one).resolve().name for one in what)}.png")
     if path.suffix.lower() not in FORMATS:  # before the work, not after it
         raise ValueError(f"cannot write a picture to {path.name!r}: the name must end in {', '.join(FORMATS)}.")
     if text is not None and text_file is not None:
@@ -67,7 +73,7 @@ def draw(
     if text_file is not None:
         text = next(read_file(text_file, "text")).text
     picture = draw_picture(
-        what,
+        what if len(what) > 1 else what[0],
         show=show,
         layer=layer,
         head=head or [],
@@ -77,11 +83,12 @@ def draw(
         seed=seed,
         tokens=tokens,
         shared_scale=shared_scale,
+        log=log,
         width=width or WIDTHS[columns],
         heads=heads,
         head_dim=head_dim,
         options=parse_options(option or []),
-        progress=_bar("looking"),
+        progress=Progress("drawing"),
     )
     typer.echo(f"{picture.save(path)}: {picture.caption}")
 
@@ -93,10 +100,18 @@ def figures(
     ] = None,
     preset: Annotated[str, typer.Option(help=f"Size of the models: {', '.join(PRESETS)}.")] = "nano",
     runs: Annotated[Path, typer.Option(help="Where the trained models are kept and found.")] = Path("runs"),
-    minutes: Annotated[
-        float | None, typer.Option(help="Train each model so long.  [default: 1.1, or as it is if it has finished]")
+    minutes: Annotated[float | None, typer.Option(help="Train each model for so many minutes instead.")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Train each model so many steps.  [default: 240, or as it is if it has finished]", min=1),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Train each model so many steps.", min=1)] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Models trained at once; the cores are divided among them.  [default: one per core for nano, else 1]",
+            min=1,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the window of held-out text.")] = 0,
 ) -> None:
     """Make the paper's figures: train what is missing, draw, and put all on one page (index.html).
@@ -110,23 +125,41 @@ def figures(
     from relpos.view.paper import draw_figures
 
     failed = draw_figures(
-        out, figure or [], preset=preset, runs=runs, seed=seed, minutes=minutes, steps=steps, say=typer.echo
+        out,
+        figure or [],
+        preset=preset,
+        runs=runs,
+        seed=seed,
+        minutes=minutes,
+        steps=steps,
+        workers=workers,
+        say=typer.echo,
     )
     if failed:
         raise ValueError(f"{len(failed)} of the figures could not be made, see above; the others are in {out}.")
 
 
-def _bar(verb: str) -> Callable[[float], None]:
-    """A line that tells how far it is and how long it takes yet; in a terminal, and after two seconds only."""
-    from relpos.lab.live import LiveLine, clock_time
+class Progress:
+    """A line that says how much is done and how long the rest takes; none if all is done within two seconds.
 
-    begun, line = time.monotonic(), LiveLine(sys.stderr)
+    In a terminal the line replaces the one before; elsewhere there is a new one every `every` seconds.
+    """
 
-    def show(done: float) -> None:
-        gone = time.monotonic() - begun
+    def __init__(self, verb: str, stream: TextIO | None = None, first: float = 2.0, every: float = 10.0) -> None:
+        from relpos.lab.live import LiveLine
+
+        self.verb, self.stream = verb, stream or sys.stderr
+        self.line = LiveLine(self.stream)
+        self.begun = time.monotonic()
+        self.next, self.every = self.begun + first, 0.1 if self.stream.isatty() else every
+
+    def __call__(self, done: float) -> None:
+        """Some share of the work is done: 1 is all of it."""
+        from relpos.lab.live import clock_time
+
+        now = time.monotonic()
         if done >= 1:
-            line.clear()
-        elif sys.stderr.isatty() and gone > 2:
-            line(f"{verb} {done:4.0%}  {clock_time(gone * (1 - done) / max(done, 1e-9))} left")
-
-    return show
+            self.line.clear()
+        elif now >= self.next and done > 0:
+            self.next = now + self.every
+            self.line(f"{self.verb} {done:4.0%}  {clock_time((now - self.begun) * (1 - done) / done)} left")

@@ -118,7 +118,7 @@ def _machine(threads: int) -> dict[str, Any]:
     }
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """End when the process that started this one does, however it does: its end of our standard input closes."""
 
     def watch() -> None:
@@ -132,7 +132,7 @@ def main() -> int:
     """Run the part that the command line names, unless another process has it."""
     folder, encoding, seed, threads = sys.argv[1:]
     out, part = Path(folder), Part(encoding, int(seed))
-    _end_with_parent()
+    end_with_parent()
     plan = load_plan(out)
     try:
         with Lock(out / part.name, LOCK):

@@ -59,6 +59,7 @@ def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict
     about: dict[str, Any] = {"versions": versions(), **data.about}
     about["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     about["processes"] = state.num_processes
+    about["threads"] = torch.get_num_threads()  # sums are added up in another order with another number of them
     _check_same(settings, about, out)
     resolved = yaml.safe_dump({**dataclasses.asdict(settings), "about": about}, sort_keys=False, allow_unicode=True)
     if state.is_main_process:

@@ -107,6 +107,22 @@ def model_layers(model: "RelposGPT2ForCausalLM", ids: Tensor, numbers: Iterable[
 
 
 @torch.no_grad()
+def input_free_layers(model: "RelposGPT2ForCausalLM", length: int, numbers: Iterable[int]) -> list[Layer]:
+    """The layers of these numbers (1 is the first) for any input of so many tokens: only their bias may be looked at.
+
+    The bias must be the same for every input. Nothing is read, which for a long input takes far longer than the bias.
+    """
+    layers = []
+    for number in numbers:
+        attention: Any = model.transformer.h[number - 1].attn
+        shared: Any = model.transformer.position
+        q = torch.zeros(1, dtype=model.dtype, device=model.device)
+        q = q.expand(1, attention.heads, length, attention.head_dim)
+        layers.append(open_layer(number, q, q, shared or attention.position, None, attention.scale))
+    return layers
+
+
+@torch.no_grad()
 def encoding_layer(position: Encoding, length: int) -> Layer:
     """An encoding alone, as a layer.
 

@@ -102,16 +102,17 @@ def counts(length: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Share:
-    """A ratio of two sums of squares, a head and over all."""
+    """A ratio of two sums of squares, per head and over all; None where nothing varies, so that there is no ratio."""
 
-    heads: list[float]
-    overall: float
+    heads: list[float | None]
+    overall: float | None
 
 
 def uniformity(found: Diagonals) -> Share:
     """1 for a map that is the same along every diagonal, 0 for one that knows nothing of the distance."""
-    within, whole = _counted(found.within, found.within + found.between, found)
-    return Share([1 - x for x in _ratios(within, whole)], 1 - _ratios(within.sum()[None], whole.sum()[None])[0])
+    total = found.within + found.between
+    varies = _varies(total, found)
+    return _share(torch.where(varies, total - found.within, 0.0), torch.where(varies, total, 0.0))
 
 
 def context_dependence(one: Diagonals, other: Diagonals, difference: Tensor) -> Share:
@@ -122,16 +123,17 @@ def context_dependence(one: Diagonals, other: Diagonals, difference: Tensor) -> 
     count = one.count.sum(dim=1)
     apart = (one.means - other.means) ** 2 * count / 2  # of the two means from the common one, over both maps
     # Two entries picked at random from both maps differ, squared, by twice their variance on average.
-    spread = one.within + one.between + other.within + other.between + apart
-    found, whole = _counted(difference, spread, one)
-    return Share(_ratios(found, whole), _ratios(found.sum()[None], whole.sum()[None])[0])
+    own, others = one.within + one.between, other.within + other.between
+    # Two constants have no ratio: what differs between them cancels in the softmax.
+    varies = _varies(own, one) | _varies(others, other)
+    return _share(torch.where(varies, difference, 0.0), torch.where(varies, own + others + apart, 0.0))
 
 
-def _counted(part: Tensor, whole: Tensor, found: Diagonals) -> tuple[Tensor, Tensor]:
-    """Both sums, 0 where the whole is no more than rounding: then the map is constant."""
-    real = whole > found.count.sum(dim=1) * (ROUNDING * found.largest) ** 2
-    return torch.where(real, part, 0.0), torch.where(real, whole, 0.0)
+def _varies(total: Tensor, found: Diagonals) -> Tensor:
+    """Whether the squared deviations of a head's map, `total` (heads,), are more than rounding."""
+    return total > found.count.sum(dim=1) * (ROUNDING * found.largest) ** 2
 
 
-def _ratios(part: Tensor, whole: Tensor) -> list[float]:
-    return [float(x) for x in torch.where(whole > 0, part / whole, 0.0)]
+def _share(part: Tensor, total: Tensor) -> Share:
+    ratios = [float(a / b) if b > 0 else None for a, b in zip(part, total, strict=True)]
+    return Share(ratios, float(part.sum() / total.sum()) if total.sum() > 0 else None)

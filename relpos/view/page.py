@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from relpos.lab.atomic import write_text
+from relpos.view.words import NO_NUMBER, notes_sentence
 
 INDEX = "index.html"
 PAGE = """<!doctype html>
@@ -29,7 +30,7 @@ figcaption {{ color: #555 }}
 <p>Figures 8, 10 and 12 to 15 of the appendix of “Context-aware Biases for Length Extrapolation”
 (<a href="https://arxiv.org/abs/2503.08067">arXiv 2503.08067</a>), drawn anew by relpos.
 Uniformity: 1 if a map is the same along every diagonal. Context dependence: 0 if it is the same for every input, about
-1 if the maps of two inputs have nothing in common.</p>
+1 if the maps of two inputs have nothing in common. A head that is exactly constant has neither number (–).</p>
 <nav>{links}</nav>
 {figures}
 </html>
@@ -37,14 +38,15 @@ Uniformity: 1 if a map is the same along every diagonal. Context dependence: 0 i
 FIGURE = """<figure id="{stem}">
 <h2>Figure {number}: {encoding}</h2>
 <a href="{stem}.pdf"><img src="{stem}.png" alt="{caption}"></a>
-{input}<details open><summary>Numbers (<a href="{stem}.json">JSON</a>, <a href="{stem}.pdf">PDF</a>)</summary>
+{said}<details open><summary>Numbers (<a href="{stem}.json">JSON</a>, <a href="{stem}.pdf">PDF</a>)</summary>
 <table>
-<tr><th class="first">head</th><th>minimum</th><th>maximum</th><th>uniformity</th><th>context dependence</th></tr>
+<tr><th class="first">head</th><th>minimum</th><th>maximum</th><th>uniformity</th><th>context dependence</th>\
+<th class="first"></th></tr>
 {rows}
 </table></details>
 </figure>
 """
-ROW = '<tr><td class="first">{}</td><td>{:.4g}</td><td>{:.4g}</td><td>{}</td><td>{}</td></tr>'
+ROW = '<tr><td class="first">{}</td><td>{:.4g}</td><td>{:.4g}</td><td>{}</td><td>{}</td><td class="first">{}</td></tr>'
 
 
 def write_index(folder: Path, stems: Iterable[str]) -> Path:
@@ -59,19 +61,21 @@ def write_index(folder: Path, stems: Iterable[str]) -> Path:
 
 def _figure(stem: str, told: dict[str, Any]) -> str:
     layer = told["layers"][0]
-    rows = [("all", *_extent(layer["heads"]), layer["uniformity"], layer["context_dependence"])]
+    said = notes_sentence([head.get("note") for head in layer["heads"]])
+    rows = [("all", *_extent(layer["heads"]), layer["uniformity"], layer["context_dependence"], "")]
     rows += [
-        (head["head"], head["minimum"], head["maximum"], head["uniformity"], head["context_dependence"])
+        (*(head[key] for key in ("head", "minimum", "maximum", "uniformity", "context_dependence")), head.get("note"))
         for head in layer["heads"]
     ]
     words = told["input"]["first_words"] if told["input"] else None
+    said += f" The input begins: “{html.escape(words)} …”" if words else ""
     return FIGURE.format(
         stem=stem,
         number=told["figure"],
         encoding=html.escape(told["encoding"]),
         caption=html.escape(told["caption"]),
-        input=f"<figcaption>The input begins: “{html.escape(words)} …”</figcaption>\n" if words else "",
-        rows="\n".join(ROW.format(*row[:3], *map(_number, row[3:])) for row in rows),
+        said=f"<figcaption>{said.strip()}</figcaption>\n" if said else "",
+        rows="\n".join(ROW.format(*row[:3], *map(_number, row[3:5]), row[5] or "") for row in rows),
     )
 
 
@@ -80,4 +84,4 @@ def _extent(heads: list[dict[str, Any]]) -> tuple[float, float]:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
+    return NO_NUMBER if value is None else f"{value:.6g}"

@@ -1,6 +1,8 @@
 """The figures of the paper's appendix (CABLE, arXiv 2503.08067): trained where need be, drawn, put on a page."""
 
+import contextlib
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,17 +14,23 @@ from relpos.lab.atomic import write_text
 from relpos.lab.settings import TABLES
 from relpos.models.presets import sizes
 from relpos.view.page import INDEX, write_index
-from relpos.view.picture import Picture, draw
+from relpos.view.picture import draw
+from relpos.view.subjects import static_bias
 
 LENGTH = 512  # tokens, as printed
-MINUTES = 1.1  # a model is trained unless it is said how long
-BATCH = 2  # windows a step: in so short a time, more steps of less
-# The few numbers that make a curve of the distance hardly leave their start at the rate of the weights. Where the bias
-# is made of the input, its parameters are weights like others, and have the rate of the others.
+STEPS = 240  # a model is trained unless it is said how long: by steps, so that everyone gets the same picture
+BATCH = 2  # windows per step: in so short a time, more steps of less
+# Held-out loss at the start and at the end only, and few checkpoints: both take time from the training.
+QUIET = {"run.eval_every": 10**6, "run.save_every": 100}
+# The few numbers that make a curve of the distance hardly leave their start at the rate of the weights.
 CURVE = {"optimizer.position_rate": 0.03}
+# The rate of the CABLE authors, a third of nano's. At nano's own, AdamW moves the gates along the direction that all
+# tokens have in common faster than the inputs change, until ReLU is 0 for every token: several heads of the last layer
+# end with a bias of exactly 0. docs/figures.md has the experiments.
+GATES = {"optimizer.position_rate": 6e-4}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PaperFigure:
     """A figure by its number in the paper."""
 
@@ -43,7 +51,7 @@ FIGURES = [  # in the order they are made: what needs no training first
     PaperFigure(13, "fire", "FIRE", CURVE),
     PaperFigure(14, "clipped", "T5-bias", TABLES),
     PaperFigure(15, "rope", "RoPE"),
-    PaperFigure(8, "cable", "CABLE"),
+    PaperFigure(8, "cable", "CABLE", GATES),
 ]
 
 
@@ -65,83 +73,126 @@ def draw_figures(
     seed: int = 0,
     minutes: float | None = None,
     steps: int | None = None,
+    workers: int | None = None,
     settings: dict[str, Any] | None = None,
     say: Callable[[str], None] = print,
 ) -> list[str]:
-    """Make the figures of these numbers, all unless given, in the folder `out`; gives what went wrong, in sentences.
+    """Make figures of the paper: train what is missing, draw, and put all on one page.
 
-    preset          size of the models
-    runs            folder of their runs; those that have finished are taken as they are, unless minutes or steps ask
-                    for more
-    seed            of the window of held-out text
-    minutes, steps  how long a model is trained
-    settings        others of the training, by dotted key
+    Args:
+        out: The folder to write to.
+        numbers: Of the figures; all unless given.
+        preset: Size of the models.
+        runs: Folder of their runs; those that have finished are taken as they are, unless minutes or steps ask for
+            more.
+        seed: Of the window of held-out text.
+        minutes: How long each model is trained.
+        steps: How many steps each model is trained; 240 unless this or minutes is given.
+        workers: How many models are trained at once; the cores are divided among them. One per core for nano, which a
+            single core trains as fast as two, and one at a time for larger models, unless given.
+        settings: Others of the training, by dotted key.
+        say: Receives what happens, in sentences.
+
+    Returns:
+        What went wrong, in sentences.
     """
-    failed = []
     shown = choose(numbers)
+    album = Album(out, seed, say)
+    size = sizes(preset)
+    heads, head_dim = size["n_head"], size["n_embd"] // size["n_head"]
+    trainings = {}
     for figure in shown:
+        folder = runs / f"figures-{figure.encoding}-{preset}"
+        if not needs_training(encoding(figure.encoding, heads, head_dim)):
+            album.add(figure, figure.encoding, heads=heads, head_dim=head_dim)
+        elif _trained(folder) and minutes is None and steps is None:
+            say(f"{folder} has been trained: taken as it is.")
+            album.add(figure, folder)
+        else:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                album.miss(figure, f"the folder {folder} cannot be made: {error.strerror}.")
+                continue
+            trainings[figure] = {**_training(figure, preset, folder, minutes, steps), **(settings or {})}
+    if trainings:
+        cores = os.cpu_count() or 1
+        workers = workers or (cores if preset == "nano" else 1)
+        _train(trainings, min(workers, len(trainings)), max(1, cores // workers), album)
+    if len(album.failed) < len(shown):
+        say(f"All of them on one page: {out / INDEX}")
+    return album.failed
+
+
+@dataclass
+class Album:
+    """The folder of the figures: their files, the page of all, and what went wrong."""
+
+    out: Path
+    seed: int
+    say: Callable[[str], None]
+    failed: list[str] = field(default_factory=list)
+
+    def add(self, figure: PaperFigure, what: str | Path, **size: Any) -> None:
+        """Draw one figure, write its files and the page of all."""
+        out, title = self.out, f"Figure {figure.number} ({figure.title}). "
         try:
-            picture = _picture(figure, preset, runs, seed, minutes, steps, settings or {}, say)
+            picture = draw(what, length=LENGTH, seed=self.seed, title=title, **size)
         except (ValueError, TypeError, OSError, RuntimeError) as error:
-            failed.append(f"Figure {figure.number} ({figure.encoding}) was not made: {error}")
-            say(failed[-1])
-            continue
+            self.miss(figure, error)
+            return
         for suffix in (".png", ".pdf"):
             picture.save(out / f"{figure.stem}{suffix}")
-        numbers_of = {"figure": figure.number, "caption": picture.caption, **picture.numbers}
-        write_text(out / f"{figure.stem}.json", json.dumps(numbers_of, indent=1, ensure_ascii=False) + "\n")
+        numbers = {"figure": figure.number, "caption": picture.caption, **picture.numbers}
+        write_text(out / f"{figure.stem}.json", json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
         write_index(out, [one.stem for one in sorted(FIGURES, key=lambda one: one.number)])
-        say(f"{out / figure.stem}.png: {picture.caption}")
-    if len(failed) < len(shown):
-        say(f"All of them on one page: {out / INDEX}")
-    return failed
+        self.say(f"{out / figure.stem}.png: {picture.caption}")
+
+    def miss(self, figure: PaperFigure, why: object) -> None:
+        """A figure could not be made."""
+        self.failed.append(f"Figure {figure.number} ({figure.encoding}) was not made: {why}")
+        self.say(self.failed[-1])
 
 
 def needs_training(made: Encoding) -> bool:
     """Whether there is anything in its picture that training makes: parameters, or scores of a model."""
-    static = made.place == "score" and not made.needs_hidden and not made.needs_scores
-    return not static or any(True for _ in made.parameters())
+    return not static_bias(made) or any(True for _ in made.parameters())
 
 
-def _picture(
-    figure: PaperFigure,
-    preset: str,
-    runs: Path,
-    seed: int,
-    minutes: float | None,
-    steps: int | None,
-    settings: dict[str, Any],
-    say: Callable[[str], None],
-) -> Picture:
-    size = sizes(preset)
-    heads, head_dim = size["n_head"], size["n_embd"] // size["n_head"]
-    title = f"Figure {figure.number} ({figure.title}). "
-    made = encoding(figure.encoding, heads, head_dim)
-    if not needs_training(made):
-        return draw(figure.encoding, length=LENGTH, heads=heads, head_dim=head_dim, seed=seed, title=title)
-    folder = runs / f"figures-{figure.encoding}-{preset}"
-    own = {"model.encoding": figure.encoding, "model.preset": preset, **figure.training, **settings}
-    _train(folder, own, minutes, steps, say)
-    return draw(folder, length=LENGTH, seed=seed, title=title)
-
-
-def _train(
-    folder: Path, settings: dict[str, Any], minutes: float | None, steps: int | None, say: Callable[[str], None]
-) -> None:
+def _trained(folder: Path) -> bool:
     from relpos.lab.runs import RESULT
-    from relpos.lab.settings import load_settings
-    from relpos.lab.train import silent, train
 
-    if (folder / RESULT).exists() and minutes is None and steps is None:
-        say(f"{folder} has been trained: taken as it is.")
-        return
-    given: dict[str, Any] = {
+    return (folder / RESULT).exists()
+
+
+def _training(
+    figure: PaperFigure, preset: str, folder: Path, minutes: float | None, steps: int | None
+) -> dict[str, Any]:
+    """The settings of a figure's model, by dotted key."""
+    ends = {"run.minutes": minutes, "run.steps": STEPS if minutes is None and steps is None else steps}
+    return {
+        "model.encoding": figure.encoding,
+        "model.preset": preset,
         "data.length": LENGTH,
         "run.batch": BATCH,
-        "run.minutes": MINUTES if minutes is None and steps is None else minutes,
-        "run.steps": steps,
         "run.out": str(folder),
-        **settings,
+        **{key: value for key, value in ends.items() if value is not None},
+        **QUIET,
+        **figure.training,
     }
-    say(f"Training {settings['model.preset']} with {settings['model.encoding']} in {folder}")
-    train(load_settings(None, {key: value for key, value in given.items() if value is not None}), silent)
+
+
+def _train(trainings: Mapping[PaperFigure, dict[str, Any]], workers: int, threads: int, album: Album) -> None:
+    """Train what is missing, and draw each model as soon as it is there."""
+    from relpos.lab.apart import train_apart
+
+    named = {figure.encoding: figure for figure in trainings}
+    together = f"{workers} at once, " if workers > 1 else ""
+    album.say(f"Training {', '.join(named)} ({together}{threads} thread{'s' * (threads > 1)} each).")
+    settings = {figure.encoding: own for figure, own in trainings.items()}
+    with contextlib.closing(train_apart(settings, workers, threads)) as ended:
+        for name, error in ended:
+            if error is None:
+                album.add(named[name], Path(settings[name]["run.out"]))
+            else:
+                album.miss(named[name], error)

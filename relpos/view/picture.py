@@ -5,26 +5,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from matplotlib.figure import Figure
 
 from relpos.encodings.encoding import Encoding
-from relpos.encodings.registry import card, encoding, names
+from relpos.encodings.registry import names
 from relpos.errors import unknown
 from relpos.lab.versions import versions
 from relpos.view import words
 from relpos.view.cells import PIXELS
-from relpos.view.figures import WIDTHS, bar_ticks, draw_heads, draw_profiles, draw_sheet, save, write
-from relpos.view.layers import MAPS, Layer, encoding_layer, model_layers
+from relpos.view.figures import WIDTHS, save, write
+from relpos.view.heatmaps import bar_ticks, draw_heads, draw_sheet
+from relpos.view.layers import MAPS
 from relpos.view.maps import Map, look
+from relpos.view.profiles import draw_profiles, draw_together
+from relpos.view.subjects import MOST_LABELS, Subject, encoding_subject, model_subject
 
 if TYPE_CHECKING:
     from relpos.lab.runs import Run
-    from relpos.lab.samples import Sample
+
+    What = str | Path | Encoding | Run
 
 SHOWS = (*MAPS, "profile")
 PACKAGES = ("torch", "numpy", "matplotlib")  # that draw
-LENGTH, MOST_LABELS = 512, 64
 SHEET_PIXELS = 128  # cells a side of a small panel
 
 
@@ -33,7 +35,7 @@ class Picture:
     """A drawn page with the numbers behind it. In a notebook it shows itself."""
 
     figure: Figure
-    maps: list[Map]  # one a layer
+    maps: list[Map]  # one per layer, or per encoding
     caption: str
     numbers: dict[str, Any]  # what was measured, on what: as in the JSON beside a figure
 
@@ -45,22 +47,8 @@ class Picture:
         return write(self.figure, ".png")
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What is drawn: layers on an input, the same on another input, and what is known of them."""
-
-    encoding: str
-    place: str  # where the encoding enters
-    layers: list[Layer]
-    others: list[Layer] | None
-    told: str  # in a caption, before what is shown
-    ending: str  # and after it
-    about: dict[str, Any]
-    tokens: list[str] | None = None
-
-
 def draw(
-    what: "str | Path | Encoding | Run",
+    what: "What | Sequence[What]",
     *,
     show: str | None = None,
     layer: str | int = "last",
@@ -71,165 +59,109 @@ def draw(
     seed: int = 0,
     tokens: bool = False,
     shared_scale: bool = False,
+    log: bool = False,
     width: float = WIDTHS[2],
-    heads: int = 12,
-    head_dim: int = 64,
+    heads: int | None = None,
+    head_dim: int | None = None,
     options: Mapping[str, Any] | None = None,
     title: str = "",
     progress: Callable[[float], None] = lambda done: None,
 ) -> Picture:
     """Draw an encoding by name (or one that was made), or a trained model: a run's folder, a checkpoint, an open `Run`.
 
-    show          bias, scores (before the softmax), weights (after it) or profile (value against distance); bias where
-                  the encoding adds one, else scores
-    layer         last, all (a contact sheet), or a number; 1 is the first
-    head          heads to draw; 1 is the first, all unless given
-    length        tokens; the trained length or 512 unless given
-    text          what the model reads; a window of its held-out text, chosen by `seed`, unless given
-    tokens        name the tokens on the axes, up to 64
-    shared_scale  one colour scale for all panels
-    width         of the page in inches
-    heads, head_dim, options   of an encoding by name
-    title         put before the caption
+    Args:
+        what: What to draw; several are drawn as profiles in one panel.
+        show: bias, scores (before the softmax), weights (after it) or profile (value against distance); bias where the
+            encoding adds one, else scores, unless given.
+        layer: last, all (a contact sheet), or a number; 1 is the first.
+        head: Heads to draw; 1 is the first, all unless given.
+        length: Number of tokens; the trained length or 512 unless given.
+        text: What the model reads; a window of its held-out text, chosen by `seed`, unless given.
+        text_name: What the caption calls the text.
+        seed: Of the window of held-out text; of the start values of an untrained encoding.
+        tokens: Name the tokens on the axes, up to 64.
+        shared_scale: One colour scale for all panels.
+        log: A logarithmic distance axis in a profile.
+        width: Of the page in inches.
+        heads: Number of heads of an encoding by name; 12 unless given.
+        head_dim: Size of its heads; 64 unless given.
+        options: Other options of an encoding by name.
+        title: Put before the caption.
+        progress: Called with the share that is done.
+
+    Returns:
+        The picture, with its maps and numbers.
+
+    Raises:
+        ValueError: If what is asked for does not exist or does not go together.
     """
     if show not in (None, *SHOWS):
         raise unknown("kind of picture", show, SHOWS)
-    given = None if text is None else (text, text_name)
-    if isinstance(what, Encoding) or what in names():
-        subject = _of_encoding(what, heads, head_dim, length, seed, options or {}, layer, given)
-    else:
-        if options:
-            raise ValueError("the options of an encoding are given with its name; a trained model has its own.")
-        subject = _of_model(what, length, seed, layer, given)
-    kind = _kind(subject, show)
-    chosen = _chosen(head, subject.layers[0].heads)
-    labels = _labels(subject, tokens, layer == "all" or show == "profile")
-    count = len(subject.layers)
-    maps = [
-        look(
-            one,
-            kind,
-            None if subject.others is None else subject.others[place],
-            SHEET_PIXELS if count > 1 else PIXELS,
-            lambda done, place=place: progress((place + done) / count),  # type: ignore[misc]
-        )
-        for place, one in enumerate(subject.layers)
+    several = list(what) if isinstance(what, Sequence) and not isinstance(what, str) else [what]
+    _check(several, show, layer, shared_scale, log)
+    made = (heads, head_dim, options or {}, length, seed, layer, None if text is None else (text, text_name))
+    subjects = [
+        encoding_subject(one, *made)
+        if isinstance(one, Encoding) or one in names()
+        else model_subject(one, *made, input_free=show not in ("scores", "weights"))
+        for one in several
     ]
-    caption = _caption(subject, maps, kind, show == "profile", title)
-    if show == "profile":
-        figure = draw_profiles(maps, chosen, caption, width)
+    kind = _kind(subjects, show)
+    chosen = [_chosen(head, subject.layers[0].heads) for subject in subjects]
+    labels = _labels(subjects[0], tokens, layer == "all" or show == "profile")
+    maps = _look(subjects, kind, progress)
+    caption = title + _caption(subjects, maps, kind, show == "profile")
+    banner = _banner(subjects)
+    if len(subjects) > 1:
+        named = dict(zip((subject.label for subject in subjects), maps, strict=True))
+        figure = draw_together(named, [one - 1 for one in head] or None, caption, width, log, banner)
+    elif show == "profile":
+        figure = draw_profiles(maps, chosen[0], caption, width, log, banner)
     elif layer == "all":
-        figure = draw_sheet(maps, chosen, caption, shared_scale, width)
+        figure = draw_sheet(maps, chosen[0], caption, shared_scale, width, banner)
     else:
-        figure = draw_heads(maps[0], chosen, caption, labels, shared_scale, width)
-    return Picture(figure, maps, caption, _numbers(subject, maps, kind, figure, chosen, seed))
+        figure = draw_heads(maps[0], chosen[0], caption, labels, shared_scale, width, banner)
+    if len(subjects) == 1:
+        return Picture(figure, maps, caption, _numbers(subjects[0], maps, kind, figure, chosen[0], seed))
+    found = [
+        _numbers(one, [its], kind, figure, all_, seed) for one, its, all_ in zip(subjects, maps, chosen, strict=True)
+    ]
+    return Picture(figure, maps, caption, {"profiles": found})
 
 
-def _of_encoding(
-    what: str | Encoding,
-    heads: int,
-    head_dim: int,
-    length: int | None,
-    seed: int,
-    options: Mapping[str, Any],
-    layer: str | int,
-    text: tuple[str, str] | None,
-) -> Subject:
-    """An encoding at its start, or as it was made."""
-    if text is not None:
-        raise ValueError("an encoding alone reads no text: give a run's folder, or leave the text out.")
-    if layer not in ("last", "all", 1):
-        raise ValueError(f"an encoding alone has one layer, and no layer {layer}.")
-    torch.manual_seed(seed)
-    made = what if isinstance(what, Encoding) else encoding(what, heads, head_dim, **options)
-    name = what if isinstance(what, str) else type(made).__name__
-    first, second = encoding_layer(made, length or LENGTH), encoding_layer(made, length or LENGTH)
-    start = ", untrained" if isinstance(what, str) and any(True for _ in made.parameters()) else ""
-    size = f"{made.heads} heads of {made.head_dim}" + "".join(f", {key}={value}" for key, value in options.items())
-    reads = made.needs_hidden or made.needs_scores
-    about = {"model": None, "heads": made.heads, "head_dim": made.head_dim, "options": dict(options), "input": None}
-    ending = "for a random input" if reads else ""
-    return Subject(name, made.place, [first], [second], f"{name}{start}", f"{ending} ({size})".strip(), about)
-
-
-def _of_model(
-    what: "str | Path | Run", length: int | None, seed: int, layer: str | int, text: tuple[str, str] | None
-) -> Subject:
-    """A trained model on one input."""
-    run = _open(what)
-    depth = len(run.model.transformer.h)
-    numbers = _layer_numbers(layer, depth)
-    shown, other = _inputs(run, length, seed, text)
-    layers = model_layers(run.model, shown.ids, numbers)
-    others = None if other is None else model_layers(run.model, other.ids, numbers)
-    trained = words.training(run)
-    preset = "" if run.settings is None else f" {run.settings.model.preset}"
-    place = "all layers" if len(numbers) > 1 else f"layer {numbers[0]} of {depth}"
-    start = f", from token {shown.offset}" if shown.offset else ""
-    ending = f"on {len(shown.ids)} tokens of {shown.document}{start}. {words.training_sentence(trained)}"
-    about = {
-        "model": {
-            "folder": str(run.folder),
-            "preset": preset.strip() or None,
-            "layers": depth,
-            "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
-            "position": dict(run.model.config.position),
-        },
-        "training": trained or None,
-        "input": words.input_words(shown),
-        "compared_with": None if other is None else words.input_words(other),
-    }
-    named = [_token_name(run.tokenizer.decode([int(one)])) for one in shown.ids[: MOST_LABELS + 1]]
-    told = f"{run.encoding}, GPT-2{preset}, {place}"
-    return Subject(run.encoding, card(run.encoding).place, layers, others, told, ending.strip(), about, named)
-
-
-def _open(what: "str | Path | Run") -> "Run":
-    if not isinstance(what, str | Path):
-        return what
-    if not Path(what).is_dir():
-        if Path(what).exists():
-            raise ValueError(f"{what} is a file: give the folder of a run or of a checkpoint.")
-        if len(Path(what).parts) > 1:
-            raise FileNotFoundError(f"there is no folder {what}.")
-        raise unknown("encoding or folder", str(what), names())
-    from relpos.lab.runs import open_run
-
-    return open_run(what)
-
-
-def _inputs(run: "Run", length: int | None, seed: int, text: tuple[str, str] | None) -> "tuple[Sample, Sample | None]":
-    """What the model reads, and another input of the same length where there is one."""
-    from relpos.lab.samples import heldout_samples, text_sample
-
-    if text is None:
-        shown, *others = heldout_samples(run, length or run.trained_length or LENGTH, seed)
-        return shown, others[0] if others else None
-    shown = text_sample(run, *text, length)
-    try:
-        return shown, heldout_samples(run, len(shown.ids), seed, 1)[0]
-    except (ValueError, OSError):  # the text is longer than the held-out part, or the corpus is elsewhere
-        return shown, None
-
-
-def _layer_numbers(layer: str | int, depth: int) -> list[int]:
+def _check(several: Sequence[object], show: str | None, layer: str | int, shared_scale: bool, log: bool) -> None:
+    """What goes together."""
+    if not several:
+        raise ValueError("nothing to draw: give an encoding's name or a folder.")
+    if show == "profile" and shared_scale:
+        raise ValueError("a profile has no colours to share: leave --shared-scale out.")
+    if show != "profile" and log:
+        raise ValueError("--log is for the distances of a profile: add --show profile, or leave it out.")
+    if len(several) == 1:
+        return
+    if show != "profile":
+        raise ValueError(f"{len(several)} encodings can be drawn together as profiles only: add --show profile.")
     if layer == "all":
-        return list(range(1, depth + 1))
-    if layer == "last":
-        return [depth]
-    if not str(layer).isdigit() or not 1 <= int(layer) <= depth:
-        raise ValueError(f"there is no layer {layer}: give last, all, or a number from 1 to {depth}.")
-    return [int(layer)]
+        raise ValueError("several encodings are drawn in one panel: give one layer, not all.")
+    for place, one in enumerate(several):
+        if one in several[:place]:
+            raise ValueError(f"{one} is given twice: give each encoding or folder once.")
 
 
-def _kind(subject: Subject, show: str | None) -> str:
+def _kind(subjects: list[Subject], show: str | None) -> str:
     """Which map is looked at: bias, scores or weights."""
-    adds = subject.layers[0].form is not None
-    if show == "bias" and not adds:
-        raise ValueError(
-            f"{subject.encoding} (enters at: {subject.place}) adds no bias: show the scores or the weights."
-        )
-    return show if show in MAPS else "bias" if adds and subject.place == "score" else "scores"
+    kinds = {}
+    for subject in subjects:
+        adds = subject.layers[0].form is not None
+        if show == "bias" and not adds:
+            raise ValueError(
+                f"{subject.encoding} (enters at: {subject.place}) adds no bias: show the scores or the weights."
+            )
+        kinds[subject.label] = show if show in MAPS else "bias" if adds and subject.place == "score" else "scores"
+    if len(set(kinds.values())) > 1:
+        told = ", ".join(f"{kind} of {label}" for label, kind in kinds.items())
+        raise ValueError(f"one profile shows one kind of value, and these have several ({told}): draw them separately.")
+    return next(iter(kinds.values()))
 
 
 def _chosen(head: Sequence[int], heads: int) -> list[int]:
@@ -255,20 +187,47 @@ def _labels(subject: Subject, tokens: bool, small: bool) -> list[str] | None:
     return subject.tokens
 
 
-def _token_name(token: str) -> str:
-    """A token as it can be read on an axis: blanks and line ends made visible, long ones cut."""
-    shown = token.replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "⏎")
-    return shown if len(shown) <= 12 else shown[:11] + "…"
+def _look(subjects: list[Subject], kind: str, progress: Callable[[float], None]) -> list[Map]:
+    """The maps of all layers of all subjects."""
+    layers = [
+        (layer, None if subject.others is None else subject.others[place])
+        for subject in subjects
+        for place, layer in enumerate(subject.layers)
+    ]
+    pixels = SHEET_PIXELS if len(layers) > 1 else PIXELS
+    maps = []
+    for place, (layer, other) in enumerate(layers):
+        maps.append(
+            look(layer, kind, other, pixels, lambda done, place=place: progress((place + done) / len(layers)))  # type: ignore[misc]
+        )
+    return maps
 
 
-def _caption(subject: Subject, maps: list[Map], kind: str, profile: bool, title: str) -> str:
+def _banner(subjects: list[Subject]) -> str:
+    """What stands above the picture: which of its numbers nobody has trained."""
+    starts = sorted({subject.untrained for subject in subjects if subject.untrained})
+    if len(subjects) == 1:
+        return next(iter(starts), "")
+    named = [", ".join(subject.label for subject in subjects if subject.untrained == start) for start in starts]
+    return "; ".join(f"{start} ({labels})" for start, labels in zip(starts, named, strict=True))
+
+
+def _caption(subjects: list[Subject], maps: list[Map], kind: str, profile: bool) -> str:
     what = words.SHOWN[kind]
-    equal = subject.tokens is None and kind != "bias" and not subject.layers[0].reads_scores
-    shown = f"{what} against distance" if profile else what
-    said = f"{subject.told}: {shown}{' of equal tokens' if equal else ''} {subject.ending}"
+    first = subjects[0]
+    equal = first.tokens is None and kind != "bias" and not first.layers[0].reads_scores
+    shown = f"{what}{' against distance' if profile else ''}{' of equal tokens' if equal else ''}"
+    if len(subjects) > 1:
+        start = _banner(subjects)
+        together = f"{'; '.join(subject.told for subject in subjects)}: {shown}, {maps[0].length} tokens."
+        return f"{together} {start[0].upper()}{start[1:]}." if start else together
+    start = f" ({first.untrained})" if first.untrained else ""
+    said = f"{first.told}{start}: {shown} {first.ending}"
     said = said if said.endswith(".") else f"{said}."
-    cells = f" A dot is the mean of {maps[0].cell} × {maps[0].cell}." if maps[0].cell > 1 and not profile else ""
-    return f"{title}{said} {words.measured_sentence(maps)}{cells}"
+    notes = words.notes_sentence([words.note(found, head) for found in maps for head in range(found.heads)])
+    size = maps[0].cell
+    cells = f"Each cell is the mean of {size} × {size} entries." if size > 1 and not profile else ""
+    return " ".join(part for part in (said, words.measured_sentence(maps), notes, cells) if part)
 
 
 def _numbers(

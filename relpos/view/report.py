@@ -12,7 +12,8 @@ from relpos.lab.plan import Part, Plan, load_plan
 from relpos.lab.summary import Perplexities, Records, best, findings, make_table, notes, read_records, rows_of, several
 from relpos.view.curves import draw_curves, draw_position_panels
 from relpos.view.document import Block, Code, Heading, Image, Items, Table, Text, to_html, to_markdown
-from relpos.view.figures import draw_sheet, save
+from relpos.view.figures import save
+from relpos.view.heatmaps import draw_sheet
 from relpos.view.picture import draw
 
 FIGURES = "figures"  # folder of the pictures, in the comparison's

@@ -1,6 +1,7 @@
 """What is said of a picture: how the model was trained, what it read, what was measured."""
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from relpos.view.maps import Map
@@ -10,6 +11,11 @@ if TYPE_CHECKING:
     from relpos.lab.runs import Run
     from relpos.lab.samples import Sample
 
+NO_NUMBER = "–"  # in place of a ratio where nothing varies
+ZERO, FLAT = "bias exactly 0", "practically constant"  # what is noted of a head that does nothing, or nearly
+# A head whose values differ by less is practically constant: a constant cancels in the softmax, and between two keys so
+# small a difference changes the ratio of the weights by a factor of less than e^0.05, 5 %.
+SPAN_OF_FLAT = 0.05
 SHOWN = {"bias": "the additive bias", "scores": "the attention scores", "weights": "the attention weights"}
 
 
@@ -24,6 +30,7 @@ def training(run: "Run") -> dict[str, Any]:
     if settings is None:
         return {}
     told: dict[str, Any] = {"corpus": run.about.get("corpus", {}).get("name"), "versions": run.about.get("versions")}
+    told["threads"] = run.about.get("threads")
     told |= {key: getattr(settings.optimizer, key) for key in ("rate", "position_rate", "table_rate", "table_epsilon")}
     if (folder / ABOUT).exists():
         result = run.result
@@ -40,11 +47,11 @@ def training_sentence(told: dict[str, Any]) -> str:
     """The same in words."""
     if told.get("steps") is None:
         return ""
-    seconds, tokens = told["seconds"], told["tokens"]
+    tokens = told["tokens"]
     many = f"{tokens / 1e6:,.1f} M" if tokens >= 1e6 else f"{tokens:,}"
-    long = f"{seconds:.0f} s" if seconds < 180 else f"{seconds / 60:.0f} min"
     loss = f"; held-out loss {told['heldout']:.2f}" if told.get("heldout") is not None else ""
-    return f"Trained {told['steps']:,} steps, {many} tokens, {long}{loss}."
+    # Without the seconds, which are other ones every time: the same model has the same picture, byte for byte.
+    return f"Trained {told['steps']:,} steps, {many} tokens{loss}."
 
 
 def input_words(sample: "Sample") -> dict[str, Any]:
@@ -67,6 +74,7 @@ def measured(found: Map, ticks: dict[int, list[float]]) -> dict[str, Any]:
             entry["ticks"] = [tick + 0.0 for tick in ticks[head]]
         entry["uniformity"] = found.uniformity.heads[head]
         entry["context_dependence"] = None if found.context is None else found.context.heads[head]
+        entry["note"] = note(found, head)
         heads.append(entry)
     return {
         "layer": found.layer,
@@ -76,17 +84,39 @@ def measured(found: Map, ticks: dict[int, list[float]]) -> dict[str, Any]:
     }
 
 
+def note(found: Map, head: int) -> str | None:
+    """What a reader should know of a head (0 is the first) before looking at its colours: nothing, for most."""
+    low, high = found.range(head)
+    if found.show == "bias" and low == high == 0:
+        return ZERO
+    return FLAT if found.show != "weights" and high - low < SPAN_OF_FLAT else None
+
+
+def notes_sentence(notes: Sequence[str | None]) -> str:
+    """How many heads do nothing, or nearly, in words; empty if none."""
+    meaning = {ZERO: ZERO, FLAT: f"{FLAT} (values span less than {SPAN_OF_FLAT})"}
+    counts = {name: sum(one == name for one in notes) for name in meaning}
+    return " ".join(
+        f"{counts[name]} of {len(notes)} heads: {words}." for name, words in meaning.items() if counts[name]
+    )
+
+
 def measured_sentence(maps: list[Map]) -> str:
     """Uniformity and context dependence in words, from the smallest to the largest of the layers."""
     uniform = _span([found.uniformity for found in maps])
-    contexts = [found.context for found in maps if found.context is not None]
-    context = f", context dependence {_span(contexts)}" if contexts else ""
-    return f"Uniformity along diagonals {uniform}{context}."
+    context = _span([found.context for found in maps if found.context is not None])
+    if uniform is None and context is None:
+        return "The map is constant: uniformity along diagonals and context dependence are not defined."
+    said = f"Uniformity along diagonals {uniform or NO_NUMBER}"
+    return f"{said}, context dependence {context}." if context is not None else f"{said}."
 
 
-def _span(shares: list[Share]) -> str:
-    low, high = min(share.overall for share in shares), max(share.overall for share in shares)
-    return _number(low) if _number(low) == _number(high) else f"{_number(low)} to {_number(high)}"
+def _span(shares: list[Share]) -> str | None:
+    values = [share.overall for share in shares if share.overall is not None]
+    if not values:
+        return None
+    low, high = _number(min(values)), _number(max(values))
+    return low if low == high else f"{low} to {high}"
 
 
 def _number(value: float) -> str:
