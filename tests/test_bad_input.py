@@ -695,6 +695,8 @@ def test_a_class_without_its_card_cannot_be_registered(field):
         ({"parts": "alibi"}, "parts must be a list of encodings' names, not 'alibi'"),
         ({"parts": ["alibi", "cabel"]}, "Did you mean 'cable'?"),
         ({"parts": ["alibi"], "part_options": {"cable": {}}}, "part_options names cable, not among the parts alibi"),
+        ({"parts": ["t5", "t5"], "part_options": [{"buckets": 8}, {}]}, "a dictionary of options by name of a part"),
+        ({"parts": ["t5"], "part_options": {"t5": 8}}, "as in {'t5': {…}}, not {'t5': 8}"),
         ({"parts": ["learned", "cable"], "part_options": {"cable": {"width": 5}}}, "inputs of different widths"),
     ],
 )

@@ -32,6 +32,14 @@ def test_ls_of_one_shows_formula_and_options():
     assert all(option in printed for option in relpos.card("rope").options)
 
 
+@pytest.mark.parametrize("name", relpos.names())
+def test_ls_of_one_prints_its_texts_with_their_brackets(name):
+    printed = " ".join(CliRunner().invoke(app, ["ls", name]).stdout.split())  # lines may be folded
+    card = relpos.card(name)
+    for text in (card.formula, card.learns, card.paper, *(meaning for _, meaning in card.options.values())):
+        assert " ".join(text.split()) in printed
+
+
 def test_draw_writes_the_picture_with_its_options(tmp_path):
     out = tmp_path / "alibi.svg"
     arguments = ["draw", "alibi", "--heads", "3", "--length", "20", "--option", "slopes=press", "--out", str(out)]

@@ -13,7 +13,7 @@ class Cope(Encoding):
 
     place = "score"
     form = "Scored"
-    learns = "64·d/H"
+    learns = "npos·d/H; by default 64·d/H"
     directions = "causal"
     paper = "Golovneva et al. 2024, arXiv 2405.18719"
     formula = "B_ij = q_i·e[p_ij],  p_ij = min(Σ_{t=j..i} σ(q_i·k_t), npos − 1);  e interpolated linearly, started at 0"

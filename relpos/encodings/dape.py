@@ -17,11 +17,11 @@ class Dape(Encoding):
 
     place = "score"
     form = "Scored"
-    learns = "base + 97 + 32/H"
+    learns = "base + 3·units + 1 + units/H; by default base + 97 + 32/H"
     directions = "as its base"
     paper = "Zheng et al. 2024, arXiv 2405.14722"
     formula = (
-        "logits = A + B + MLP([A; B]) over the heads;  A the scaled scores, B the base's bias, one hidden layer of 32"
+        "logits = A + B + MLP([A; B]) over the heads;  A the scaled scores, B the base's bias, one hidden LeakyReLU layer"
     )
     options = {
         "base": "name of the encoding whose bias is adapted",

@@ -9,7 +9,7 @@ from relpos.encodings.dape import Dape
 class DapeV2(Dape):
     """DAPE with convolutions over neighbouring keys."""
 
-    learns = "base + 289 + 32/H"
+    learns = "base + 9·units + 1 + units/H; by default base + 289 + 32/H"
     paper = "Zheng et al. 2024, arXiv 2410.04798"
     formula = "logits = A + B + conv(LeakyReLU(conv([A; B])));  kernels (1, 3) along the keys, 32 channels between"
     options = {

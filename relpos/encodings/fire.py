@@ -14,7 +14,7 @@ class Fire(Encoding):
 
     place = "score"
     form = "Scaled"
-    learns = "33 + 66/H"
+    learns = "units + 1 + (2·units + 2)/H; by default 33 + 66/H"
     directions = "causal"
     paper = "Li et al. 2024, arXiv 2310.04418"
     formula = "B_ij = f_h(ψ(i − j) / ψ(max(i, ℓ))),  ψ(x) = log(c·x + 1);  f: Linear–ReLU–Linear, c started at 0.1"
