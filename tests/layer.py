@@ -25,7 +25,10 @@ class Layer:
 
     def split(self, x: Tensor, projection: Tensor) -> Tensor:
         batch, length, _ = x.shape
-        return (x @ projection.to(x.dtype)).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        # In float32 at least: PyTorch's bfloat16 products stop some CPUs with an illegal instruction.
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        projected = (x.to(dtype) @ projection.to(dtype)).to(x.dtype)
+        return projected.view(batch, length, -1, self.head_dim).transpose(1, 2)
 
     def __call__(self, x: Tensor, documents: Tensor | None = None, padding: Tensor | None = None) -> Tensor:
         """The whole sequence at once: (batch, heads, length, head_dim)."""

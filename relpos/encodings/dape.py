@@ -13,7 +13,10 @@ from relpos.encodings.registry import encoding
 
 
 class Dape(Encoding):
-    """Data-adaptive positional encoding over a base bias."""
+    """Data-adaptive positional encoding over a base bias.
+
+    The official code's FIRE under it has a LeakyReLU: base="fire", base_options={"leak": 0.01}.
+    """
 
     place = "score"
     form = "Scored"
@@ -25,7 +28,7 @@ class Dape(Encoding):
     )
     options = {
         "base": "name of the encoding whose bias is adapted",
-        "base_options": "its options",
+        "base_options": "its options; the official code over fire has {'leak': 0.01}",
         "units": "hidden units of the network",
     }
 
