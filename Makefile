@@ -37,6 +37,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/skipping.py
+	$(BIN)/python benchmarks/denormals.py
 
 bench-train: $(INSTALLED)
 	$(BIN)/python benchmarks/train.py

@@ -38,6 +38,12 @@ class Layer:
             q, k, v, self.position, hidden=hidden, documents=documents, padding=padding, **self.options
         )
 
+    def scores(self, x: Tensor) -> Tensor:
+        """The scores before the softmax: (batch, heads, length, length)."""
+        hidden = self.position.embed(x)
+        q, k = self.split(hidden, self.to_q), self.split(hidden, self.to_k)
+        return relpos.scores(q, k, self.position, hidden=hidden)
+
     def decode(self, x: Tensor, step: int = 1, documents: Tensor | None = None) -> Tensor:
         """The same, `step` tokens at a time, keeping keys, values and gates: (batch, heads, length, head_dim)."""
         ks, vs, gates, out = [], [], [], []

@@ -16,7 +16,10 @@ class Cope(Encoding):
     learns = "npos·d/H; by default 64·d/H"
     directions = "causal"
     paper = "Golovneva et al. 2024, arXiv 2405.18719"
-    formula = "B_ij = q_i·e[p_ij],  p_ij = min(Σ_{t=j..i} σ(a_it), npos − 1),  a the scaled scores;  e interpolated linearly, started at 0"
+    formula = (
+        "B_ij = q_i·e[p_ij],  p_ij = min(Σ_{t=j..i} σ(a_it), npos − 1),  a the scaled scores;  "
+        "e interpolated linearly, started at 0"
+    )
     options = {
         "npos": "number of positions; counts are capped at npos − 1",
         "scaled": "gate on the scaled scores, as the authors' code does; if false on q·k, as the paper's formula reads",

@@ -23,9 +23,7 @@ class Dape(Encoding):
     learns = "base + 3·units + 1 + units/H; by default base + 97 + 32/H"
     directions = "as its base"
     paper = "Zheng et al. 2024, arXiv 2405.14722"
-    formula = (
-        "logits = A + B + MLP([A; B]) over the heads;  A the scaled scores, B the base's bias, one hidden LeakyReLU layer"
-    )
+    formula = "logits = A + B + MLP([A; B]) over the heads;  A the scaled scores, B the base's bias, one hidden layer"
     options = {
         "base": "name of the encoding whose bias is adapted",
         "base_options": "its options; the official code over fire has {'leak': 0.01}",

@@ -37,7 +37,10 @@ class T5(Encoding):
     directions = "both"
     paper = "Raffel et al. 2020, arXiv 1910.10683"
     formula = "B_ij = b_h[bucket(i − j)];  started at N(0, 1/width)"
-    options = {"buckets": "number of buckets, a multiple of 4", "max_distance": "distance from which all share the last bucket"}
+    options = {
+        "buckets": "number of buckets, a multiple of 4",
+        "max_distance": "distance from which all share the last bucket",
+    }
 
     def __init__(self, heads: int, head_dim: int, *, buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__(heads, head_dim)
