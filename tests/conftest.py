@@ -21,6 +21,27 @@ SMALL_RUN = {
     "run.save_every": 3,
 }
 
+# Files that train models, start many processes or draw many pictures: `make check` leaves them to `make test`.
+HEAVY = {
+    "test_compare",
+    "test_distributed",
+    "test_draw",
+    "test_evaluate",
+    "test_figures",
+    "test_gpt2",
+    "test_paper",
+    "test_readme",
+    "test_report",
+    "test_task_runs",
+    "test_train",
+}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.stem in HEAVY:
+            item.add_marker(pytest.mark.heavy)
+
 
 @pytest.fixture(autouse=True)
 def _same_start():

@@ -125,6 +125,7 @@ def test_far_distances_stay_exact_for_half_precision_queries(name):
     torch.testing.assert_close(relpos.scores(q, k, position)[0, :, 0], position.map(1001)[:, -1])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("name", "backend"), [("kerple_log", "aot_eager"), ("cable", "inductor")])
 def test_it_compiles_in_one_graph_with_its_gradients(name, backend):
     position = relpos.encoding(name, heads=2, head_dim=8)
