@@ -21,7 +21,8 @@ SMALL_RUN = {
     "run.save_every": 3,
 }
 
-# Files that train models, start many processes or draw many pictures: `make check` leaves them to `make test`.
+# Files that train models, start many processes, draw many pictures or try the kernel in every shape: `make check` leaves
+# them to `make test`. (The contracts hold the kernel to the reference in `make check` too.)
 HEAVY = {
     "test_compare",
     "test_distributed",
@@ -29,6 +30,9 @@ HEAVY = {
     "test_evaluate",
     "test_figures",
     "test_gpt2",
+    "test_native",
+    "test_native_skipping",
+    "test_native_surroundings",
     "test_paper",
     "test_readme",
     "test_report",
