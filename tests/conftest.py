@@ -21,7 +21,7 @@ SMALL_RUN = {
     "run.save_every": 3,
 }
 
-# Files that train models, start many processes, draw many pictures or try the kernel in every shape: `make check` leaves
+# Files that train, start many processes, draw many pictures or try the kernel in every shape: `make check` leaves
 # them to `make test`. (The contracts hold the kernel to the reference in `make check` too.)
 HEAVY = {
     "test_compare",
@@ -30,6 +30,7 @@ HEAVY = {
     "test_evaluate",
     "test_figures",
     "test_gpt2",
+    "test_imports",
     "test_native",
     "test_native_skipping",
     "test_native_surroundings",

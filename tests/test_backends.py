@@ -68,6 +68,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.heavy
 def test_without_a_compiled_library_torch_does_it_with_one_notice():
     run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
     notice, refusal = run.stdout.splitlines()

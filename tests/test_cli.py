@@ -81,6 +81,7 @@ def relpos_error() -> str:
     return str(refused.value)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("missing", "command", "extra"),
     [("matplotlib", ["draw", "alibi"], "figures"), ("yaml", ["train"], "lab"), ("accelerate", ["train"], "lab")],

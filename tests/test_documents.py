@@ -106,6 +106,7 @@ def test_a_wrong_command_would_be_noticed(command, error, monkeypatch):
         test_a_command_has_valid_options(command)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("command", RUNNABLE)
 def test_a_light_command_runs(command, tmp_path):
     arguments = [sys.executable, "-m", "relpos.cli", *COMMANDS[command]]
@@ -141,6 +142,7 @@ PYTHON = [document for document in documents.DOCUMENTS if documents.blocks(docum
 SHORTER = {":20480]": ":1024]", "[64, 256, 1024], samples=200": "[64, 256], samples=2"}
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize("document", [one for one in PYTHON if one.name != "README.md"], ids=documents.name)
 def test_the_python_blocks_run_in_order(document):
