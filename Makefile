@@ -1,6 +1,7 @@
 # Everything runs in .venv, installed from constraints.txt. Needs Python 3.11 or newer, make and a C++ compiler.
 #   make figures   the paper's figures into figures/: trains what is missing in runs/, five models, one per core at a time;
 #                  ARGS="--figure 12" passes on options of relpos figures
+#   make check     lint and the quick part of the suite, in about a minute: for daily work
 #   make test      the test suite        make test-all   and its slow part
 #   make lint      ruff and mypy         make bench      speed, as ratios in one run
 #   make bench-train   speed of a training step, the same way; make bench-evaluate   evaluation at 16,384 tokens
@@ -9,10 +10,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: figures test test-all lint bench bench-train bench-evaluate clean
+.PHONY: figures check test test-all lint bench bench-train bench-evaluate clean
 
 figures: $(INSTALLED)
 	$(BIN)/relpos figures --out figures $(ARGS)
+
+check: lint
+	$(BIN)/python -m pytest -n 2 -m "not slow and not heavy"
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
@@ -37,6 +41,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/skipping.py
+	$(BIN)/python benchmarks/denormals.py
 
 bench-train: $(INSTALLED)
 	$(BIN)/python benchmarks/train.py

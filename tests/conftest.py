@@ -28,6 +28,32 @@ SMALL_RUN = {
     "run.save_every": 3,
 }
 
+# Files that train, start many processes, draw many pictures or try the kernel in every shape: `make check` leaves
+# them to `make test`. (The contracts hold the kernel to the reference in `make check` too.)
+HEAVY = {
+    "test_compare",
+    "test_distributed",
+    "test_draw",
+    "test_evaluate",
+    "test_figures",
+    "test_gpt2",
+    "test_imports",
+    "test_native",
+    "test_native_skipping",
+    "test_native_surroundings",
+    "test_paper",
+    "test_readme",
+    "test_report",
+    "test_task_runs",
+    "test_train",
+}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.stem in HEAVY:
+            item.add_marker(pytest.mark.heavy)
+
 
 @pytest.fixture(autouse=True)
 def _same_start():

@@ -65,11 +65,12 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("t5", {"buckets": 8, "max_distance": 12}),
     ("clipped", {"limit": 5}),
     ("fire", {"length": 7, "units": 5}),
+    ("fire", {"length": 7, "units": 5, "leak": 0.3}),
     ("sandwich", {"dim": 6}),
     ("cable", {"step": "softplus"}),
     ("cable_nw", {"step": "softplus"}),
     ("cope", {"npos": 4}),
-    ("cope", {"scaled": True}),
+    ("cope", {"scaled": False}),
     ("sinusoidal", {"amplitude": 0.1}),
     ("sum", {"parts": ["rope", "forgetting"]}),
     ("sum", {"parts": ["sinusoidal", "cable", "t5", "forgetting"]}),
@@ -213,10 +214,15 @@ def values_and_gradients_are_those_of_the_reference(make: Make, setting: Setting
 
 def every_parameter_gets_a_gradient(make: Make, setting: Setting) -> None:
     position = made(make, setting)
-    (Layer(position, backend=setting.backend)(tokens(12, setting).requires_grad_()) ** 2).sum().backward()
-    for name, parameter in position.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
+    names, parameters = zip(*position.named_parameters(), strict=True)
+    layer, x = Layer(position, backend=setting.backend), tokens(12, setting)
+    through_attention = torch.autograd.grad((layer(x) ** 2).sum(), parameters)
+    # A number that is added to a whole row of scores moves no attention weight, but it moves the scores.
+    scores = layer.scores(x)[..., torch.ones(12, 12).tril().bool()]
+    through_scores = torch.autograd.grad((scores * torch.sin(torch.arange(scores.shape[-1]))).sum(), parameters)
+    for name, gradient, of_scores in zip(names, through_attention, through_scores, strict=True):
+        assert gradient.isfinite().all(), name
+        assert of_scores.abs().max() > 1e-6, name
 
 
 def grouped_key_heads_are_repeated_heads(make: Make, setting: Setting) -> None:
@@ -230,8 +236,6 @@ def grouped_key_heads_are_repeated_heads(make: Make, setting: Setting) -> None:
 
 def a_static_map_is_the_same_for_any_input(make: Make, setting: Setting) -> None:
     position = made(make, setting)
-    if position.place not in ("score", "nowhere") or position.needs_hidden or position.needs_scores:
-        return
     q = torch.randn(2, 1, HEADS, 9, HEAD_DIM, dtype=torch.float64)
     k = torch.randn(2, 1, HEADS, 9, HEAD_DIM, dtype=torch.float64)
     for a, b in zip(q, k, strict=True):
@@ -271,14 +275,19 @@ def both_directions_or_a_clear_refusal(make: Make, setting: Setting) -> None:
     assert (layer(changed)[:, :, 0] - layer(x)[:, :, 0]).abs().max() > 1e-4  # the first token sees the last
 
 
-def contracts_for(setting: Setting) -> list[Callable[[Make, Setting], None]]:
-    """The definition is held to finite differences, every other way to the definition."""
-    left_out = (
+def contracts_for(setting: Setting, position: Encoding) -> list[Callable[[Make, Setting], None]]:
+    """The contracts that say something about this encoding in this setting."""
+    # The definition is held to finite differences, every other way to the definition.
+    left_out = {
         values_and_gradients_are_those_of_the_reference
         if setting.backend == "reference"
         else gradients_are_those_of_finite_differences
-    )
-    return [contract for contract in CONTRACTS if contract is not left_out]
+    }
+    if position.place not in ("score", "nowhere") or position.needs_hidden or position.needs_scores:
+        left_out.add(a_static_map_is_the_same_for_any_input)
+    if not list(position.parameters()):
+        left_out.add(every_parameter_gets_a_gradient)
+    return [contract for contract in CONTRACTS if contract not in left_out]
 
 
 CONTRACTS = [

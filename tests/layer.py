@@ -25,7 +25,10 @@ class Layer:
 
     def split(self, x: Tensor, projection: Tensor) -> Tensor:
         batch, length, _ = x.shape
-        return (x @ projection.to(x.dtype)).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        # In float32 at least: PyTorch's bfloat16 products stop some CPUs with an illegal instruction.
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        projected = (x.to(dtype) @ projection.to(dtype)).to(x.dtype)
+        return projected.view(batch, length, -1, self.head_dim).transpose(1, 2)
 
     def __call__(self, x: Tensor, documents: Tensor | None = None, padding: Tensor | None = None) -> Tensor:
         """The whole sequence at once: (batch, heads, length, head_dim)."""
@@ -34,6 +37,12 @@ class Layer:
         return relpos.attention(
             q, k, v, self.position, hidden=hidden, documents=documents, padding=padding, **self.options
         )
+
+    def scores(self, x: Tensor) -> Tensor:
+        """The scores before the softmax: (batch, heads, length, length)."""
+        hidden = self.position.embed(x)
+        q, k = self.split(hidden, self.to_q), self.split(hidden, self.to_k)
+        return relpos.scores(q, k, self.position, hidden=hidden)
 
     def decode(self, x: Tensor, step: int = 1, documents: Tensor | None = None) -> Tensor:
         """The same, `step` tokens at a time, keeping keys, values and gates: (batch, heads, length, head_dim)."""

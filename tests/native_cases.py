@@ -1,12 +1,13 @@
 """Forms with numbers of their own, for holding the native kernel to the reference in float64."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from relpos.attend import native, reference
+from relpos.attend import library, native, reference
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Form, RankOne, Scaled, Sum, Toeplitz
 
@@ -85,30 +86,45 @@ def documents(*lengths: int) -> Tensor:
     return torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])
 
 
-def compare(
-    tensors: list[Tensor], family: Family, numbers: Numbers, options: dict, skip: bool = True
-) -> Iterator[Compared]:
-    """What the kernel gives, in float32, and the reference, in float64: the output and every gradient, by name."""
+def values_and_gradients(
+    attention: Callable[..., Tensor],
+    dtype: torch.dtype,
+    tensors: list[Tensor],
+    family: Family,
+    numbers: Numbers,
+    options: dict,
+) -> Numbers:
+    """The output and every gradient, by name."""
     *qkv, grad = tensors
     queries, keys, head_dim = qkv[0].shape[2], qkv[1].shape[2], qkv[0].shape[3]
-    results = []
-    for dtype in (torch.float64, torch.float32):
-        call = Call(queries, keys, scale=head_dim**-0.5, dtype=dtype, **options)
-        # detach, and not clone: a view that is not contiguous must stay one.
-        leaves = {n: x.detach().to(dtype).detach().requires_grad_() for n, x in zip("qkv", qkv, strict=True)}
-        own = {n: x.to(torch.float64 if n == "total" else dtype).clone().requires_grad_() for n, x in numbers.items()}
-        form = family.form(own, call)
-        if dtype == torch.float64:
-            out = reference.attention(*leaves.values(), form, call)
-        else:
-            out = native.attention(*leaves.values(), form, call, skip)
-        out.backward(grad.to(dtype))
-        found = {"out": out.detach().double()}
-        for n, x in (leaves | own).items():
-            found[f"gradient of {n}"] = torch.zeros_like(x) if x.grad is None else x.grad.double()
-        results.append(found)
-    expected, ours = results
-    return ((name, ours[name], expected[name]) for name in expected)
+    call = Call(queries, keys, scale=head_dim**-0.5, dtype=dtype, **options)
+    # detach, and not clone: a view that is not contiguous must stay one.
+    leaves = {n: x.detach().to(dtype).detach().requires_grad_() for n, x in zip("qkv", qkv, strict=True)}
+    own = {n: x.to(torch.float64 if n == "total" else dtype).clone().requires_grad_() for n, x in numbers.items()}
+    out = attention(*leaves.values(), family.form(own, call), call)
+    out.backward(grad.to(dtype))
+    gradients = {
+        f"gradient of {n}": torch.zeros_like(x) if x.grad is None else x.grad.double()
+        for n, x in (leaves | own).items()
+    }
+    return {"out": out.detach().double()} | gradients
+
+
+def compare(
+    tensors: list[Tensor], family: Family, numbers: Numbers, options: dict, skip: bool = True, isas: Iterable[str] = ()
+) -> list[Compared]:
+    """What the kernel gives, in float32, and the reference, in float64: by the chosen instruction set or by several."""
+    expected = values_and_gradients(reference.attention, torch.float64, tensors, family, numbers, options)
+    kernel, chosen = partial(native.attention, skip=skip), library.isa()
+    compared = []
+    try:
+        for isa in isas or (chosen,):
+            library.use(isa)
+            ours = values_and_gradients(kernel, torch.float32, tensors, family, numbers, options)
+            compared += [(f"{name} by {isa}", ours[name], expected[name]) for name in expected]
+    finally:
+        library.use(chosen)
+    return compared
 
 
 def assert_close(results: Iterable[Compared], logit: float = LOGIT) -> None:
@@ -126,9 +142,16 @@ def assert_close(results: Iterable[Compared], logit: float = LOGIT) -> None:
         assert error <= bound, f"{name} is off by {error:.2e}, more than {bound:.2e}"
 
 
-def check(family: str, tensors: list[Tensor], options: dict, skip: bool = True, logit: float = LOGIT) -> None:
+def check(
+    family: str,
+    tensors: list[Tensor],
+    options: dict,
+    skip: bool = True,
+    logit: float = LOGIT,
+    isas: Iterable[str] = (),
+) -> None:
     """The kernel is as close to the reference as rounding allows, for random numbers of the family."""
     (batch, heads, queries, _), keys = tensors[0].shape, tensors[1].shape[2]
     numbers = FAMILIES[family].numbers(batch, heads, Call(queries, keys, **options))
     numbers = {n: x.float().double() for n, x in numbers.items()}
-    assert_close(compare(tensors, FAMILIES[family], numbers, options, skip), logit)
+    assert_close(compare(tensors, FAMILIES[family], numbers, options, skip, isas), logit)

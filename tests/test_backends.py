@@ -68,6 +68,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.heavy
 def test_without_a_compiled_library_torch_does_it_with_one_notice():
     run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
     notice, refusal = run.stdout.splitlines()
@@ -94,6 +95,7 @@ print(memory("VmHWM") - before)
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's own account of the peak")
 @pytest.mark.parametrize(("name", "maps"), [("cope", 3.0), ("kcable", 3.0), ("fire", 0.1), ("cable", 0.1)])
 def test_memory_forward_and_backward_does_not_grow_with_the_square(name, maps):

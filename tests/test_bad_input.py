@@ -193,10 +193,18 @@ def test_rope_parameters_that_make_no_sense_are_refused(parameters, pattern):
 
 
 def test_t5_needs_buckets_that_can_be_halved_and_a_distance_over_the_exact_ones():
-    with pytest.raises(ValueError, match=says("buckets must be a multiple of 4", "not 30")):
-        made("t5", buckets=30)
+    assert relpos.card("t5").options["buckets"][1].endswith("a multiple of 4")
+    for buckets in (5, 6, 30):
+        with pytest.raises(ValueError, match=says("buckets must be a multiple of 4", f"not {buckets}")):
+            made("t5", buckets=buckets)
     with pytest.raises(ValueError, match=says("max_distance must be over buckets / 2 = 16", "not 16")):
         made("t5", max_distance=16)
+
+
+@pytest.mark.parametrize("leak", [-0.01, 1.5, float("nan"), "0.01", True])
+def test_fires_leak_is_a_slope_from_0_to_1(leak):
+    with pytest.raises(ValueError, match=says("leak must be a number from 0 (ReLU) to 1", f"not {leak!r}")):
+        made("fire", leak=leak)
 
 
 def test_cope_needs_two_positions():
@@ -695,6 +703,8 @@ def test_a_class_without_its_card_cannot_be_registered(field):
         ({"parts": "alibi"}, "parts must be a list of encodings' names, not 'alibi'"),
         ({"parts": ["alibi", "cabel"]}, "Did you mean 'cable'?"),
         ({"parts": ["alibi"], "part_options": {"cable": {}}}, "part_options names cable, not among the parts alibi"),
+        ({"parts": ["t5", "t5"], "part_options": [{"buckets": 8}, {}]}, "a dictionary of options by name of a part"),
+        ({"parts": ["t5"], "part_options": {"t5": 8}}, "as in {'t5': {…}}, not {'t5': 8}"),
         ({"parts": ["learned", "cable"], "part_options": {"cable": {"width": 5}}}, "inputs of different widths"),
     ],
 )

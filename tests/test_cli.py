@@ -8,11 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import relpos
-from relpos.cli import app
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "relpos.cli", *arguments], capture_output=True, text=True, check=False)
+from relpos.cli import app, main
 
 
 def test_ls_prints_every_encoding():
@@ -30,6 +26,14 @@ def test_ls_of_one_shows_formula_and_options():
     printed = CliRunner().invoke(app, ["ls", "rope"]).stdout
     assert relpos.card("rope").formula in printed
     assert all(option in printed for option in relpos.card("rope").options)
+
+
+@pytest.mark.parametrize("name", relpos.names())
+def test_ls_of_one_prints_its_texts_with_their_brackets(name):
+    printed = " ".join(CliRunner().invoke(app, ["ls", name]).stdout.split())  # lines may be folded
+    card = relpos.card(name)
+    for text in (card.formula, card.learns, card.paper, *(meaning for _, meaning in card.options.values())):
+        assert " ".join(text.split()) in printed
 
 
 def test_draw_writes_the_picture_with_its_options(tmp_path):
@@ -53,14 +57,31 @@ def test_draw_writes_the_picture_with_its_options(tmp_path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_input_gets_a_sentence_and_no_traceback(arguments, sentence):
-    result = run(*arguments)
+def test_wrong_input_gets_one_sentence(arguments, sentence, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["relpos", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert len(said.splitlines()) == 1
+
+
+def test_wrong_input_ends_the_process_with_code_2_and_no_traceback():
+    command = [sys.executable, "-m", "relpos.cli", "ls", "kerpel_log"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2
-    assert sentence in result.stderr
-    assert "Traceback" not in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr == f"relpos: {relpos_error()}\n"  # and no traceback
 
 
+def relpos_error() -> str:
+    """What Python says of the same mistake."""
+    with pytest.raises(ValueError, match="kerpel_log") as refused:
+        relpos.card("kerpel_log")
+    return str(refused.value)
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("missing", "command", "extra"),
     [("matplotlib", ["draw", "alibi"], "figures"), ("yaml", ["train"], "lab"), ("accelerate", ["train"], "lab")],

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from relpos.lab import trainer as trainer_module
 from relpos.lab.compare import compare
 from relpos.lab.part import LOCK, LOG, RECORD, read_record
-from relpos.lab.plan import ENCODINGS, Part, load_plan, make_plan
+from relpos.lab.plan import Part, load_plan, make_plan
 from relpos.lab.runs import open_run
 from relpos.lab.summary import make_table, notes, read_records
 from relpos.lab.train import train
@@ -252,13 +252,6 @@ def test_encodings_start_alike_and_read_the_same_in_the_same_order(world, shared
 
 
 class TestThePlan:
-    def test_without_a_word_is_the_issue_s(self, tmp_path):
-        plan = make_plan(tmp_path)
-        assert plan.encodings == list(ENCODINGS)
-        assert (plan.length, plan.lengths, plan.seeds) == (256, [256, 512, 1024, 2048, 4096, 8192], 3)
-        assert plan.positions == 2048
-        assert plan.settings_of(plan.parts()[0], tmp_path).run.steps == 1200
-
     def test_takes_every_encoding_once_before_any_again(self, tmp_path):
         parts = make_plan(tmp_path, ["alibi", "rope"], 2).parts()
         assert [part.name for part in parts] == ["alibi-s0", "rope-s0", "alibi-s1", "rope-s1"]

@@ -175,13 +175,13 @@ def test_a_cropped_cache_goes_on_from_there():
 
 
 def test_gates_are_cached_in_float32_beside_half_precision_values():
-    model, tokens = build({"name": "cable"}).bfloat16(), ids(1, 9)
+    model, tokens = build({"name": "cable"}).half(), ids(1, 9)  # bfloat16 products are illegal on some CPUs
     cache = model(tokens[:, :8], use_cache=True).past_key_values
     block = model.transformer.h[0]
     gates = block.attn.position.gates(block.ln_1(model.transformer.wte(tokens[:, :8])))
     assert gates.dtype == torch.float32
     values = cache.layers[0].values
-    assert values.dtype == torch.bfloat16
+    assert values.dtype == torch.float16
     torch.testing.assert_close(values[..., 8:].contiguous().view(torch.float32), gates, rtol=0, atol=0)
 
 

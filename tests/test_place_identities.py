@@ -1,9 +1,7 @@
 """Rotation, embedding, precision and start values, each against its formula in the slowest and plainest way."""
 
 import cmath
-import inspect
 import math
-from fractions import Fraction
 
 import pytest
 import torch
@@ -232,21 +230,7 @@ def test_float64_inputs_meet_float64_tables(name):
     assert 1e-9 < error < 1e-4  # float32 errs by its rounding and no more; float64 is not float32 in disguise
 
 
-# Start values and the count of learned numbers
-
-CARD_WIDTH = 5 * 6
-
-
-@pytest.mark.parametrize("name", relpos.names())
-def test_an_encoding_learns_as_many_numbers_as_its_card_says(name):
-    position = relpos.encoding(name, heads=5, head_dim=6)
-    H, d, width = Fraction(5), 6, CARD_WIDTH
-    length = inspect.signature(type(position).__init__).parameters["length"].default if name == "learned" else 0
-    # dape's base is kerple_log, 2 a head; sum's parts are alibi and cable_nw.
-    known = {"H": H, "d": d, "width": width, "length": length, "base": 2, "parts": width + 1}
-    formula = relpos.card(name).learns.replace("·", "*")
-    said = H * eval(formula, {"__builtins__": {}}, known)
-    assert sum(parameter.numel() for parameter in position.parameters() if parameter.requires_grad) == said
+# Start values
 
 
 def test_start_values_are_those_of_the_papers():

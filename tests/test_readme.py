@@ -6,24 +6,27 @@ import subprocess
 import sys
 from pathlib import Path
 
+import documents
 import pytest
+from documents import ROOT
 
 import relpos
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-COMMANDS = [line for language, block in BLOCKS if language == "sh" for line in block.splitlines() if line]
-PYTHON = [block for language, block in BLOCKS if language == "python"]
+COMMANDS = [" ".join(words) for words in documents.commands(ROOT / "README.md")]
+PYTHON = documents.blocks(ROOT / "README.md", "python")
+CHAIN = ("relpos train", "relpos evaluate")  # the second reads what the first writes
 
 
 def test_the_readme_has_what_is_tested_here():
     assert len(COMMANDS) >= 5
     assert len(PYTHON) >= 3
-    assert {language for language, _ in BLOCKS} == {"sh", "python"}  # the tree has no language and is no code
+    assert sum(command.startswith(CHAIN) for command in COMMANDS) >= 2
+    languages = re.findall(r"^```(\w+)$", README, flags=re.MULTILINE)
+    assert set(languages) == {"sh", "python"}  # the tree has no language and is no code
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [command for command in COMMANDS if not command.startswith(CHAIN)])
 def test_command(command, tmp_path):
     if command.startswith("make"):
         # make itself, against this checkout. The suite cannot run inside itself, so of that one the dry run; of the
@@ -31,11 +34,15 @@ def test_command(command, tmp_path):
         less = {"make test": ["--dry-run"], "make figures": ["ARGS=--figure 12"]}[command]
         run = subprocess.run([*command.split(), *less], cwd=ROOT, capture_output=True, text=True, check=False)
     else:
-        if command.startswith("relpos evaluate"):  # of the run that the README trains before
-            train = next(one for one in COMMANDS if one.startswith("relpos train"))
-            assert relpos_command(train, tmp_path).returncode == 0
         run = relpos_command(command, tmp_path)
     assert run.returncode == 0, run.stderr
+
+
+def test_the_commands_that_train_and_evaluate_run_in_order(tmp_path):
+    for command in COMMANDS:
+        if command.startswith(CHAIN):
+            run = relpos_command(command, tmp_path)
+            assert run.returncode == 0, run.stderr
 
 
 def relpos_command(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -68,9 +75,3 @@ def test_the_table_lists_every_encoding():
         paper = re.search(rf"^\| `{name}` .*arxiv.org/abs/([\d.]+)\) \|$", README, flags=re.MULTILINE)
         assert paper is not None
         assert paper[1] in relpos.card(name).paper
-
-
-def test_the_links_in_the_documents_lead_somewhere():
-    for document in ROOT.glob("*.md"):
-        for target in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text(encoding="utf-8")):
-            assert (ROOT / target).exists(), f"{document.name}: {target}"

@@ -8,33 +8,6 @@ import relpos
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import FILES, _card_of_class, encoding_class
 
-EVERY_ONE = [
-    "alibi",
-    "cable",
-    "cable_nw",
-    "clipped",
-    "cope",
-    "dape",
-    "dapev2",
-    "fire",
-    "forgetting",
-    "kcable",
-    "kerple_log",
-    "kerple_power",
-    "learned",
-    "nope",
-    "rope",
-    "sandwich",
-    "sinusoidal",
-    "sum",
-    "t5",
-    "xpos",
-]
-
-
-def test_every_encoding_that_matters_is_there():
-    assert relpos.names() == EVERY_ONE
-
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_card_read_from_the_source_is_that_of_the_class(name):

@@ -259,8 +259,9 @@ def fire_arguments(length, threshold, c=0.1):
     return bias(position, length)[0, 0]
 
 
-def test_fire_is_its_formula():
-    position = made("fire", length=6, units=7)
+@pytest.mark.parametrize("leak", [0, 0.01, 0.4, 1])
+def test_fire_is_its_formula(leak):
+    position = made("fire", length=6, units=7, leak=leak)
     copy(position.stretch.raw, Positive(torch.tensor(1.4, dtype=torch.float64)).raw)
     c, threshold = position.c(torch.float64).item(), 6 * position.stretch(torch.float64).item()
     slope, shift = position.inner.weight[:, 0].tolist(), position.inner.bias.tolist()
@@ -271,7 +272,7 @@ def test_fire_is_its_formula():
         for i in range(LENGTH):
             for j in range(i + 1):
                 x = math.log(c * (i - j) + 1) / math.log(c * max(i, threshold) + 1)
-                units = [max(0.0, a * x + b) for a, b in zip(slope, shift, strict=True)]
+                units = [max(a * x + b, leak * (a * x + b)) for a, b in zip(slope, shift, strict=True)]
                 expected = sum(w * u for w, u in zip(out[h], units, strict=True)) + offset[h]
                 assert written[h, i, j].item() == pytest.approx(expected, abs=1e-10)
 

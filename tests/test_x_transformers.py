@@ -93,10 +93,10 @@ def test_xpos(scale_base):
     assert_close(ours, expected.masked_fill(FUTURE, -torch.inf), rtol=1e-5, atol=1e-4)  # sums of 16 rotated products
 
 
-def test_cope_with_gates_on_the_scaled_scores():
+def test_cope_with_its_defaults():
     q, k = normal(2, HEADS, LENGTH, HEAD_DIM), normal(2, HEADS, LENGTH, HEAD_DIM, seed=1)
     theirs = CoPE(HEAD_DIM, HEADS, max_pos=20)
-    ours = relpos.encoding("cope", HEADS, HEAD_DIM, npos=20, scaled=True)
+    ours = relpos.encoding("cope", HEADS, HEAD_DIM, npos=20)
     with torch.no_grad():
         theirs.pos_emb.copy_(normal(20, HEAD_DIM, seed=2))
         ours.table.copy_(theirs.pos_emb)

@@ -47,11 +47,11 @@ def _print_table(cards: list[Card]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "enters at", "form", "learned a head", "directions", "paper"):
+    for column in ("name", "enters at", "form", "learned per head", "directions", "paper"):
         table.add_column(column, overflow="fold", no_wrap=column in ("name", "enters at"))
     for one in cards:
-        table.add_row(one.name, one.place, one.form, one.learns, one.directions, one.paper)
-    console().print(table)
+        table.add_row(one.name, one.place, one.form, one.learns_by_default, one.directions, one.paper)
+    console().print(table, markup=False)  # a formula's [brackets] are no style
 
 
 def _print_card(one: Card) -> None:
@@ -65,11 +65,11 @@ def _print_card(one: Card) -> None:
         ("formula", one.formula),
         ("enters at", one.place),
         ("form", one.form),
-        ("learned a head", one.learns),
+        ("learned per head", one.learns),
         ("directions", one.directions),
         ("paper", one.paper),
     ):
         table.add_row(title, text)
     for option, (default, meaning) in one.options.items():
         table.add_row(f"  {option}={default}", meaning)
-    console().print(table)
+    console().print(table, markup=False)  # a formula's [brackets] are no style

@@ -1,4 +1,4 @@
-"""A learned number a head for every distance up to a limit: what the CABLE authors call "T5-bias" (Figure 14)."""
+"""One learned number per head and distance up to a limit: what the CABLE authors call "T5-bias" (Figure 14)."""
 
 import torch
 from torch import nn
@@ -13,10 +13,10 @@ class Clipped(Encoding):
 
     place = "score"
     form = "Toeplitz"
-    learns = "513"
+    learns = "2·limit + 1; by default 513"
     directions = "both"
     paper = "Shaw et al. 2018, arXiv 1803.02155; as in CABLE, arXiv 2503.08067"
-    formula = "B_ij = b_h[clamp(i − j, −256, 256)];  started at N(0, 0.02)"
+    formula = "B_ij = b_h[clamp(i − j, −limit, limit)];  started at N(0, 0.02)"
     options = {"limit": "largest distance with an entry of its own"}
     tables = ("table",)
 

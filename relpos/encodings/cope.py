@@ -13,16 +13,19 @@ class Cope(Encoding):
 
     place = "score"
     form = "Scored"
-    learns = "64·d/H"
+    learns = "npos·d/H; by default 64·d/H"
     directions = "causal"
     paper = "Golovneva et al. 2024, arXiv 2405.18719"
-    formula = "B_ij = q_i·e[p_ij],  p_ij = min(Σ_{t=j..i} σ(q_i·k_t), npos − 1);  e interpolated linearly, started at 0"
+    formula = (
+        "B_ij = q_i·e[p_ij],  p_ij = min(Σ_{t=j..i} σ(a_it), npos − 1),  a the scaled scores;  "
+        "e interpolated linearly, started at 0"
+    )
     options = {
         "npos": "number of positions; counts are capped at npos − 1",
-        "scaled": "gate on the scaled scores, σ(scale·q·k), as x-transformers does, and not on q·k as in the paper",
+        "scaled": "gate on the scaled scores, as the authors' code does; if false on q·k, as the paper's formula reads",
     }
 
-    def __init__(self, heads: int, head_dim: int, *, npos: int = 64, scaled: bool = False) -> None:
+    def __init__(self, heads: int, head_dim: int, *, npos: int = 64, scaled: bool = True) -> None:
         super().__init__(heads, head_dim)
         self.npos = whole("npos", npos, least=2)
         self.scaled = scaled

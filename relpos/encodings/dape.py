@@ -13,19 +13,20 @@ from relpos.encodings.registry import encoding
 
 
 class Dape(Encoding):
-    """Data-adaptive positional encoding over a base bias."""
+    """Data-adaptive positional encoding over a base bias.
+
+    The official code's FIRE under it has a LeakyReLU: base="fire", base_options={"leak": 0.01}.
+    """
 
     place = "score"
     form = "Scored"
-    learns = "base + 97 + 32/H"
+    learns = "base + 3·units + 1 + units/H; by default base + 97 + 32/H"
     directions = "as its base"
     paper = "Zheng et al. 2024, arXiv 2405.14722"
-    formula = (
-        "logits = A + B + MLP([A; B]) over the heads;  A the scaled scores, B the base's bias, one hidden layer of 32"
-    )
+    formula = "logits = A + B + MLP([A; B]) over the heads;  A the scaled scores, B the base's bias, one hidden layer"
     options = {
         "base": "name of the encoding whose bias is adapted",
-        "base_options": "its options",
+        "base_options": "its options; the official code over fire has {'leak': 0.01}",
         "units": "hidden units of the network",
     }
 

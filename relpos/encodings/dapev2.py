@@ -7,14 +7,22 @@ from relpos.encodings.dape import Dape
 
 
 class DapeV2(Dape):
-    """DAPE with convolutions over neighbouring keys."""
+    """DAPE with convolutions over neighbouring keys, hidden keys masked before both.
 
-    learns = "base + 289 + 32/H"
+    The official code masks before the first convolution only, so that its entry (i, i) reads the key after the query
+    and changes when the sequence is cut there. All other entries are the same. With both masked, decoding with a cache
+    gives the numbers of the whole sequence.
+    """
+
+    learns = "base + 9·units + 1 + units/H; by default base + 289 + 32/H"
     paper = "Zheng et al. 2024, arXiv 2410.04798"
-    formula = "logits = A + B + conv(LeakyReLU(conv([A; B])));  kernels (1, 3) along the keys, 32 channels between"
+    formula = (
+        "logits = A + B + conv(mask(LeakyReLU(conv(mask([A; B])))));  kernels (1, 3) along the keys; the official code "
+        "has the inner mask only, by which entry (i, i) reads the key after the query"
+    )
     options = {
         "base": "name of the encoding whose bias is adapted",
-        "base_options": "its options",
+        "base_options": "its options; the official code over fire has {'leak': 0.01}",
         "units": "channels between the convolutions",
     }
 

@@ -15,7 +15,7 @@ class Encoding(nn.Module):
 
     place: ClassVar[str]  # "embedding", "query and key", "score" or "nowhere"
     form: ClassVar[str]  # "Toeplitz", "RankOne", "Scaled", "Scored", or "none"
-    learns: ClassVar[str]  # learned numbers a head, as a formula
+    learns: ClassVar[str]  # learned values per head: a formula in options, d, H, width; then "; by default …"
     directions: ClassVar[str]  # "both", "causal", or "as its base"
     paper: ClassVar[str]
     formula: ClassVar[str]
@@ -28,6 +28,11 @@ class Encoding(nn.Module):
         self.heads = whole("heads", heads)
         self.head_dim = whole("head_dim", head_dim)
         self.width = heads * head_dim if width is None else whole("width", width)
+
+    @property
+    def learned_per_head(self) -> float:
+        """How many values this instance learns, divided by its heads (some are shared by the heads)."""
+        return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad) / self.heads
 
     @property
     def bidirectional(self) -> bool:
@@ -136,7 +141,7 @@ class Encoding(nn.Module):
         return positions(documents.shape[1], documents, x.device)[:, -x.shape[1] :]
 
     def extra_repr(self) -> str:
-        return f"heads={self.heads}, head_dim={self.head_dim}"
+        return f"heads={self.heads}, head_dim={self.head_dim}, learned_per_head={self.learned_per_head:g}"
 
 
 def whole(name: str, value: int, least: int = 1) -> int:

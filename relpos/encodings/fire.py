@@ -1,7 +1,7 @@
 """FIRE: a small network of the distance, relative to the query's position."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from relpos.encodings.call import Call
 from relpos.encodings.encoding import Encoding, positive, whole
@@ -14,7 +14,7 @@ class Fire(Encoding):
 
     place = "score"
     form = "Scaled"
-    learns = "33 + 66/H"
+    learns = "units + 1 + (2·units + 2)/H; by default 33 + 66/H"
     directions = "causal"
     paper = "Li et al. 2024, arXiv 2310.04418"
     formula = "B_ij = f_h(ψ(i − j) / ψ(max(i, ℓ))),  ψ(x) = log(c·x + 1);  f: Linear–ReLU–Linear, c started at 0.1"
@@ -22,10 +22,16 @@ class Fire(Encoding):
         "length": "threshold ℓ at the start; the trained length",
         "c": "start of c",
         "units": "hidden units of f",
+        "leak": "slope of f's ReLU below 0; 0.01 is the LeakyReLU of the official code of DAPE over FIRE",
     }
 
-    def __init__(self, heads: int, head_dim: int, *, length: int = 512, c: float = 0.1, units: int = 32) -> None:
+    def __init__(
+        self, heads: int, head_dim: int, *, length: int = 512, c: float = 0.1, units: int = 32, leak: float = 0.0
+    ) -> None:
         super().__init__(heads, head_dim)
+        if not isinstance(leak, int | float) or isinstance(leak, bool) or not 0 <= leak <= 1:
+            raise ValueError(f"leak must be a number from 0 (ReLU) to 1, not {leak!r}.")
+        self.leak = float(leak)
         self.length = whole("length", length)
         self.c = Positive(torch.tensor([positive("c", c)]))  # one number, in a vector: FSDP can shard no scalar
         self.stretch = Positive(torch.tensor([1.0]))  # ℓ = length × stretch
@@ -35,11 +41,22 @@ class Fire(Encoding):
     def bias(self, call: Call) -> Scaled:
         c = self.c(call.dtype)
         threshold = self.length * self.stretch(call.dtype)
-        return Scaled(
-            table=torch.log1p(c * call.distances),
-            row=torch.log1p(c * torch.maximum(call.positions.to(call.dtype), threshold)),
-            slope=self.inner.weight[:, 0].to(call.dtype),
-            shift=self.inner.bias.to(call.dtype),
-            out=self.outer.weight.to(call.dtype),
-            offset=self.outer.bias.to(call.dtype),
+        table = torch.log1p(c * call.distances)
+        row = torch.log1p(c * torch.maximum(call.positions.to(call.dtype), threshold))
+        return Scaled(table, row, *self.network(call.dtype))
+
+    def network(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The network f as ReLU units: slope (units,), shift (units,), out (heads, units) and offset (heads,)."""
+        slope, shift = self.inner.weight[:, 0].to(dtype), self.inner.bias.to(dtype)
+        out, offset = self.outer.weight.to(dtype), self.outer.bias.to(dtype)
+        if self.leak == 0:
+            return slope, shift, out, offset
+        # LeakyReLU(z) = (1 − leak)·ReLU(z) + leak·z. What is linear in x needs one more unit, of slope 1 and shift 0:
+        # x, a ratio of logarithms of numbers from 1 up, is never below 0.
+        linear = self.leak * (out @ slope)  # (heads,)
+        return (
+            torch.cat([slope, slope.new_ones(1)]),
+            torch.cat([shift, shift.new_zeros(1)]),
+            torch.cat([(1 - self.leak) * out, linear[:, None]], dim=1),
+            offset + self.leak * (out @ shift),
         )

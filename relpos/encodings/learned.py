@@ -11,7 +11,7 @@ class Learned(Encoding):
 
     place = "embedding"
     form = "none"
-    learns = "length·width/H"
+    learns = "length·width/H; by default 1024·width/H"
     directions = "both"
     paper = "Gehring et al. 2017, arXiv 1705.03122; as in GPT-2 and BERT"
     formula = "x_i ← x_i + p_i,  i < length;  started at N(0, 0.02)"

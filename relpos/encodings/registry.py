@@ -52,11 +52,16 @@ class Card:
     summary: str
     place: str  # where it enters: embedding, query and key, score, nowhere
     form: str  # the form of its bias
-    learns: str  # learned numbers a head
+    learns: str  # learned values per head, as a formula in the options; then "; by default …"
     directions: str  # causal, both, or "as its base"
     paper: str
     formula: str
     options: Mapping[str, tuple[str, str]]  # name: (default as written, meaning)
+
+    @property
+    def learns_by_default(self) -> str:
+        """Learned values per head with the default options."""
+        return self.learns.rpartition("; by default ")[2]
 
 
 def names() -> list[str]:

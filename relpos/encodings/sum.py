@@ -23,7 +23,7 @@ class Together(Encoding):
     formula = "B_ij = Σ of the parts' biases;  parts that rotate or embed do so, in order"
     options = {
         "parts": "names of the encodings",
-        "part_options": "options of each part, by its name",
+        "part_options": "options by name of a part, for every part of that name",
     }
 
     def __init__(
@@ -36,15 +36,13 @@ class Together(Encoding):
     ) -> None:
         if isinstance(parts, str) or not parts:
             raise ValueError(f"parts must be a list of encodings' names, not {parts!r}.")
-        given = dict(part_options or {})
-        made = [encoding(name, heads, head_dim, **given.pop(name, {})) for name in parts]
-        if given:
-            raise ValueError(f"part_options names {', '.join(sorted(given))}, not among the parts {', '.join(parts)}.")
-        if len({part.width for part in made}) > 1:
-            raise ValueError(f"the parts read inputs of different widths: {[part.width for part in made]}.")
-        super().__init__(heads, head_dim, made[0].width)
-        self.parts = nn.ModuleList(made)
-        self.gate_size = sum(part.gate_size for part in made)
+        options = _options_by_name(parts, part_options or {})
+        encodings = [encoding(name, heads, head_dim, **options.get(name, {})) for name in parts]
+        if len({part.width for part in encodings}) > 1:
+            raise ValueError(f"the parts read inputs of different widths: {[part.width for part in encodings]}.")
+        super().__init__(heads, head_dim, encodings[0].width)
+        self.parts = nn.ModuleList(encodings)
+        self.gate_size = sum(part.gate_size for part in encodings)
 
     @property
     def bidirectional(self) -> bool:
@@ -85,3 +83,16 @@ class Together(Encoding):
 
     def _each(self) -> list[Encoding]:
         return list(self.parts)  # type: ignore[arg-type]
+
+
+def _options_by_name(parts: Sequence[str], part_options: object) -> Mapping[str, Mapping[str, Any]]:
+    """`part_options`, if it holds options for parts that are there."""
+    if not isinstance(part_options, Mapping) or not all(isinstance(each, Mapping) for each in part_options.values()):
+        raise ValueError(
+            f"part_options must hold a dictionary of options by name of a part, as in "
+            f"{{{parts[0]!r}: {{…}}}}, not {part_options!r}."
+        )
+    strangers = sorted(set(part_options) - set(parts))
+    if strangers:
+        raise ValueError(f"part_options names {', '.join(strangers)}, not among the parts {', '.join(parts)}.")
+    return part_options

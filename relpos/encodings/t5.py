@@ -1,4 +1,4 @@
-"""T5's relative bias: one learned number a head for each bucket of distances."""
+"""T5's relative bias: one learned number per head and bucket of distances."""
 
 import math
 
@@ -33,11 +33,14 @@ class T5(Encoding):
 
     place = "score"
     form = "Toeplitz"
-    learns = "32"
+    learns = "buckets; by default 32"
     directions = "both"
     paper = "Raffel et al. 2020, arXiv 1910.10683"
     formula = "B_ij = b_h[bucket(i − j)];  started at N(0, 1/width)"
-    options = {"buckets": "number of buckets, even", "max_distance": "distance from which all share the last bucket"}
+    options = {
+        "buckets": "number of buckets, a multiple of 4",
+        "max_distance": "distance from which all share the last bucket",
+    }
 
     def __init__(self, heads: int, head_dim: int, *, buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__(heads, head_dim)
