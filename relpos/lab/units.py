@@ -10,7 +10,7 @@ from relpos.lab.tokens import Tokens
 
 BLOCKS = 100  # that one document is cut into at most
 BLOCK = 256  # tokens of a block at least: neighbouring tokens are not independent
-KEPT = 1000  # units that are kept in a file at most; of more, neighbours are put together
+KEPT = 500  # units that are kept in a file at most; of more, neighbours are put together
 FEW = 10  # units: an interval over fewer is too narrow, and nothing is tested on them
 
 
