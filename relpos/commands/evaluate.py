@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from relpos.commands.options import console, parse_lengths
-from relpos.commands.tasks import evaluate_task
+from relpos.commands.tasks import SAMPLES, evaluate_task
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -54,7 +54,7 @@ def evaluate(
         str | None,
         typer.Option(help="Score answers to a synthetic task (relpos ls --tasks) instead; RUN was trained on it."),
     ] = None,
-    samples: Annotated[int, typer.Option(help="Sequences of the task at each length.", min=1)] = 100,
+    samples: Annotated[int, typer.Option(help="Sequences of the task at each length.", min=1)] = SAMPLES,
     out: Annotated[
         Path | None,
         typer.Option(
