@@ -376,7 +376,7 @@ class TestPositionIds:
         model, tokens = build(position), ids(2, 9)
         ordinary = torch.arange(9)
         expected = model(tokens).logits
-        for given in (ordinary, ordinary[None], ordinary.expand(2, -1)):
+        for given in (ordinary, ordinary[None].int(), ordinary.expand(2, -1)):
             assert torch.equal(model(tokens, position_ids=given).logits, expected)
 
     @pytest.mark.parametrize("position", POSITIONS, ids=label)

@@ -66,11 +66,12 @@ def test_a_difference_that_one_seed_makes_is_not_marked():
     found["encoding 1"][2] = row(np.array(found["encoding 1"][2]["units"]["loss"]) + 0.2 * tokens, tokens)
     seeds = standing(found)
     assert not seeds.differences["encoding 1"].passes
-    assert seeds.marked == {"encoding 0", "encoding 1"}
+    assert seeds.marked == set()
+    assert seeds.unmarked == "no encoding is told apart from the lowest"
     alone = standing({name: {2: each[2]} for name, each in found.items()})
     assert alone.differences["encoding 1"].passes
     assert alone.marked == set()
-    assert "with one seed" in alone.untested
+    assert "with one seed" in alone.unmarked
 
 
 def test_without_seeds_it_is_the_interval_of_paired_means():
@@ -95,8 +96,8 @@ def test_where_nothing_can_be_compared_nothing_is_marked():
         seed: {**each, "units": {**each["units"], "number": [9] * DOCUMENTS}}
         for seed, each in found["encoding 1"].items()
     }
-    assert "the same tokens" in standing({**found, "encoding 1": shifted}).untested
+    assert "the same tokens" in standing({**found, "encoding 1": shifted}).unmarked
     apart = {"encoding 0": {0: found["encoding 0"][0]}, "encoding 1": {1: found["encoding 1"][1]}}
-    assert "no seed is finished for all" in standing(apart).untested
+    assert "no seed is finished for all" in standing(apart).unmarked
     older = {name: {seed: {"perplexity": 3.0} for seed in each} for name, each in found.items()}
-    assert "were not kept" in standing(older).untested
+    assert "were not kept" in standing(older).unmarked

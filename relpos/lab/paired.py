@@ -40,12 +40,12 @@ class Standing:
 
     lowest: str  # the encoding with the lowest mean perplexity
     differences: Mapping[str, Difference]  # of every other from the lowest
-    untested: str | None  # why no encoding is marked
+    unmarked: str | None  # why no encoding is marked
 
     @property
     def marked(self) -> set[str]:
-        """The lowest, and all that are not told apart from it; none where that cannot be tested."""
-        if self.untested is not None:
+        """The lowest, and all that are not told apart from it; none where nothing is, or nothing can be tested."""
+        if self.unmarked is not None:
             return set()
         return {self.lowest, *(name for name, difference in self.differences.items() if not difference.passes)}
 
@@ -82,7 +82,10 @@ def standing(rows: Mapping[str, Mapping[int, Row]], seed: int = 0) -> Standing |
     if not all(common.values()):
         return Standing(lowest, {}, "no seed is finished for all encodings")
     differences = _differences(known, lowest, common, seed)
-    return Standing(lowest, differences, _untested(known, common))
+    reason = _untested(known, common)
+    if reason is None and not any(difference.passes for difference in differences.values()):
+        reason = "no encoding is told apart from the lowest"
+    return Standing(lowest, differences, reason)
 
 
 def _untested(known: Mapping[str, Mapping[int, Row]], common: Mapping[str, Sequence[int]]) -> str | None:

@@ -102,7 +102,7 @@ def make_standings(plan: Plan, records: Records) -> Standings:
 def marking(standings: Standings) -> list[str]:
     """What is bold in the table, and where nothing is."""
     found = []
-    if any(at_length.untested is None for at_length in standings.values()):
+    if any(at_length.unmarked is None for at_length in standings.values()):
         found.append(
             "Bold: the lowest mean of a length, and every encoding that is not told apart from it. Two are told apart "
             "if the difference of their losses on the same documents passes a paired test (bootstrap over documents, "
@@ -110,8 +110,8 @@ def marking(standings: Standings) -> list[str]:
         )
     reasons: dict[str, list[int]] = {}
     for length, at_length in standings.items():
-        if at_length.untested is not None:
-            reasons.setdefault(at_length.untested, []).append(length)
+        if at_length.unmarked is not None:
+            reasons.setdefault(at_length.unmarked, []).append(length)
     for reason, lengths in reasons.items():
         found.append(f"Nothing is bold at {', '.join(map(str, lengths))}: {reason}.")
     return found
@@ -165,7 +165,7 @@ def findings(plan: Plan, table: Perplexities, standings: Standings) -> list[str]
             f"At the trained length ({trained}) the means lie between {told(known[lowest])} (`{lowest}`) and "
             f"{told(known[highest])} (`{highest}`, {change(known[highest] / known[lowest])})"
         )
-        if trained in standings and standings[trained].untested is None:
+        if trained in standings and standings[trained].unmarked is None:
             together = [f"`{name}`" for name in plan.encodings if name in standings[trained].marked - {lowest}]
             found[0] += f"; not told apart from `{lowest}`: {', '.join(together) or 'none'}"
     for encoding, home in known.items():

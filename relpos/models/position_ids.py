@@ -39,7 +39,7 @@ def read_position_ids(
     """
     if position_ids.is_floating_point() or position_ids.is_complex() or position_ids.dtype == torch.bool:
         raise TypeError(f"position_ids must be integers, not {position_ids.dtype}.")
-    ids = position_ids[None] if position_ids.dim() == 1 else position_ids
+    ids = (position_ids[None] if position_ids.dim() == 1 else position_ids).long()
     if ids.shape not in ((batch, length), (1, length)):
         raise ValueError(
             f"position_ids must be (batch, new tokens) = ({batch}, {length}), or one row for all, "
