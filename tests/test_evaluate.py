@@ -3,9 +3,12 @@
 import itertools
 import json
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,9 +22,14 @@ from relpos.lab import protocols, scoring
 from relpos.lab.bootstrap import bootstrap, interval
 from relpos.lab.evaluate import bin_edges, default_lengths, evaluate
 from relpos.lab.live import Countdown, LiveLine
+from relpos.lab.outputs import question_stem
 from relpos.lab.runs import open_run
+from relpos.lab.tasks import task
+from relpos.lab.tasks.tokenizer import task_tokenizer
+from relpos.lab.tokenizers import gpt2_tokenizer, token_bytes
 from relpos.lab.tokens import Tokens
 from relpos.lab.train import train
+from relpos.lab.units import Units, unit_sums, units_of
 
 pytestmark = pytest.mark.usefixtures("world")
 LENGTHS = [16, 32, 64]  # trained at the first
@@ -102,7 +110,7 @@ class TestWindows:
             assert row["low"] < row["perplexity"] < row["high"]
             assert row["documents"] == np.sum(text.starts <= total)
         assert result["trained_length"] == 16
-        assert json.loads((tmp_path / "windows.json").read_text()) == result
+        assert json.loads((tmp_path / result["file"]).read_text()) == result
 
     def test_know_the_document_of_every_token(self, rope, text, tmp_path, monkeypatch):
         seen = {}
@@ -177,7 +185,7 @@ class TestLast:
     def test_needs_a_document_of_that_length(self, rope, tmp_path):
         rows = evaluate(rope, [16, 5000], "last", tokens=64, out=tmp_path, say=quiet)["rows"]
         assert rows[0]["error"] is None
-        assert "the longest held-out document has" in rows[1]["error"]
+        assert "the longest document has" in rows[1]["error"]
 
 
 class TestSliding:
@@ -280,7 +288,7 @@ evaluate(open_run({str(rope.folder)!r}), {LENGTHS}, tokens=512, out=Path({str(tm
         assert ended.returncode == -signal.SIGKILL, ended.stderr
         parts = tmp_path / "killed" / "parts"
         assert sum(len(file.read_text().splitlines()) for file in parts.iterdir()) == 11
-        assert not (tmp_path / "killed" / "windows.json").exists()
+        assert not list((tmp_path / "killed").glob("*.json"))
         computed = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scoring.Scorer, "_cells", counting(computed))
@@ -339,20 +347,20 @@ class TestRefusals:
     def test_a_length_that_the_text_does_not_have(self, rope, text, tmp_path):
         rows = evaluate(rope, [16, len(text)], tokens=64, out=tmp_path, say=quiet)["rows"]
         assert rows[0]["error"] is None
-        assert rows[1]["error"] == f"the held-out text has {len(text)} tokens; a window needs {len(text) + 1}."
+        assert rows[1]["error"] == f"the text has {len(text)} tokens; a window needs {len(text) + 1}."
         half = evaluate(rope, [len(text) // 2 + 1], "sliding", out=tmp_path, say=quiet)["rows"]
         assert "as many to stand before as to be scored" in half[0]["error"]
         long = evaluate(rope, [len(text) // 2], "positions", out=tmp_path, say=quiet)
-        assert "the longest held-out document" in long["rows"][0]["error"]
+        assert "the longest document" in long["rows"][0]["error"]
         assert long["bins"] == []
 
     def test_a_model_that_gives_no_number(self, folder, tmp_path):
         run = open_run(folder("rope"))
         with torch.no_grad():
             run.model.transformer.ln_f.weight.fill_(float("nan"))
-        row = evaluate(run, [16], tokens=64, out=tmp_path, say=quiet)["rows"][0]
-        assert row["error"].startswith("the loss is nan")
-        assert json.loads((tmp_path / "windows.json").read_text())["rows"][0]["loss"] is None
+        result = evaluate(run, [16], tokens=64, out=tmp_path, say=quiet)
+        assert result["rows"][0]["error"].startswith("the loss is nan")
+        assert json.loads((tmp_path / result["file"]).read_text())["rows"][0]["loss"] is None
 
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
@@ -449,10 +457,10 @@ class TestBootstrap:
         assert not np.array_equal(bootstrap(values, seed=6)[0], one)
 
     def test_of_one_document_is_not_told(self, rope, world, tmp_path):
-        result = evaluate(rope, [16], corpus=str(world / "text.txt"), out=tmp_path, say=quiet)
+        """Its last tenth is too short for two blocks."""
+        result = evaluate(rope, [16], corpus=str(world / "text.txt"), split="heldout", out=tmp_path, say=quiet)
         assert (result["rows"][0]["documents"], result["rows"][0]["low"]) == (1, None)
         assert result["corpus"]["name"] == str(world / "text.txt")
-        assert (tmp_path / "windows-text.json").exists()
 
 
 class TestTheCommand:
@@ -462,10 +470,12 @@ class TestTheCommand:
         arguments = ["evaluate", *folders, "--lengths", "16,64", "--tokens", "128", "--out", str(out)]
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output
-        row = json.loads((out / "rope" / "windows.json").read_text())["rows"][1]
+        row = json.loads((out / "rope" / "windows-lengths-16-64-tokens-128.json").read_text())["rows"][1]
         assert f"{row['perplexity']:.2f}" in done.stdout
         assert "learned, length 64: learned has 16 positions" in done.stdout
-        assert (out / "windows.png").read_bytes()[:4] == b"\x89PNG"
+        picture = out / "windows-lengths-16-64-tokens-128-rope-learned.png"
+        assert done.stdout.splitlines()[-1] == str(picture)
+        assert picture.read_bytes()[:4] == b"\x89PNG"
 
     def test_tries_scalings_beside_the_plain_model_and_prints_json(self, folder, tmp_path):
         arguments = [
@@ -483,10 +493,10 @@ class TestTheCommand:
         assert done.exit_code == 0, done.output
         results = json.loads(done.stdout)
         assert [result["rope_scaling"] for result in results] == [None, "yarn", "linear:2"]
-        assert sorted(file.name for file in tmp_path.glob("*.json")) == [
-            "last-linear-2.json",
-            "last-yarn.json",
-            "last.json",
+        assert sorted(file.name for file in (tmp_path / "rope").glob("*.json")) == [
+            "last-lengths-16-32-last-4-tokens-16.json",
+            "last-linear-2-lengths-16-32-last-4-tokens-16.json",
+            "last-yarn-lengths-16-32-last-4-tokens-16.json",
         ]
 
     def test_has_lengths_of_its_own_and_writes_beside_the_model(self, folder):
@@ -495,8 +505,9 @@ class TestTheCommand:
         done = CliRunner().invoke(app, ["evaluate", str(run.folder), "--protocol", "positions", "--tokens", "256"])
         assert done.exit_code == 0, done.output
         assert "91 – 127" in done.stdout
-        assert json.loads((run.folder / "evaluation" / "positions.json").read_text())["rows"][0]["length"] == 128
-        assert (run.folder / "evaluation" / "positions.png").exists()
+        file = run.folder / "evaluation" / "positions-tokens-256.json"
+        assert json.loads(file.read_text())["rows"][0]["length"] == 128
+        assert file.with_suffix(".png").exists()
 
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
@@ -512,10 +523,203 @@ class TestTheCommand:
         assert isinstance(done.exception, ValueError)  # main prints it
         assert sentence in str(done.exception)
 
+    @pytest.mark.parametrize("protocol", ["windows", "last", "positions"])
+    def test_where_nothing_can_be_measured_says_why_and_draws_nothing(self, folder, tmp_path, protocol):
+        arguments = ["evaluate", str(folder("rope")), "--lengths", "90000", "--protocol", protocol]
+        done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
+        assert isinstance(done.exception, ValueError)  # main prints it, and ends with 2
+        assert re.fullmatch(
+            r"nothing could be measured\. rope, length 90000: the .* needs 90001\.", str(done.exception)
+        )
+        assert not list(tmp_path.rglob("*.png"))
+
+    def test_where_every_encoding_refuses_says_why(self, folder, tmp_path):
+        learned = str(folder("learned"))
+        done = CliRunner().invoke(app, ["evaluate", learned, "--lengths", "32,64", "--out", str(tmp_path)])
+        assert "nothing could be measured. learned, length 32: learned has 16 positions" in str(done.exception)
+
     def test_of_a_run_that_has_not_finished(self, tmp_path):
         (tmp_path / "run.yaml").write_text("run: {}")
         done = CliRunner().invoke(app, ["evaluate", str(tmp_path)])
         assert "the same relpos train goes on" in str(done.exception)
+
+
+class TestTheNamesOfFiles:
+    def test_say_the_question_so_that_none_overwrites_another(self, folder, world, tmp_path):
+        """Among them two corpora of one name."""
+        run = tmp_path / "rope"
+        shutil.copytree(folder("rope"), run, ignore=shutil.ignore_patterns("evaluation", "checkpoint-*"))
+        for place, text in (("a", "some words "), ("b", "other words ")):
+            (world / place).mkdir(exist_ok=True)
+            (world / place / "test.txt").write_text(text * 200)
+        questions = [
+            [],
+            ["--lengths", "16"],
+            ["--protocol", "sliding"],
+            ["--protocol", "sliding", "--stride", "8"],
+            ["--seed", "1"],
+            ["--split", "all"],
+            ["--corpus", str(world / "a" / "test.txt")],
+            ["--corpus", str(world / "b" / "test.txt")],
+            ["--corpus", str(world / "b" / "test.txt"), "--split", "heldout", "--lengths", "16"],
+            ["--rope-scaling", "yarn:4"],
+        ]
+        pictures, kept = [], {}
+        for question in questions:
+            done = CliRunner().invoke(app, ["evaluate", str(run), "--tokens", "128", *question])
+            assert done.exit_code == 0, done.output
+            pictures.append(done.stdout.splitlines()[-1])
+            files = {file: file.read_text() for file in (run / "evaluation").glob("*.json")}
+            answers = {file: json.loads(text)["rows"] for file, text in files.items()}
+            assert all(answers[file] == rows for file, rows in kept.items())
+            kept = answers
+        assert len(set(pictures)) == len(questions)
+        assert len(kept) == len(questions)  # the plain model beside a scaling is the first question again
+
+    def test_of_the_plain_question_is_the_protocol(self, rope, tmp_path):
+        assert evaluate(rope, default_lengths(rope), out=tmp_path, say=quiet)["file"] == "windows.json"
+        assert evaluate(rope, [128], "positions", out=tmp_path, say=quiet)["file"] == "positions.json"
+
+    def test_are_short_enough_for_a_file_and_still_differ(self):
+        one = question_stem("windows", lengths=range(100, 200))
+        other = question_stem("windows", lengths=range(100, 201))
+        assert one != other
+        assert len(one) == len(other) == 150
+        assert question_stem("last", corpus="hub/na me", corpus_hash="0123456789") == "last-na-me-01234567"
+
+
+@pytest.fixture(scope="module")
+def wiki(world):
+    """A test file as the field has them: one text."""
+    chance = random.Random(3)
+    text = "\n".join(" ".join(chance.choice(["kana", "lori", "mirdo"]) for _ in range(30)) for _ in range(60))
+    (world / "wiki.test.txt").write_text(text)
+    return str(world / "wiki.test.txt")
+
+
+class TestSplits:
+    def test_of_a_foreign_file_all_of_it_is_scored_by_default(self, rope, wiki, tmp_path):
+        result = evaluate(rope, [16, 64], corpus=wiki, out=tmp_path, say=quiet)
+        text = Path(wiki).read_text()
+        ids = [*rope.tokenizer(text)["input_ids"], rope.tokenizer.eos_token_id]
+        assert result["split"] == "all"
+        assert result["corpus"]["tokens"] == len(ids)
+        assert result["rows"][0]["tokens"] == (len(ids) - 1) // 64 * 64
+        tokens = Tokens(np.array(ids), np.array([0]))
+        losses = {}
+        for start in range(0, (len(ids) - 1) // 64 * 64, 64):
+            losses |= direct(rope, tokens, start, 64)
+        assert result["rows"][1]["loss"] == pytest.approx(mean(losses), rel=1e-5)
+        assert evaluate(rope, [16], corpus=wiki, split="heldout", out=tmp_path, say=quiet)["corpus"]["tokens"] < (
+            0.2 * len(ids)
+        )
+
+    def test_one_document_is_enough(self, rope, world, tmp_path):
+        (world / "single.jsonl").write_text(json.dumps({"text": "kana lori " * 100}))
+        result = evaluate(rope, [16], corpus=str(world / "single.jsonl"), out=tmp_path, say=quiet)
+        assert result["corpus"]["documents"] == 1
+        with pytest.raises(ValueError, match="at least two are needed"):
+            evaluate(rope, [16], corpus=str(world / "single.jsonl"), split="heldout", out=tmp_path, say=quiet)
+
+    def test_of_the_runs_own_corpus_the_held_out_part_is_scored_by_default(self, rope, corpus, text, world, tmp_path):
+        copied = world / "copied.jsonl"
+        copied.write_text(Path(corpus).read_text())
+        for given in (None, corpus, str(copied)):
+            result = evaluate(rope, [16], corpus=given, out=tmp_path, say=quiet)
+            assert (result["split"], result["corpus"]["tokens"]) == ("heldout", len(text))
+            assert not any("was trained on" in sentence for sentence in result["warnings"])
+
+    def test_all_of_the_training_corpus_warns(self, rope, folder, corpus, tmp_path):
+        for given in (None, corpus):
+            result = evaluate(rope, [16], corpus=given, split="all", tokens=64, out=tmp_path, say=quiet)
+            assert "The run was trained on most of this text" in result["warnings"][0]
+        assert result["corpus"]["documents"] == 90
+        done = CliRunner().invoke(app, ["evaluate", str(folder("rope")), "--split", "all", "--tokens", "64"])
+        assert "The run was trained on most of this text" in done.stdout
+
+    def test_an_unknown_one_is_refused(self, rope, tmp_path):
+        with pytest.raises(ValueError, match="unknown split 'test'"):
+            evaluate(rope, [16], split="test", out=tmp_path, say=quiet)
+
+    def test_one_long_file_has_an_interval_over_blocks_named_as_such(self, rope, wiki, tmp_path):
+        result = evaluate(rope, [16, 64], corpus=wiki, out=tmp_path, say=quiet)
+        row = result["rows"][0]
+        block = result["intervals"]["block"]
+        assert result["intervals"]["over"] == "blocks"
+        assert (row["documents"], row["blocks"]) == (1, -(-result["corpus"]["tokens"] // block))
+        assert block % 64 == 0
+        assert row["low"] < row["perplexity"] < row["high"]
+        assert any(f"over its blocks of {block:,} tokens" in sentence for sentence in result["warnings"])
+        ids = [*rope.tokenizer(Path(wiki).read_text())["input_ids"], rope.tokenizer.eos_token_id]
+        tokens, losses = Tokens(np.array(ids), np.array([0])), {}
+        for start in range(0, (len(ids) - 1) // 64 * 64, 16):
+            losses |= direct(rope, tokens, start, 16)
+        own = [[loss for place, loss in losses.items() if place // block == number] for number in range(row["blocks"])]
+        assert row["units"]["tokens"] == [len(one) for one in own]
+        np.testing.assert_allclose(row["units"]["loss"], [sum(one) for one in own], rtol=1e-5)
+
+    def test_few_documents_are_warned_of(self, rope, world, tmp_path):
+        lines = [json.dumps({"text": f"{word} " * 120}) for word in ("kana", "lori")]
+        (world / "two.jsonl").write_text("\n".join(lines))
+        result = evaluate(rope, [16], corpus=str(world / "two.jsonl"), out=tmp_path, say=quiet)
+        assert result["rows"][0]["low"] is not None
+        assert "The 95 % intervals rest on 2 documents" in result["warnings"][0]
+
+    @pytest.mark.parametrize(
+        ("tokens", "longest", "block"), [(100_000, 512, 1024), (100_000, 8192, 8192), (99, 16, 256)]
+    )
+    def test_blocks_hold_a_window_of_the_longest_length_and_are_at_most_a_hundred(self, tokens, longest, block):
+        units = units_of(Tokens(np.zeros(tokens, dtype=np.uint16), np.array([0])), longest)
+        assert units.block == block
+        assert len(units.starts) <= 100
+
+    def test_of_very_many_documents_neighbours_are_kept_together(self):
+        starts = np.arange(0, 50_000, 10)
+        kept = unit_sums(Units(starts, None), np.arange(5000), np.full(5000, 2.0), np.full(5000, 10))
+        assert kept["number"] == list(range(500))
+        assert set(kept["loss"]) == {20.0}
+        assert set(kept["tokens"]) == {100}
+
+
+class TestBitsPerByte:
+    TEXT = "Größe, 漢字 and 🙂🙂 — naïve\n" * 40
+
+    @pytest.mark.parametrize("name", ["bpe-280", "gpt2"])
+    def test_bytes_of_the_tokens_are_the_bytes_of_the_text(self, rope, name):
+        """Also where a character is split: with 280 entries every foreign one is."""
+        tokenizer = rope.tokenizer if name == "bpe-280" else gpt2_tokenizer()
+        ids = tokenizer(self.TEXT)["input_ids"]
+        assert any("�" in tokenizer.decode([one]) for one in ids)  # a part of a character
+        assert token_bytes(tokenizer)[ids].sum() == len(self.TEXT.encode())
+        assert token_bytes(tokenizer)[tokenizer.eos_token_id] == 0
+
+    def test_of_a_tokenizer_that_is_not_byte_level_are_not_known(self):
+        assert token_bytes(task_tokenizer(task("copy"))) is None
+
+    def test_are_the_bits_of_all_scored_tokens_by_their_bytes(self, rope, world, tmp_path):
+        (world / "foreign.txt").write_text(self.TEXT)
+        row = evaluate(rope, [64], corpus=str(world / "foreign.txt"), out=tmp_path, say=quiet)["rows"][0]
+        ids = rope.tokenizer(self.TEXT)["input_ids"]
+        data = self.TEXT.encode()
+        pieces = [rope.tokenizer.convert_ids_to_tokens(one) for one in ids]
+        scored = sum(len(piece) for piece in pieces[1 : row["tokens"] + 1])
+        assert scored <= len(data)
+        assert row["bytes"] == scored
+        assert row["bits_per_byte"] == pytest.approx(row["loss"] * row["tokens"] / np.log(2) / scored)
+
+    def test_leave_out_what_is_not_scored_where_documents_are_apart(self, folder, text, tmp_path):
+        run = open_run(folder("alibi", data__separate=True))
+        row = evaluate(run, [64], out=tmp_path, say=quiet)["rows"][0]
+        total = (len(text) - 1) // 64 * 64
+        sizes = token_bytes(run.tokenizer)
+        starts = set(text.starts.tolist())
+        assert row["bytes"] == sum(int(sizes[text.ids[i]]) for i in range(1, total + 1) if i not in starts)
+
+    def test_are_printed(self, folder):
+        done = CliRunner().invoke(app, ["evaluate", str(folder("rope")), "--lengths", "16", "--tokens", "64"])
+        row = json.loads((folder("rope") / "evaluation" / "windows-lengths-16-tokens-64.json").read_text())["rows"][0]
+        assert "bits/byte" in done.stdout
+        assert f"{row['bits_per_byte']:.4f}" in done.stdout
 
 
 def test_a_live_line_is_written_over_in_a_terminal(monkeypatch, capsys):

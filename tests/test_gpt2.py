@@ -1,6 +1,7 @@
 """GPT-2 with any encoding: GPT-2's own numbers, one cache for all, and folders that everybody opens."""
 
 import copy
+import itertools
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import relpos
 from relpos.encodings.encoding import Encoding
 from relpos.models import PRESETS, RelposGPT2Config, RelposGPT2ForCausalLM, RelposGPT2Model
 from relpos.models.loss import next_token_loss, token_losses
+from relpos.models.position_ids import read_position_ids
 
 VOCABULARY = 61
 POSITIONS: list[dict[str, object]] = [
@@ -366,3 +368,96 @@ def test_a_model_can_be_copied_and_trained():
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     assert before(tokens, labels=tokens).loss.item() == pytest.approx(losses[0])
+
+
+class TestPositionIds:
+    @pytest.mark.parametrize("position", POSITIONS, ids=label)
+    def test_that_are_the_places_of_the_tokens_change_nothing(self, position):
+        model, tokens = build(position), ids(2, 9)
+        ordinary = torch.arange(9)
+        expected = model(tokens).logits
+        for given in (ordinary, ordinary[None].int(), ordinary.expand(2, -1)):
+            assert torch.equal(model(tokens, position_ids=given).logits, expected)
+
+    @pytest.mark.parametrize("position", POSITIONS, ids=label)
+    def test_that_start_again_at_0_are_packed_documents(self, position):
+        model, tokens = build(position).double(), ids(2, 12)
+        places = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 0, 0, 1, 2, 3, 0, 1, 2, 3]])
+        packed = model(tokens, position_ids=places).logits
+        for row in range(2):
+            cuts = [*(places[row] == 0).nonzero()[:, 0].tolist(), 12]
+            alone = [model(tokens[row : row + 1, a:b]).logits[0] for a, b in itertools.pairwise(cuts)]
+            torch.testing.assert_close(packed[row], torch.cat(alone), rtol=0, atol=1e-9)
+
+    @torch.no_grad()
+    def test_continue_from_the_cache_and_may_begin_a_document_there(self):
+        model, tokens = build("kerple_log").double(), ids(2, 9)
+        cache = model(tokens[:, :5], use_cache=True).past_key_values
+        step = model(tokens[:, 5:], past_key_values=copy.deepcopy(cache), position_ids=torch.arange(5, 9)).logits
+        torch.testing.assert_close(step, model(tokens).logits[:, 5:], rtol=0, atol=1e-9)
+        again = model(tokens[:, 5:], past_key_values=cache, position_ids=torch.arange(4)).logits
+        torch.testing.assert_close(again, model(tokens[:, 5:]).logits, rtol=0, atol=1e-9)
+
+    @pytest.mark.parametrize("filled", [0, 1])
+    def test_beside_padding_on_the_left_are_those_of_transformers(self, filled):
+        """transformers counts along the mask and writes 0 (or 1, in older versions) on the padding."""
+        model, tokens = build("rope"), ids(2, 7)
+        mask = torch.ones(2, 7, dtype=torch.long)
+        mask[0, :3] = 0
+        places = (mask.cumsum(-1) - 1).masked_fill(mask == 0, filled)
+        logits = model(tokens, attention_mask=mask, position_ids=places).logits
+        torch.testing.assert_close(logits[0, 3:], model(tokens[:1, 3:]).logits[0], rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits[1], model(tokens[1:]).logits[0], rtol=0, atol=1e-5)
+        cache = model(tokens, attention_mask=mask, use_cache=True).past_key_values
+        longer = torch.cat([mask, mask.new_ones(2, 1)], dim=1)
+        step = model(ids(2, 1), attention_mask=longer, past_key_values=cache, position_ids=places[:, -1:] + 1)
+        assert step.logits.shape == (2, 1, VOCABULARY)
+
+    def test_are_looked_at_only_where_the_mask_counts(self):
+        model, tokens = build("alibi"), ids(1, 6)
+        mask = torch.tensor([[1, 1, 1, 1, 0, 0]])
+        places = torch.tensor([[0, 1, 2, 3, 1, 1]])
+        logits = model(tokens, attention_mask=mask, position_ids=places).logits
+        assert torch.equal(logits[:, :4], model(tokens, attention_mask=mask).logits[:, :4])
+
+    @pytest.mark.parametrize("position", ["alibi", "rope", "learned", "nope"])
+    @pytest.mark.parametrize(
+        ("places", "sentence"),
+        [
+            ([[0, 1, 3, 4]], "3 at row 0, token 2, where 2 is expected"),
+            ([[1, 0, 2, 3]], "1 at row 0, token 0, where 0 is expected"),
+            ([[5, 6, 7, 8]], "5 at row 0, token 0, where 0 is expected"),
+            ([[0, 1, 2, 3], [0, 1, 0, 2]], "2 at row 1, token 3, where 1 is expected"),
+            ([[0, 1, 2, -1]], "-1 at row 0, token 3, where 3 is expected"),
+            ([[0, 1, 2]], r"position_ids must be \(batch, new tokens\) = \(2, 4\)"),
+            ([[[0, 1, 2, 3]]], "position_ids must be"),
+        ],
+    )
+    def test_with_gaps_or_out_of_order_are_refused(self, position, places, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            build(position)(ids(2, 4), position_ids=torch.tensor(places))
+
+    def test_against_the_documents_or_the_cache_are_refused(self):
+        model, tokens = build("alibi"), ids(1, 4)
+        with pytest.raises(ValueError, match="2 at row 0, token 2, where 0 is expected"):
+            model(tokens, documents=torch.tensor([[0, 0, 1, 1]]), position_ids=torch.arange(4))
+        cache = model(tokens, use_cache=True).past_key_values
+        with pytest.raises(ValueError, match="continue from the 4 tokens in the cache"):
+            model(tokens[:, :1], past_key_values=cache, position_ids=torch.tensor([[2]]))
+        with pytest.raises(TypeError, match="must be integers"):
+            model(tokens, position_ids=torch.arange(4.0))
+
+    def test_given_to_generate_are_checked_and_none_are_made_up(self):
+        model, prompt = build("alibi"), ids(1, 5)
+        expected = greedy(model, prompt)
+        assert torch.equal(greedy(model, prompt, position_ids=torch.arange(5)[None]), expected)
+        with pytest.raises(ValueError, match="7 at row 0"):
+            greedy(model, prompt, position_ids=torch.arange(7, 12)[None])
+        right = torch.tensor([[1, 1, 1, 1, 0]])  # a gap in the mask moves no position, as without position_ids
+        assert greedy(model, prompt, attention_mask=right).shape == (1, 14)
+
+    def test_are_read_in_one_graph_by_the_compiler(self):
+        read = torch.compile(read_position_ids, backend="eager", fullgraph=True)
+        places = torch.tensor([[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]])
+        documents = read(places, None, False, None, 2, 5, 5)
+        assert documents.tolist() == [[1, 1, 1, 2, 2], [1, 2, 2, 2, 2]]

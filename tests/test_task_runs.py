@@ -221,10 +221,19 @@ class TestTheCommand:
         assert "passkey, 40 tokens" in told.err
         folder = out / "evaluation"
         assert sorted(file.name for file in folder.iterdir()) == [
-            "task-passkey-depths.png", "task-passkey.json", "task-passkey.png",
-        ]  # fmt: skip
+            "task-passkey-lengths-40-80-samples-12-depths.png",
+            "task-passkey-lengths-40-80-samples-12.png",
+            "task-passkey.json",
+        ]
         evaluate_task(out, "passkey", [40], samples=12, as_json=True, out=tmp_path / "else")
         assert json.loads(capsys.readouterr().out)["rows"][0]["length"] == 40
+
+    def test_where_every_length_is_refused_says_why_and_draws_nothing(self, tmp_path):
+        out = tmp_path / "run"
+        train(settings(out, run__steps=1, model__encoding="learned"))
+        with pytest.raises(ValueError, match=r"nothing could be measured\. .*length 32: learned has 16 positions"):
+            evaluate_task(out, "copy", [32, 64], samples=2)
+        assert not list((out / "evaluation").glob("*.png"))
 
     def test_goes_to_sixteen_times_the_trained_length_by_itself(self, straight):
         found = evaluate_task(straight, "copy", samples=2)

@@ -98,19 +98,20 @@ def _print_table(out: Path) -> None:
     from rich.table import Table
 
     from relpos.lab.plan import load_plan
-    from relpos.lab.summary import best, make_table, notes, read_records
+    from relpos.lab.summary import make_standings, make_table, marking, notes, read_records
 
     plan = load_plan(out)
     records = read_records(plan, out)
-    found = make_table(plan, records)
-    lowest = {length: best(found, length) for length in plan.lengths}
+    standings = make_standings(plan, records)
+    marked = {length: at_length.marked for length, at_length in standings.items()}
     table = Table(box=None, pad_edge=False, header_style="bold", title="perplexity by length", title_justify="left")
     table.add_column("encoding", no_wrap=True)
     for length in plan.lengths:
         table.add_column(f"{length} (trained)" if length == plan.length else str(length), justify="right")
-    for encoding, row in found.items():
-        cells = [f"[bold]{cell}[/bold]" if lowest[length] == encoding else str(cell) for length, cell in row.items()]
+    for encoding, row in make_table(plan, records).items():
+        bold = {length for length in row if encoding in marked.get(length, ())}
+        cells = [f"[bold]{cell}[/bold]" if length in bold else str(cell) for length, cell in row.items()]
         table.add_row(encoding, *cells)
     console().print(table)
-    for note in notes(plan, records):
+    for note in [*marking(standings), *notes(plan, records)]:
         typer.echo(note)

@@ -10,21 +10,24 @@ import typer
 from relpos.commands.options import console
 
 LONGEST = 16384
+SAMPLES = 100  # sequences at each length by default
 
 
 def evaluate_task(
     folder: Path,
     task: str,
     lengths: Sequence[int] | None = None,
-    samples: int = 100,
+    samples: int = SAMPLES,
     seed: int = 0,
     out: Path | None = None,
     as_json: bool = False,
 ) -> dict[str, Any]:
     """Score a run on a task: a table here, the numbers (JSON) and the pictures in `out`, or RUN/evaluation.
 
-    Without lengths: the trained one, twice, four, eight and sixteen times as long, up to 16,384.
+    Without lengths: the trained one, twice, four, eight and sixteen times as long, up to 16,384. One JSON file keeps
+    all that was scored on a task; the pictures are named by what was asked.
     """
+    from relpos.lab.outputs import question_stem
     from relpos.lab.runs import EVALUATION, open_run
     from relpos.lab.tasks.registry import task as task_of
 
@@ -34,14 +37,23 @@ def evaluate_task(
     from relpos.view.task_figures import draw_accuracy, draw_depths
 
     run = open_run(folder)
-    if lengths is None:
-        trained = run.trained_length or LONGEST
-        lengths = [trained * times for times in (1, 2, 4, 8, 16) if times == 1 or trained * times <= LONGEST]
+    trained = run.trained_length or LONGEST
+    usual = [trained * times for times in (1, 2, 4, 8, 16) if times == 1 or trained * times <= LONGEST]
+    lengths = usual if lengths is None else sorted(set(lengths))
+    stem = question_stem(
+        f"task-{task}",
+        lengths=() if lengths == usual else lengths,
+        samples=None if samples == SAMPLES else samples,
+        seed=seed or None,
+    )
     place = run.folder / EVALUATION if out is None else out
     result = score_task(run, task, lengths, samples, seed, place, say=lambda text: typer.echo(text, err=True))
-    written = [place / f"task-{task}.json", save(draw_accuracy([result]), place / f"task-{task}.png")]
+    if all(row["error"] for row in result["rows"]):
+        row = result["rows"][0]
+        raise ValueError(f"nothing could be measured. {run.folder}, length {row['length']}: {row['error']}")
+    written = [place / f"task-{task}.json", save(draw_accuracy([result]), place / f"{stem}.png")]
     if result["depths"]:
-        written.append(save(draw_depths(result), place / f"task-{task}-depths.png"))
+        written.append(save(draw_depths(result), place / f"{stem}-depths.png"))
     if as_json:
         typer.echo(json.dumps(result, indent=1))
     else:

@@ -9,9 +9,9 @@ DRAWS = 1000
 AT_ONCE = 2**22  # weights of documents that exist at a time
 
 
-def interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Between which two numbers the middle 95 % of the draws lie."""
-    low, high = np.percentile(values, [2.5, 97.5])
+def interval(values: NDArray[np.float64], level: float = 0.95) -> tuple[float, float]:
+    """Between which two numbers the middle of the draws lies: `level` of them."""
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 

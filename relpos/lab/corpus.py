@@ -10,9 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from relpos.errors import unknown
 from relpos.lab.files import FILES, Document, read_file
 
 Part = Literal["train", "heldout"]
+Split = Literal["heldout", "all"]  # what of a corpus is evaluated
+SPLITS: tuple[Split, ...] = ("heldout", "all")
 HELDOUT_SHARE = 10  # of other corpora than sotu, one document in ten is held out
 
 
@@ -24,6 +27,7 @@ class Corpus:
     documents: Callable[[], Iterator[Document]]
     held: Callable[[Document], bool]  # whether a document is held out
     counts: dict[Part, int] = field(default_factory=dict)  # documents a part, known once the hash is
+    divided: bool = True  # into two parts; else all documents are in the part heldout, and none is trained on
 
     def part(self, part: Part) -> Iterator[Document]:
         """The documents of one part, in order."""
@@ -33,7 +37,7 @@ class Corpus:
     def hash(self) -> str:
         """Of all texts, in order, and of the part each belongs to."""
         digest, last = self._read()
-        if not all(self.counts.values()):
+        if self.divided and not all(self.counts.values()):
             if sum(self.counts.values()) < 2:
                 raise ValueError(
                     f"{self.name} holds {sum(self.counts.values())} documents: at least two are needed, "
@@ -54,17 +58,36 @@ class Corpus:
         return digest.hexdigest(), last
 
 
-def open_corpus(name: str, text: str = "text", subset: str | None = None) -> Corpus:
+def open_corpus(name: str, text: str = "text", subset: str | None = None, split: Split = "heldout") -> Corpus:
     """A corpus by name: sotu, the path of a file or folder, or a name on the hub.
 
-    `text` is the field of JSON lines, Parquet files and hub datasets that holds a document; `subset` is one of a hub
-    dataset's.
+    Args:
+        name: of the corpus.
+        text: the field of JSON lines, Parquet files and hub datasets that holds a document.
+        subset: one of a hub dataset's.
+        split: "heldout", divided into a part to train on and one held out; "all", in one part, which is named heldout.
+
+    Returns:
+        The corpus; nothing has been read yet.
+
+    Raises:
+        FileNotFoundError: the name is a path, and there is nothing.
+        ValueError: a folder holds no file that can be read.
     """
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    corpus = _by_name(name, text, subset, split)
+    if split == "all":
+        corpus.held, corpus.divided = lambda document: True, False
+    return corpus
+
+
+def _by_name(name: str, text: str, subset: str | None, split: Split) -> Corpus:
     if name == "sotu":
         return Corpus(name, _sotu, lambda document: int(document.name.split("-")[0]) % 5 == 0)
     path = Path(name)
     if path.exists():
-        return _from_path(path, text)
+        return _from_path(path, text, split)
     if path.is_absolute() or path.suffix or name.startswith((".", "~")) or name.count("/") > 1:
         raise FileNotFoundError(f"there is no file or folder {name}.")
     return Corpus(name, lambda: _hub(name, subset, text), _by_content)
@@ -82,13 +105,13 @@ def _sotu() -> Iterator[Document]:
         yield Document(file, sotu.raw(file))
 
 
-def _from_path(path: Path, text: str) -> Corpus:
+def _from_path(path: Path, text: str, split: Split) -> Corpus:
     files = [path]
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix in FILES and file.is_file())
         if not files:
             raise ValueError(f"the folder {path} holds no {', '.join(FILES)} file.")
-    if len(files) == 1 and FILES.get(files[0].suffix, "text") == "text":
+    if split == "heldout" and len(files) == 1 and FILES.get(files[0].suffix, "text") == "text":
         return Corpus(str(path), lambda: _halves(files[0]), lambda document: document.name.endswith("(end)"))
 
     def documents() -> Iterator[Document]:

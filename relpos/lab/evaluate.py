@@ -1,4 +1,4 @@
-"""What a trained model does at lengths it never saw. The same call again goes on where the last one stopped."""
+"""What a trained model does at lengths it never saw. If interrupted, call it again to resume."""
 
 import hashlib
 import json
@@ -15,17 +15,22 @@ from relpos.errors import unknown
 from relpos.lab import protocols
 from relpos.lab.atomic import write_text
 from relpos.lab.bootstrap import bootstrap, interval
+from relpos.lab.card import refresh_card
+from relpos.lab.corpus import Split
 from relpos.lab.live import Countdown
+from relpos.lab.outputs import question_stem
 from relpos.lab.protocols import LAST, TOKENS, Plan, Window
 from relpos.lab.runs import EVALUATION, Run
 from relpos.lab.scalings import check_scaling, scaled_run
 from relpos.lab.scoring import Losses, Scorer
+from relpos.lab.tokenizers import token_bytes
 from relpos.lab.tokens import Tokens, tokenize
+from relpos.lab.units import Units, unit_sums, units_of, warnings
 from relpos.lab.versions import versions
 
 FIRST_BIN = 16  # positions; from there on two bins an octave
-NUMBERS = ("loss", "perplexity", "low", "high", "windows", "documents", "tokens")
-EMPTY = dict.fromkeys((*NUMBERS, "seconds", "tokens_per_second", "peak_memory_bytes", "error"))
+NUMBERS = ("loss", "perplexity", "low", "high", "bits_per_byte", "windows", "documents", "blocks", "tokens", "bytes")
+EMPTY = dict.fromkeys((*NUMBERS, "seconds", "tokens_per_second", "peak_memory_bytes", "units", "error"))
 
 
 def evaluate(
@@ -34,6 +39,7 @@ def evaluate(
     protocol: str = "windows",
     *,
     corpus: str | None = None,
+    split: Split | None = None,
     stride: int | None = None,
     last: int | None = None,
     tokens: int | None = None,
@@ -42,26 +48,52 @@ def evaluate(
     say: Callable[[str], None] = print,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The loss on held-out text at each length, with what it cost; also kept as JSON in `out`.
+    """The loss of a text's tokens at each length, with what it cost; also kept as JSON in `out`.
 
-    corpus        another than the run's own: a name, file or folder, of which the held-out part is read
-    stride        of `sliding` (half the length unless given), and of the control of `positions` (a quarter)
-    last          how many tokens `last` scores in a window: 256, or the shortest length, unless given
-    tokens        how many tokens are scored at most at a length, spread over the text; `TOKENS` unless given
-    rope_scaling  a scaling of RoPE to try without training: yarn, or yarn:4; see relpos/lab/scalings.py
-    out           a folder; RUN/evaluation unless given
-    say           is told, every few seconds, how far it is
-    seed          of the draws of documents that give the intervals
+    Args:
+        run: from `relpos.lab.runs.open_run`.
+        lengths: in tokens. One that the encoding or the text does not allow has a sentence under "error" in its row.
+        protocol: windows, last, sliding or positions; see docs/evaluation.md.
+        corpus: another than the run's own: a name, file or folder.
+        split: "heldout" or "all" of the corpus; heldout of the one that the run was trained on, all of another.
+        stride: of `sliding` (half the length by default), and of the control of `positions` (a quarter).
+        last: how many tokens `last` scores in a window: by default 256, or the shortest length.
+        tokens: how many tokens are scored at most at a length, spread over the text; `TOKENS` by default.
+        rope_scaling: a scaling of RoPE to try without training: yarn, or yarn:4; see relpos/lab/scalings.py.
+        out: a folder; RUN/evaluation by default, and then the run's model card is brought up to date.
+        say: is called every few seconds with a line on the progress.
+        seed: of the draws that give the intervals.
 
-    A length that the encoding or the text does not allow has a sentence under "error", and the others go on.
+    Returns:
+        The question, one row per length, "warnings" (sentences that a reader of the numbers must know), and "file",
+        the name of the JSON file: it names the question, so that another question never overwrites it.
+
+    Raises:
+        ValueError: an option does not fit the protocol, the run or the corpus.
+        OSError: there is no such corpus.
     """
     lengths = check_lengths(lengths)
     if rope_scaling is not None:
         check_scaling(run, rope_scaling)
-    source = run.corpus(corpus)
+    usual = default_split(run, corpus)
+    split = usual if split is None else split
+    source = run.corpus(corpus, split)
     text = tokenize(source, run.tokenizer)["heldout"]
     plan = make_plan(text, lengths, protocol, stride, last, tokens)
+    units = units_of(text, max(plan.windows, default=lengths[-1]))
     folder = run.folder / EVALUATION if out is None else Path(out)
+    stem = question_stem(
+        protocol,
+        rope_scaling=rope_scaling,
+        corpus=corpus,
+        corpus_hash=source.hash,
+        split=None if split == usual else split,
+        lengths=() if lengths == _usual_lengths(run, text, protocol) else lengths,
+        stride=stride,
+        last=last,
+        tokens=tokens,
+        seed=seed or None,
+    )
     result: dict[str, Any] = {
         "protocol": protocol,
         "encoding": run.encoding,
@@ -69,8 +101,12 @@ def evaluate(
         "position": run.model.config.position,
         "trained_length": run.trained_length,
         "run": str(run.folder),
+        "step": run.result.get("step"),
         "corpus": {"name": source.name, "hash": source.hash, "documents": len(text.starts), "tokens": len(text)},
+        "split": split,
         "options": {"stride": stride, "last": last, "tokens": tokens, "seed": seed},
+        "intervals": {"over": units.name, "block": units.block},
+        "warnings": [],
         "rows": [],
     }
     beside: list[Window] = []
@@ -84,9 +120,9 @@ def evaluate(
     countdown = Countdown(work, say)
 
     def scorer(model: Run) -> Scorer:
-        return Scorer(model, text, identity, folder / "parts", countdown)
+        return Scorer(model, text, units, identity, folder / "parts", countdown)
 
-    own = scorer(run)
+    own, sizes = scorer(run), token_bytes(run.tokenizer)
     for length in lengths:
         row: dict[str, Any] = {"length": length, **EMPTY, "error": plan.refused.get(length)}
         result["rows"].append(row)
@@ -97,7 +133,8 @@ def evaluate(
                 scores = own if rope_scaling is None else scorer(scaled_run(run, rope_scaling, length))
                 edges = bin_edges(length) if protocol == "positions" else None
                 found = scores.score(windows, length, words, edges)
-                row |= {**_numbers(found, seed), "windows": len(windows)}
+                read = None if sizes is None else scores.bytes_of(windows, length, sizes)
+                row |= {**_numbers(found, units, read, seed), "windows": len(windows)}
                 if edges is not None:
                     control = own.score(beside, shorter, f"{words}, control", edges)
                     result["bins"] = _bins(edges, found, control, seed)
@@ -107,19 +144,50 @@ def evaluate(
                 countdown.skip(length * len(windows))
         say(f"{protocol}, length {length}: {row['error'] or 'perplexity {:.2f}'.format(row['perplexity'])}")
     result["versions"] = versions()
+    result["warnings"] = [*_on_training_text(run, usual, split), *warnings(units, _unit_counts(result["rows"]))]
+    result["file"] = f"{stem}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / f"{_name(protocol, rope_scaling, corpus)}.json", json.dumps(result, indent=1))
+    write_text(folder / result["file"], json.dumps(result, indent=1))
+    refresh_card(run, folder)
     return result
 
 
-def default_lengths(run: Run, corpus: str | None = None) -> list[int]:
-    """1, 2, 4, 8 and 16 times the trained length, as far as the longest held-out document goes."""
-    trained = run.trained_length
-    if trained is None:
+def default_split(run: Run, corpus: str | None = None) -> Split:
+    """All of a corpus that was not trained on, as a test file is meant; else what training has not seen."""
+    return "heldout" if corpus is None or run.trained_on(corpus) else "all"
+
+
+def default_lengths(run: Run, corpus: str | None = None, split: Split | None = None) -> list[int]:
+    """1, 2, 4, 8 and 16 times the trained length, as far as the longest document goes."""
+    if run.trained_length is None:
         raise ValueError(f"{run.folder} does not say how long it was trained: give lengths.")
-    text = run.heldout(corpus)
+    source = run.corpus(corpus, default_split(run, corpus) if split is None else split)
+    return _multiples(run.trained_length, tokenize(source, run.tokenizer)["heldout"])
+
+
+def _multiples(trained: int, text: Tokens) -> list[int]:
     longest = int(np.diff([*text.starts, len(text)]).max())
     return [trained, *(length for length in (2 * trained, 4 * trained, 8 * trained, 16 * trained) if length < longest)]
+
+
+def _usual_lengths(run: Run, text: Tokens, protocol: str) -> list[int]:
+    """The lengths that the command takes by itself, which a file's name does not repeat."""
+    usual = [] if run.trained_length is None else _multiples(run.trained_length, text)
+    return usual[-1:] if protocol == "positions" else usual
+
+
+def _on_training_text(run: Run, usual: Split, split: Split) -> list[str]:
+    if split in (usual, "heldout") or run.settings is None:
+        return []
+    return [
+        "The run was trained on most of this text: the numbers of the split all are not those of unseen text. "
+        "For these, evaluate the split heldout."
+    ]
+
+
+def _unit_counts(rows: Sequence[dict[str, Any]]) -> list[int]:
+    """How many documents or blocks were scored at each length that has a number."""
+    return [row["documents"] if row["blocks"] is None else row["blocks"] for row in rows if row["error"] is None]
 
 
 def check_lengths(lengths: Sequence[int]) -> list[int]:
@@ -175,8 +243,8 @@ def _control(run: Run, plan: Plan, stride: int | None) -> tuple[int, list[Window
     return 0, []
 
 
-def _numbers(found: Losses, seed: int) -> dict[str, Any]:
-    """A row's numbers. One document alone says nothing of others: then there is no interval."""
+def _numbers(found: Losses, units: Units, read: int | None, seed: int) -> dict[str, Any]:
+    """A row's numbers; `read` is the bytes of what is scored. Of one document or block alone there is no interval."""
     loss = found.mean
     if not loss < math.log(np.finfo(np.float64).max):
         raise ValueError(f"the loss is {loss}: the model is broken, or far out of what it can compute.")
@@ -185,13 +253,18 @@ def _numbers(found: Losses, seed: int) -> dict[str, Any]:
         sums, counts = bootstrap(found.sums.sum(1), found.counts.sum(1), seed=seed)
         low, high = interval(np.exp(sums / counts))
         numbers |= {"low": low, "high": high}
+    tokens = int(found.counts.sum())
     return {
         **numbers,
-        "documents": len(found.counts),
-        "tokens": int(found.counts.sum()),
+        "bits_per_byte": loss * tokens / math.log(2) / read if read else None,
+        "documents": len(found.units) if units.block is None else 1,
+        "blocks": None if units.block is None else len(found.units),
+        "tokens": tokens,
+        "bytes": read,
         "seconds": round(found.seconds, 3),
         "tokens_per_second": round(found.read / found.seconds, 1),  # read, which may be more than are scored
         "peak_memory_bytes": found.peak,
+        "units": unit_sums(units, found.units, found.sums.sum(1), found.counts.sum(1)),
     }
 
 
@@ -210,8 +283,3 @@ def _bins(edges: NDArray[np.int64], found: Losses, control: Losses, seed: int) -
             entry["difference_low"], entry["difference_high"] = interval((sums - others) / counts)
         bins.append(entry)
     return bins
-
-
-def _name(protocol: str, rope_scaling: str | None, corpus: str | None) -> str:
-    scaling = (rope_scaling or "").replace(":", "-")
-    return "-".join(word for word in (protocol, scaling, Path(corpus or "").stem) if word)

@@ -42,10 +42,13 @@ def write_record(out: Path, part: Part, record: dict[str, Any]) -> None:
 
 
 def finished(record: dict[str, Any], plan: Plan, part: Part) -> bool:
-    """Whether nothing is left to do: a part is taken up again when lengths have been added."""
+    """Whether nothing is left to do: a part is taken up again when lengths have been added.
+
+    And when it was measured by an earlier version, which kept no losses of documents; nothing is trained again.
+    """
     if record.get("error") is not None or "windows" not in record:
         return False
-    measured = {row["length"] for row in record["windows"]["rows"]}
+    measured = {row["length"] for row in record["windows"]["rows"] if "units" in row}
     return measured >= set(plan.lengths) and (part.seed > 0 or "positions" in record)
 
 

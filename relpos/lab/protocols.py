@@ -42,7 +42,7 @@ def windows(text: Tokens, lengths: Sequence[int], tokens: int) -> Plan:
     """
     plan, room = Plan(), len(text) - 1
     longest = plan.longest(
-        lengths, room, lambda length: f"the held-out text has {len(text)} tokens; a window needs {length + 1}."
+        lengths, room, lambda length: f"the text has {len(text)} tokens; a window needs {length + 1}."
     )
     if longest is None:
         return plan
@@ -75,7 +75,7 @@ def sliding(text: Tokens, lengths: Sequence[int], tokens: int, stride: int | Non
         lengths,
         room // 2,
         lambda length: (
-            f"the held-out text has {len(text)} tokens; sliding windows of {length} need {2 * length + 1}: "
+            f"the text has {len(text)} tokens; sliding windows of {length} need {2 * length + 1}: "
             "as many to stand before as to be scored."
         ),
     )
@@ -132,7 +132,5 @@ def _inside_one(documents: Sequence[tuple[int, int]]) -> tuple[int, Callable[[in
     longest = max(stop - begin for begin, stop in documents)
     return (
         longest - 1,
-        lambda length: (
-            f"the longest held-out document has {longest} tokens; a window inside one document needs {length + 1}."
-        ),
+        lambda length: f"the longest document has {longest} tokens; a window inside one document needs {length + 1}.",
     )

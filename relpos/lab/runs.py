@@ -12,7 +12,7 @@ import transformers
 import yaml
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from relpos.lab.corpus import Corpus, open_corpus
+from relpos.lab.corpus import Corpus, Split, open_corpus
 from relpos.lab.settings import Settings, load_settings
 from relpos.lab.tokenizers import gpt2_tokenizer
 from relpos.lab.tokens import Tokens, tokenize
@@ -58,7 +58,7 @@ class Run:
             digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
 
-    def corpus(self, name: str | None = None) -> Corpus:
+    def corpus(self, name: str | None = None, split: Split = "heldout") -> Corpus:
         """The corpus it was trained on, or another by name."""
         data = None if self.settings is None else self.settings.data
         if data is not None and data.task is not None:
@@ -66,11 +66,23 @@ class Run:
                 f"{self.folder} was trained on the task {data.task} and knows no other words: "
                 f"evaluate it by relpos evaluate {self.folder} --task {data.task}."
             )
-        if name is not None:
-            return open_corpus(name)
         if data is None or data.corpus is None:
-            return open_corpus("sotu")
-        return open_corpus(data.corpus, data.text, data.subset)
+            return open_corpus(name or "sotu", split=split)
+        if name is None or name == data.corpus:
+            return open_corpus(data.corpus, data.text, data.subset, split)
+        return open_corpus(name, split=split)
+
+    def trained_on(self, name: str | None = None) -> bool:
+        """Whether a corpus is the one it was trained on: by its name, its path or its content."""
+        if self.settings is None or "corpus" not in self.about:
+            return False  # how it was trained is not known
+        own = str(self.settings.data.corpus)
+        if name is None or name == own or Path(name).resolve() == Path(own).resolve():
+            return True
+        try:
+            return self.corpus(name).hash == str(self.about["corpus"]["hash"])
+        except ValueError:  # too little to be divided, so it was not trained on
+            return False
 
     def heldout(self, corpus: str | None = None) -> Tokens:
         """The held-out tokens of its corpus, or of another."""

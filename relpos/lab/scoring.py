@@ -17,6 +17,7 @@ from relpos.lab.memory import begin_peak, peak
 from relpos.lab.protocols import Window
 from relpos.lab.runs import Run
 from relpos.lab.tokens import IGNORED, Tokens
+from relpos.lab.units import Units
 from relpos.models.loss import token_losses
 
 AT_ONCE = 4096  # tokens read at a time, or one window: memory grows with the length only
@@ -24,10 +25,11 @@ AT_ONCE = 4096  # tokens read at a time, or one window: memory grows with the le
 
 @dataclass
 class Losses:
-    """What was found, by document and bin of positions."""
+    """What was found, by unit (document, or block of a single one) and bin of positions."""
 
-    sums: NDArray[np.float64]  # (documents, bins)
-    counts: NDArray[np.int64]  # (documents, bins)
+    units: NDArray[np.int64]  # (units,), the numbers of the documents or blocks that have scored tokens
+    sums: NDArray[np.float64]  # (units, bins)
+    counts: NDArray[np.int64]  # (units, bins)
     read: int  # tokens
     seconds: float
     peak: int  # bytes
@@ -44,11 +46,16 @@ class Scorer:
     Killed at any moment, it goes on with the batch it was at, and ends with the same numbers.
     """
 
-    def __init__(self, run: Run, text: Tokens, identity: dict[str, Any], folder: Path, countdown: Countdown) -> None:
+    def __init__(
+        self, run: Run, text: Tokens, units: Units, identity: dict[str, Any], folder: Path, countdown: Countdown
+    ) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model, self.text, self.folder, self.countdown = run.model.to(self.device), text, folder, countdown
+        self.units = units
         self.separate = run.settings is not None and run.settings.data.separate  # as it was trained
         self.identity = {**identity, "weights": run.checksum, "config": _config(run), "separate": self.separate}
+        if units.block is not None:
+            self.identity["block"] = units.block
 
     def score(self, windows: list[Window], length: int, words: str, edges: NDArray[np.int64] | None = None) -> Losses:
         """The losses of what these windows score; `edges` bound the bins of positions, which are one without."""
@@ -71,19 +78,33 @@ class Scorer:
         bins = 1 if edges is None else len(edges) - 1
         return _collect([known[number] for number in range(len(batches))], bins, len(windows) * length)
 
+    def bytes_of(self, windows: list[Window], length: int, sizes: NDArray[np.int64]) -> int:
+        """Bytes of the tokens that these windows score; `sizes` are those of each entry of the tokenizer."""
+        total = 0
+        for window in windows:
+            places = np.arange(window.first, window.start + length + 1)
+            scored = sizes[self.text.ids[places]]
+            total += int(scored[~self._begins(places)].sum() if self.separate else scored.sum())
+        return total
+
+    def _begins(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which places hold a document's first token, which nothing predicts where documents are kept apart."""
+        return np.isin(places, self.text.starts)
+
     def _cells(self, batch: list[Window], length: int, edges: NDArray[np.int64] | None) -> list[list[float]]:
-        """Document, bin, number of tokens and sum of their losses, wherever there are any."""
+        """Unit, bin, number of tokens and sum of their losses, wherever there are any."""
         places = np.array([window.start for window in batch])[:, None] + np.arange(length + 1)  # (batch, length + 1)
         first, origin = np.array([window.first for window in batch]), np.array([window.origin for window in batch])
         documents = np.searchsorted(self.text.starts, places, side="right") - 1
         scored = places[:, 1:] >= first[:, None]  # (batch, length)
         if self.separate:
-            scored &= documents[:, 1:] == documents[:, :-1]  # nothing predicts a document's first token
+            scored &= ~self._begins(places[:, 1:])
         losses = self._losses(places, scored, documents).astype(np.float64)
         bins = np.zeros_like(documents[:, 1:])
         if edges is not None:
             bins = np.searchsorted(edges, places[:, 1:] - origin[:, None] - 1, side="right") - 1
-        cells, which = np.unique(np.stack([documents[:, 1:][scored], bins[scored]]), axis=1, return_inverse=True)
+        units = self.units.of(places[:, 1:])
+        cells, which = np.unique(np.stack([units[scored], bins[scored]]), axis=1, return_inverse=True)
         counts, sums = np.bincount(which.reshape(-1)), np.bincount(which.reshape(-1), weights=losses[scored])
         return [[*map(int, cell), int(n), float(s)] for cell, n, s in zip(cells.T, counts, sums, strict=True)]
 
@@ -106,13 +127,13 @@ class Scorer:
 
 def _collect(batches: list[dict[str, Any]], bins: int, read: int) -> Losses:
     cells = np.array([cell for batch in batches for cell in batch["cells"]], dtype=np.float64)  # (cells, 4)
-    documents, which = np.unique(cells[:, 0], return_inverse=True)
+    units, which = np.unique(cells[:, 0].astype(np.int64), return_inverse=True)
     place = (which.reshape(-1), cells[:, 1].astype(int))
-    sums, counts = np.zeros((len(documents), bins)), np.zeros((len(documents), bins), dtype=np.int64)
+    sums, counts = np.zeros((len(units), bins)), np.zeros((len(units), bins), dtype=np.int64)
     np.add.at(sums, place, cells[:, 3])
     np.add.at(counts, place, cells[:, 2].astype(np.int64))
     seconds = sum(batch["seconds"] for batch in batches)
-    return Losses(sums, counts, read, seconds, max(batch["peak"] for batch in batches))
+    return Losses(units, sums, counts, read, seconds, max(batch["peak"] for batch in batches))
 
 
 def _config(run: Run) -> dict[str, Any]:

@@ -1,21 +1,23 @@
-"""The numbers of a comparison: means over seeds, the best of each length, and what is seen in plain words."""
+"""The numbers of a comparison: means over seeds, what is told apart at each length, and what is seen in plain words."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from relpos.lab.paired import LEVEL, Standing, standing
 from relpos.lab.part import finished, read_record
 from relpos.lab.plan import Part, Plan
 
 Records = Mapping[Part, dict[str, Any]]
 Perplexities = dict[str, dict[int, "Cell"]]  # by encoding and length
+Standings = dict[int, Standing]  # by length
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The perplexities of one encoding at one length, one a seed."""
+    """The perplexities of one encoding at one length, one per seed; or other numbers of its rows."""
 
     values: tuple[float, ...]
     missing: str  # why there is none: refused, failed, or not yet
@@ -59,17 +61,66 @@ def _cell(plan: Plan, records: Records, encoding: str, length: int) -> Cell:
     return Cell(tuple(float(row["perplexity"]) for row in rows if not row["error"]), missing)
 
 
+def make_bits(plan: Plan, records: Records) -> dict[str, list[str]]:
+    """Bits per byte by encoding, one text per length; empty where no evaluation counted bytes."""
+    found = {
+        encoding: [_bits(measured_rows(plan, records, encoding, length)) for length in plan.lengths]
+        for encoding in plan.encodings
+    }
+    return found if any(text != "–" for texts in found.values() for text in texts) else {}
+
+
+def _bits(rows: Mapping[int, dict[str, Any]]) -> str:
+    values = [float(row["bits_per_byte"]) for row in rows.values() if row.get("bits_per_byte") is not None]
+    if not values or len(values) < len(rows):  # older evaluations have none
+        return "–"
+    deviation = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.4f}{deviation}"
+
+
+def measured_rows(plan: Plan, records: Records, encoding: str, length: int) -> dict[int, dict[str, Any]]:
+    """An encoding's rows at a length that have a number, by seed."""
+    return {
+        seed: row
+        for seed in range(plan.seeds)
+        for row in rows_of(records[Part(encoding, seed)], plan)
+        if row["length"] == length and not row["error"]
+    }
+
+
+def make_standings(plan: Plan, records: Records) -> Standings:
+    """Which encodings are told apart from the lowest, at every length that has a number."""
+    found = {}
+    for length in plan.lengths:
+        rows = {encoding: measured_rows(plan, records, encoding, length) for encoding in plan.encodings}
+        at_length = standing(rows)
+        if at_length is not None:
+            found[length] = at_length
+    return found
+
+
+def marking(standings: Standings) -> list[str]:
+    """What is bold in the table, and where nothing is."""
+    found = []
+    if any(at_length.unmarked is None for at_length in standings.values()):
+        found.append(
+            "Bold: the lowest mean of a length, and every encoding that is not told apart from it. Two are told apart "
+            "if the difference of their losses on the same documents passes a paired test (bootstrap over documents, "
+            f"Student's t over seeds; {LEVEL * 100:.0f} % for all comparisons at a length together)."
+        )
+    reasons: dict[str, list[int]] = {}
+    for length, at_length in standings.items():
+        if at_length.unmarked is not None:
+            reasons.setdefault(at_length.unmarked, []).append(length)
+    for reason, lengths in reasons.items():
+        found.append(f"Nothing is bold at {', '.join(map(str, lengths))}: {reason}.")
+    return found
+
+
 def rows_of(record: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
     """A part's rows of the protocol `windows`, if it has all lengths: which text is scored depends on the longest."""
     rows = list(record["windows"]["rows"]) if "windows" in record else []
     return rows if {row["length"] for row in rows} >= set(plan.lengths) else []
-
-
-def best(table: Perplexities, length: int) -> str | None:
-    """The encoding with the lowest mean at a length."""
-    means = {encoding: row[length].mean for encoding, row in table.items()}
-    seen = {encoding: mean for encoding, mean in means.items() if mean is not None}
-    return min(seen, key=lambda encoding: seen[encoding]) if seen else None
 
 
 def notes(plan: Plan, records: Records) -> list[str]:
@@ -82,14 +133,25 @@ def notes(plan: Plan, records: Records) -> list[str]:
             lengths = sorted(refused)
             found.append(f"`{encoding}` refused at {', '.join(map(str, lengths))}: {refused[lengths[0]]}")
     open_parts = [
-        part.name for part, record in records.items() if not record.get("error") and not finished(record, plan, part)
+        part for part, record in records.items() if not record.get("error") and not finished(record, plan, part)
     ]
-    if open_parts:
-        found.append(f"Not finished yet: {', '.join(f'`{name}`' for name in open_parts)}.")
+    older = [part for part in open_parts if rows_of(records[part], plan)]
+    missing = [part for part in open_parts if part not in older]
+    if missing:
+        found.append(f"Not finished yet: {_named(missing)}.")
+    if older:
+        found.append(
+            f"Measured by an earlier version, without the losses of each document: {_named(older)}. Rerun the command "
+            "to measure them again; nothing is trained again."
+        )
     return found
 
 
-def findings(plan: Plan, table: Perplexities) -> list[str]:
+def _named(parts: Sequence[Part]) -> str:
+    return ", ".join(f"`{part.name}`" for part in parts)
+
+
+def findings(plan: Plan, table: Perplexities, standings: Standings) -> list[str]:
     """What is seen, in words: at the trained length, and how each encoding changes beyond it."""
     trained = plan.length
     at_home = {encoding: row[trained].mean for encoding, row in table.items()}
@@ -97,9 +159,15 @@ def findings(plan: Plan, table: Perplexities) -> list[str]:
     if not known:
         return []
     lowest, highest = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
-    found = [f"At the trained length ({trained}) `{lowest}` is lowest with {told(known[lowest])}"]
-    if highest != lowest:
-        found[0] += f"; `{highest}` is highest with {told(known[highest])}, {change(known[highest] / known[lowest])}"
+    found = []
+    if len(known) > 1:
+        found.append(
+            f"At the trained length ({trained}) the means lie between {told(known[lowest])} (`{lowest}`) and "
+            f"{told(known[highest])} (`{highest}`, {change(known[highest] / known[lowest])})"
+        )
+        if trained in standings and standings[trained].unmarked is None:
+            together = [f"`{name}`" for name in plan.encodings if name in standings[trained].marked - {lowest}]
+            found[0] += f"; not told apart from `{lowest}`: {', '.join(together) or 'none'}"
     for encoding, home in known.items():
         others = {length: cell.mean for length, cell in table[encoding].items() if length != trained}
         beyond = [

@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterator
 from importlib import resources
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2TokenizerFast, PreTrainedTokenizerFast
 
@@ -60,3 +62,28 @@ def _named(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     tokenizer.eos_token = tokenizer.bos_token = tokenizer.pad_token = SEPARATOR
     tokenizer.model_max_length = int(1e30)  # whatever the encoding takes
     return tokenizer
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerFast) -> NDArray[np.int64] | None:
+    """How many bytes of UTF-8 each entry of a byte-level tokenizer stands for.
+
+    Counted on the entries, not on decoded text: an entry may hold a part of a character, which by itself is no text.
+
+    Args:
+        tokenizer: any fast tokenizer.
+
+    Returns:
+        Bytes (entries,), 0 for special entries such as the separator, which stand for no text; None for a tokenizer
+        that is not byte-level, whose entries do not say how many bytes they replace.
+    """
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    decoder = rules.get("decoder") or {}
+    if "ByteLevel" not in [part.get("type") for part in (decoder, *decoder.get("decoders", ()))]:
+        return None
+    entries = tokenizer.get_vocab()
+    sizes = np.zeros(max(entries.values()) + 1, dtype=np.int64)
+    for entry, number in entries.items():
+        sizes[number] = len(entry)  # byte-level BPE writes every byte as one character
+    for number, entry in tokenizer.added_tokens_decoder.items():
+        sizes[number] = 0 if entry.special else len(entry.content.encode())
+    return sizes

@@ -76,7 +76,9 @@ def _batched(documents: Iterable[Document]) -> Iterable[list[Document]]:
 
 
 def _open(folder: Path, part: str, dtype: np.dtype[Any]) -> Tokens:
-    ids = np.memmap(folder / f"{part}.ids", dtype=dtype, mode="r")
+    file = folder / f"{part}.ids"
+    # A corpus that is not divided has nothing to train on, and an empty file cannot be mapped.
+    ids = np.memmap(file, dtype=dtype, mode="r") if file.stat().st_size else np.zeros(0, dtype=dtype)
     return Tokens(ids, np.fromfile(folder / f"{part}.starts", dtype=np.int64))
 
 

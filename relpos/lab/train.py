@@ -19,6 +19,7 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
 from relpos.lab.atomic import flush, write_text
+from relpos.lab.card import write_card
 from relpos.lab.checkpoints import SEAL, checkpoints, newest_whole, step_of
 from relpos.lab.clock import Clock
 from relpos.lab.data import Data, open_data
@@ -27,6 +28,7 @@ from relpos.lab.log import Log, plot_loss, read_log
 from relpos.lab.runs import ABOUT, RESULT
 from relpos.lab.settings import FREE, Settings, flatten
 from relpos.lab.sharded import OPTIMIZER
+from relpos.lab.stub import write_stub
 from relpos.lab.trainer import CLOCK, RelposTrainer, cannot_write
 from relpos.lab.versions import versions
 from relpos.models.gpt2 import RelposGPT2ForCausalLM
@@ -244,6 +246,8 @@ def _finish(settings: Settings, out: Path, clock: Clock, say: Any) -> None:
                 flush(part)
                 part.replace(out / file.name)
         plot_loss(out)
+        write_stub(out)
+        write_card(out, result)
         write_text(out / RESULT, json.dumps(result, indent=1))
     except OSError as error:
         raise cannot_write(out, "the trained model", error) from error

@@ -19,6 +19,7 @@ from relpos.models.cache import remember, seen
 from relpos.models.gpt2_config import RelposGPT2Config
 from relpos.models.loss import next_token_loss
 from relpos.models.padding import read_mask
+from relpos.models.position_ids import read_position_ids
 
 
 class Attention(nn.Module):
@@ -181,11 +182,14 @@ class RelposGPT2Model(RelposGPT2PreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
     ) -> Any:
         """Hidden states of input_ids, or of inputs_embeds.
 
-        documents (batch, tokens so far), ids of packed documents: no attention across them. The other arguments are
-        those of every transformers decoder. There is no limit of length but the encoding's own.
+        documents (batch, tokens so far), ids of packed documents: no attention across them. position_ids
+        (batch, length) may say the same by starting again at 0. Positions here are the order of the tokens, so other
+        position_ids are refused. The other arguments are those of every transformers decoder. There is no limit of
+        length but the encoding's own.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give input_ids or inputs_embeds, one of the two.")
@@ -198,7 +202,10 @@ class RelposGPT2Model(RelposGPT2PreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         total = seen(past_key_values) + length
         standing, padding = read_mask(attention_mask, batch, total)
+        packed = documents is not None
         documents = standing if documents is None else documents
+        if position_ids is not None:
+            documents = read_position_ids(position_ids, documents, packed, attention_mask, batch, length, total)
         for position in (self.wpe, self.position):
             if position is not None:
                 x = position.embed(x, start=total - length, documents=documents)
@@ -239,6 +246,10 @@ class RelposGPT2ForCausalLM(RelposGPT2PreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, value: nn.Linear) -> None:
         self.lm_head = value
 
+    def _prepare_position_ids_for_generation(self, *_: Any) -> None:
+        # generate would make them up from the mask: those it finds are ours anyway, and checking costs at every step.
+        return None
+
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -253,6 +264,7 @@ class RelposGPT2ForCausalLM(RelposGPT2PreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
     ) -> Any:
         """Logits of the next token; with labels their cross-entropy instead.
 
@@ -274,6 +286,7 @@ class RelposGPT2ForCausalLM(RelposGPT2PreTrainedModel, GenerationMixin):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
             return_dict=True,
+            position_ids=position_ids,
         )
         hidden = found.last_hidden_state
         loss = logits = None

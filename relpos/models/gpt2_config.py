@@ -30,7 +30,9 @@ class RelposGPT2Config(GPT2Config):
     bos_token_id: int | None = None  # whatever the tokenizer says
     eos_token_id: int | list[int] | None = None
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, auto_map: object = None, **kwargs: Any) -> None:
+        # auto_map is for people without relpos, and belongs to the folder that holds its module: a copy saved elsewhere
+        # would name a file that is not there.
         super().__post_init__(**kwargs)
         position = self.position
         if position is None:
@@ -61,6 +63,10 @@ class RelposGPT2Config(GPT2Config):
         if found.get("model_type") == GPT2Config.model_type:
             found = {**found, "model_type": cls.model_type}
         return found, rest
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: the class is relpos's own, and its source is not copied into the folders that it saves."""
 
     @property
     def head_dim(self) -> int:

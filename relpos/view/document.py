@@ -13,11 +13,13 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; m
 h1 { font-size: 1.6em; } h2 { font-size: 1.2em; margin-top: 2em; border-bottom: 1px solid #ddd; }
 table { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums; }
 .wide { overflow-x: auto; }
-th, td { padding: .25em .8em; text-align: right; white-space: nowrap; border-bottom: 1px solid #eee; }
-th:first-child, td:first-child { text-align: left; } th { border-bottom: 2px solid #888; }
+th, td { padding: .25em .6em; text-align: right; border-bottom: 1px solid #eee; }
+th { border-bottom: 2px solid #888; vertical-align: bottom; } td { white-space: nowrap; }
+.wrapped { font-size: .9em; } .wrapped td { white-space: normal; }
+th:first-child, td:first-child { text-align: left; white-space: nowrap; }
 .marked { background: #f3f1e7; }
 figure { margin: 1em 0; } img { max-width: 100%; height: auto; } figcaption { color: #555; font-size: .9em; }
-pre { background: #f6f6f6; padding: .8em; overflow-x: auto; font-size: .85em; }
+pre { background: #f6f6f6; padding: .8em; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85em; }
 code { font-size: .92em; }
 """
 
@@ -52,6 +54,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     bold: set[tuple[int, int]] = field(default_factory=set)  # row, column
     marked: int | None = None
+    wrapped: bool = False  # whether cells may have several lines
 
 
 @dataclass
@@ -142,7 +145,8 @@ def _html_table(table: Table) -> str:
         return f"<tr>{''.join(found)}</tr>"
 
     body = "\n".join(line("td", row, cells) for row, cells in enumerate(table.rows))
-    return f'<div class="wide"><table>\n{line("th", -1, table.head)}\n{body}\n</table></div>'
+    kind = ' class="wrapped"' if table.wrapped else ""
+    return f'<div class="wide"><table{kind}>\n{line("th", -1, table.head)}\n{body}\n</table></div>'
 
 
 def _inline(text: str) -> str:

@@ -3,13 +3,28 @@
 import shlex
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from relpos.lab.atomic import write_text
+from relpos.lab.paired import DRAWS, LEVEL, Standing
 from relpos.lab.part import finished
 from relpos.lab.plan import Part, Plan, load_plan
-from relpos.lab.summary import Perplexities, Records, best, findings, make_table, notes, read_records, rows_of, several
+from relpos.lab.summary import (
+    Perplexities,
+    Records,
+    Standings,
+    findings,
+    make_bits,
+    make_standings,
+    make_table,
+    marking,
+    notes,
+    read_records,
+    rows_of,
+    several,
+)
 from relpos.view.curves import draw_curves, draw_position_panels
 from relpos.view.document import Block, Code, Heading, Image, Items, Table, Text, to_html, to_markdown
 from relpos.view.figures import save
@@ -32,7 +47,7 @@ def write_report(out: Path) -> tuple[Path, Path]:
 
 def make_report(plan: Plan, records: Records, out: Path) -> list[Block]:
     """The report's blocks; its pictures are drawn into the folder."""
-    table = make_table(plan, records)
+    table, standings = make_table(plan, records), make_standings(plan, records)
     done = sum(finished(record, plan, part) for part, record in records.items())
     state = [] if done == len(records) else [Text(f"{done} of {len(records)} parts are finished; the rest is to come.")]
     return [
@@ -43,11 +58,14 @@ def make_report(plan: Plan, records: Records, out: Path) -> list[Block]:
         Text(
             "Held-out text in windows of each length, every token scored (`windows`); up to "
             f"{plan.eval_tokens:,} tokens, the same at every length. Mean ± sample deviation over "
-            f"{several(plan.seeds, 'seed')}; the lowest of each length is bold; {plan.length} is the trained length."
+            f"{several(plan.seeds, 'seed')}; {plan.length} is the trained length."
         ),
-        perplexities(plan, table),
+        *(Text(sentence) for sentence in marking(standings)),
+        perplexities(plan, table, standings),
         *_listed("What the table leaves open:", notes(plan, records)),
-        *_listed("What is seen in it:", findings(plan, table)),
+        *_listed("What is seen in it:", findings(plan, table, standings)),
+        *_differences(plan, standings),
+        *_bits(plan, records),
         *_curves(plan, table, out),
         *_positions(plan, records, out),
         *_last_layers(plan, records, out),
@@ -63,18 +81,65 @@ def _listed(title: str, items: list[str]) -> list[Block]:
     return [Text(title), Items(items)] if items else []
 
 
-def perplexities(plan: Plan, table: Perplexities) -> Table:
-    """The table in the paper's layout: a row an encoding, a column a length."""
-    rows = [[f"`{encoding}`", *(str(cell) for cell in row.values())] for encoding, row in table.items()]
-    lowest = {(length, best(table, length)) for length in plan.lengths}
+def perplexities(plan: Plan, table: Perplexities, standings: Standings) -> Table:
+    """The table in the paper's layout: one row per encoding, one column per length."""
+    rows = {encoding: [str(cell) for cell in row.values()] for encoding, row in table.items()}
     bold = {
         (row, column)
         for row, encoding in enumerate(plan.encodings)
         for column, length in enumerate(plan.lengths, start=1)
-        if (length, encoding) in lowest
+        if length in standings and encoding in standings[length].marked
     }
+    return _by_length(plan, rows, bold)
+
+
+def _by_length(plan: Plan, rows: dict[str, list[str]], bold: set[tuple[int, int]] | None = None) -> Table:
     head = [f"{length} (trained)" if length == plan.length else str(length) for length in plan.lengths]
-    return Table(["encoding", *head], rows, bold, 1 + plan.lengths.index(plan.length))
+    cells = [[f"`{encoding}`", *row] for encoding, row in rows.items()]
+    return Table(["encoding", *head], cells, bold or set(), 1 + plan.lengths.index(plan.length))
+
+
+def _differences(plan: Plan, standings: Standings) -> list[Block]:
+    """The paired differences from the lowest of each length."""
+    if not any(at_length.differences for at_length in standings.values()):
+        return []
+    rows = {
+        encoding: [_difference(standings.get(length), encoding) for length in plan.lengths]
+        for encoding in plan.encodings
+    }
+    comparisons = max(len(at_length.differences) for at_length in standings.values())
+    each = (
+        f", which is {100 - 100 * (1 - LEVEL) / comparisons:.2f} % for each of {comparisons}" if comparisons > 1 else ""
+    )
+    text = (
+        "Loss per token minus that of the lowest of the length, on the same documents and with the same seeds, and its "
+        f"interval ({LEVEL * 100:.0f} % for all comparisons at a length together{each}). Documents are drawn {DRAWS:,} "
+        "times with replacement; where there are several seeds, their variation is added as Student's t. `*`: the "
+        "interval does not hold 0."
+    )
+    if plan.seeds == 1:
+        text += " With one seed it is a difference between two trained models, and says little of the encodings."
+    return [Heading("Differences between encodings"), Text(text), replace(_by_length(plan, rows), wrapped=True)]
+
+
+def _difference(at_length: Standing | None, encoding: str) -> str:
+    if at_length is not None and encoding == at_length.lowest:
+        return "lowest"
+    if at_length is None or encoding not in at_length.differences:
+        return "–"
+    found = at_length.differences[encoding]
+    bounds = f"({found.low:+.3f} to {found.high:+.3f})".replace(" ", "\N{NO-BREAK SPACE}")
+    return f"{found.mean:+.3f}{'*' if found.passes else ''} {bounds}"
+
+
+def _bits(plan: Plan, records: Records) -> list[Block]:
+    """Bits per byte, where the evaluations have them."""
+    rows = make_bits(plan, records)
+    text = Text(
+        "The same losses as bits per byte of the scored text: mean ± sample deviation over the seeds. Unlike "
+        "perplexities, these can be compared between tokenizers."
+    )
+    return [Heading("Bits per byte"), text, _by_length(plan, rows)] if rows else []
 
 
 def _curves(plan: Plan, table: Perplexities, out: Path) -> list[Block]:
@@ -110,6 +175,8 @@ def _positions(plan: Plan, records: Records, out: Path) -> list[Block]:
         f"read by the same model in windows of {plan.length}. Where the two part, the length itself does harm, or good."
         " The band is the 95 % interval over documents."
     )
+    known = dict.fromkeys(sentence for one in found.values() for sentence in (one or {}).get("warnings", ()))
+    text = " ".join([text, *known])
     return [Heading("Loss by position"), Text(text), Image(file, f"Loss by position in windows of {plan.positions}.")]
 
 
@@ -185,7 +252,7 @@ def _what(plan: Plan, out: Path) -> str:
     if run.minutes is not None:
         ends.append(f"{run.minutes:g} minutes")
     text = (
-        f"GPT-2 {settings.model.preset}, {run.batch} windows of {plan.length} tokens a step, {' or '.join(ends)} on "
+        f"GPT-2 {settings.model.preset}, {run.batch} windows of {plan.length} tokens per step, {' or '.join(ends)} on "
         f"`{settings.data.corpus}`, {several(plan.seeds, 'seed')}. With the same seed all encodings read the same "
         "windows in the same order and start from the same weights, wherever they have the same ones."
     )
@@ -202,7 +269,7 @@ def _cost_text(records: Records) -> str:
     differ = " They differ between parts: speeds are not comparable." if len(threads) > 1 else ""
     return (
         "Means over the seeds. Training: the median speed over the run, the seconds with its evaluations and "
-        f"checkpoints, the most memory of the process. Threads a part: {', '.join(map(str, threads)) or '–'}.{differ}"
+        f"checkpoints, the most memory of the process. Threads per part: {', '.join(map(str, threads)) or '–'}.{differ}"
     )
 
 
@@ -238,6 +305,6 @@ def _surroundings(records: Records) -> list[str]:
         if machine is not None:
             found[
                 f"Machine: {machine['cpu']}, {machine['cores']} cores, {_bytes(machine['memory_bytes'])}, "
-                f"{machine['system']}; {several(machine['threads'], 'thread')} a part."
+                f"{machine['system']}; {several(machine['threads'], 'thread')} per part."
             ] = None
     return list(found)

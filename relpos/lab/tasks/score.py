@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from relpos.lab.atomic import write_text
+from relpos.lab.card import refresh_card
 from relpos.lab.live import Countdown
 from relpos.lab.runs import EVALUATION, Run
 from relpos.lab.tasks.registry import task as task_of
@@ -50,6 +51,7 @@ def score_task(
         "chance": asked.chance,
         "rows": [],
         "depths": [],
+        "step": run.result.get("step"),
         "position": run.model.config.position,
         "weights": run.checksum,
         "digest": asked.digest,
@@ -68,6 +70,7 @@ def score_task(
             write_text(file, json.dumps({"results": [*others, result]}, indent=1))
         row = next(row for row in result["rows"] if row["length"] == length)
         say(f"{task}, {length} tokens: {row['error'] or '{:.1%} right'.format(row['accuracy'])}")
+    refresh_card(run, folder)
     return {
         **result,
         **{name: [row for row in result[name] if row["length"] in lengths] for name in ("rows", "depths")},
