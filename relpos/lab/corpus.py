@@ -36,6 +36,8 @@ class Corpus:
     def hash(self) -> str:
         """Of all texts, in order, and of the part each belongs to."""
         digest, last = self._read()
+        if not any(self.counts.values()):
+            raise ValueError(f"{self.name} holds no documents: give a corpus with text.")
         if self.divided and not all(self.counts.values()):
             if sum(self.counts.values()) < 2:
                 raise ValueError(
