@@ -250,3 +250,18 @@ class TestFiles:
         corpus = open_corpus("someone/corpus", subset="small")
         assert sum(1 for _ in corpus.documents()) == 30
         assert asked == [("someone/corpus", "small", "train")]
+
+
+@pytest.mark.parametrize("divided", [True, False])
+def test_a_corpus_without_documents_is_refused(divided):
+    with pytest.raises(ValueError, match="nothing holds no documents"):
+        Corpus("nothing", lambda: iter(()), lambda document: True, divided=divided).hash  # noqa: B018
+
+
+@pytest.mark.parametrize("place", ["text.txt", "."])
+def test_all_of_one_text_file_is_one_document(tmp_path, place):
+    (tmp_path / "text.txt").write_text("one\ntwo\nthree\n" * 20)
+    corpus = open_corpus(str(tmp_path / place), split="all")
+    assert [document.text for document in corpus.part("heldout")] == ["one\ntwo\nthree\n" * 20]
+    assert list(corpus.part("train")) == []
+    assert corpus.hash != open_corpus(str(tmp_path / place)).hash

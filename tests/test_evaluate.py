@@ -515,6 +515,7 @@ class TestTheCommand:
             (["--lengths", "a,b"], "lengths are whole numbers"),
             (["--lengths", ","], "at least one length"),
             (["--protocol", "slidng"], "Did you mean 'sliding'"),
+            (["--split", "al"], "unknown split 'al'. Did you mean 'all'"),
             (["--rope-scaling", "yarn"], "for models with rope"),
         ],
     )

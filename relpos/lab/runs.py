@@ -12,7 +12,7 @@ import transformers
 import yaml
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from relpos.lab.corpus import Corpus, Split, open_corpus
+from relpos.lab.corpus import Corpus, open_corpus
 from relpos.lab.settings import Settings, load_settings
 from relpos.lab.tokenizers import gpt2_tokenizer
 from relpos.lab.tokens import Tokens, tokenize
@@ -58,7 +58,7 @@ class Run:
             digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
 
-    def corpus(self, name: str | None = None, split: Split = "heldout") -> Corpus:
+    def corpus(self, name: str | None = None, split: str = "heldout") -> Corpus:
         """The corpus it was trained on, or another by name."""
         data = None if self.settings is None else self.settings.data
         if data is not None and data.task is not None:
