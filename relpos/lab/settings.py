@@ -14,6 +14,7 @@ import yaml
 
 from relpos.encodings.registry import card, names
 from relpos.errors import unknown
+from relpos.lab.mappings import read_yaml
 from relpos.lab.tasks import task
 from relpos.models.presets import sizes
 
@@ -129,7 +130,13 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
         key, equals, text = pair.partition("=")
         if not equals:
             raise ValueError(f"an override is key=value, as in data.length=1024, not {pair!r}.")
-        found[key] = float(text) if EXPONENT.fullmatch(text) else yaml.safe_load(text) if text else None
+        try:
+            found[key] = float(text) if EXPONENT.fullmatch(text) else yaml.safe_load(text) if text else None
+        except yaml.YAMLError:
+            raise ValueError(
+                f"{pair!r} is no setting: {text!r} is no YAML value. Give a number, true or false, a word, or a list as "
+                "in [a, b]; put quotation marks around a text with special characters."
+            ) from None
     return found
 
 
@@ -223,18 +230,22 @@ def _with_length(encoding: str, options: Mapping[str, Any], length: int) -> dict
     return found
 
 
+def recipes() -> list[str]:
+    """The names of the recipes."""
+    return sorted(file.stem for file in RECIPES.glob("*.yaml"))
+
+
 def _read(name: str) -> dict[str, Any]:
     path = Path(name)
     if not path.suffix and not path.exists():
         path = RECIPES / f"{name}.yaml"
         if not path.exists():
-            raise unknown("recipe", name, [file.stem for file in RECIPES.glob("*.yaml")])
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(tree, dict):
-        raise ValueError(f"{path} must hold settings, as in 'data: {{length: 1024}}', not {type(tree).__name__}.")
+            raise unknown("recipe", name, recipes())
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no file {path}: --config takes a YAML file with settings, or a recipe: {', '.join(recipes())}."
+        )
+    tree = read_yaml(path)
     tree.pop("about", None)  # what a finished run's file says beside its settings
     return tree
 
