@@ -197,7 +197,7 @@ class TestGoingOn:
         for part in load_plan(interrupted.out).parts():
             assert read_record(interrupted.out, part)["attempts"] == 1
         log = (interrupted.out / "learned-s0" / LOG).read_text()
-        assert log.count("\nstarting\n") + log.count("\ngoing on from") == 2  # once before the kill, once after
+        assert log.count("\nstarting\n") + log.count("\nresuming from") == 2  # once before the kill, once after
 
 
 def test_a_part_whose_process_is_killed_is_one_failed_row(world, shared):

@@ -7,9 +7,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
-from relpos.cli import main
 from relpos.lab.runs import open_run
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM, RelposGPT2Model
 
@@ -65,7 +63,7 @@ class TestWeightsAreRefused:
     def test_that_are_cut_short(self, folder, opener, size):
         file = folder / WEIGHTS
         file.write_bytes(file.read_bytes()[:size])
-        with pytest.raises(ValueError, match="cannot be read: .*damaged or was cut short"):
+        with pytest.raises(ValueError, match=r"cannot be read: .*damaged or was cut short"):
             opener(folder)
 
 

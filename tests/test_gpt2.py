@@ -268,7 +268,9 @@ class TestLoss:
         labels = torch.tensor([[3, 4, label, -100, 5, 6]])
         with pytest.raises(IndexError, match="out of bounds"):
             F.cross_entropy((hidden @ weight.T)[0, :-1], labels[0, 1:])
-        with pytest.raises(ValueError, match=f"the label {label} is no token of a vocabulary of 29: labels are 0 to 28"):
+        with pytest.raises(
+            ValueError, match=f"the label {label} is no token of a vocabulary of 29: labels are 0 to 28"
+        ):
             loss(hidden, weight, labels)
         with pytest.raises(TypeError, match=r"labels must be torch\.int64, not torch\.float32"):
             loss(hidden, weight, labels.float())

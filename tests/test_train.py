@@ -164,7 +164,7 @@ train(load_settings({str(tmp_path / "run.yaml")!r}, {{}}))
         train(settings(tmp_path))
         printed = capsys.readouterr().out
         assert "checkpoint-6 is damaged and passed over: optimizer.pt has 1000 bytes" in printed
-        assert f"going on from {tmp_path}/checkpoint-3" in printed
+        assert f"resuming from {tmp_path}/checkpoint-3" in printed
         assert same_weights(tmp_path, straight)
         assert damage(tmp_path / "checkpoint-6") is None
 
@@ -183,7 +183,7 @@ train(load_settings({str(tmp_path / "run.yaml")!r}, {{}}))
                 train(settings(tmp_path))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert "The last checkpoint, checkpoint-3, is whole" in str(caught.value)
+        assert "The last whole checkpoint is checkpoint-3" in str(caught.value)
         assert damage(tmp_path / "checkpoint-3") is None
         assert not (tmp_path / ".writing").exists()
         monkeypatch.undo()

@@ -9,20 +9,15 @@ from transformers import GPT2TokenizerFast, PreTrainedTokenizerFast
 
 from relpos.lab.atomic import cache_folder, written_whole
 from relpos.lab.corpus import Corpus
+from relpos.lab.settings import bpe_entries
 
 SEPARATOR = "<|endoftext|>"  # GPT-2's; it ends every document
 
 
 def load_tokenizer(name: str, corpus: Corpus) -> PreTrainedTokenizerFast:
     """A tokenizer by name: "gpt2", or "bpe-4096" for a byte-level BPE of so many entries, trained on the corpus."""
-    if name == "gpt2":
-        return gpt2_tokenizer()
-    kind, _, size = name.partition("-")
-    if kind != "bpe" or not size.isdigit() or int(size) < 257:
-        raise ValueError(
-            f"unknown tokenizer {name!r}. Allowed: gpt2, or bpe-N with N entries, at least 257 (bytes and separator)."
-        )
-    return _trained(corpus, int(size))
+    entries = bpe_entries(name)
+    return gpt2_tokenizer() if entries is None else _trained(corpus, entries)
 
 
 def gpt2_tokenizer() -> GPT2TokenizerFast:

@@ -33,9 +33,7 @@ def open_exactly(from_pretrained: Callable[..., Any], folder: Any, *args: Any, *
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # its report is in the sentence below
     try:
-        model, info = from_pretrained(
-            folder, *args, output_loading_info=True, ignore_mismatched_sizes=True, **options
-        )
+        model, info = from_pretrained(folder, *args, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     except SafetensorError as error:
         raise ValueError(
             f"the weights in {folder} cannot be read: {error}. The file is damaged or was cut short; copy it again, or "
@@ -47,7 +45,9 @@ def open_exactly(from_pretrained: Callable[..., Any], folder: Any, *args: Any, *
     problems = [
         *_told("lacks", sorted(info["missing_keys"])),
         *_told("has unknown", sorted(info["unexpected_keys"])),
-        *_told("has other shapes of", [f"{name} {tuple(saved)}, not {tuple(own)}" for name, saved, own in sorted(shapes)]),
+        *_told(
+            "has other shapes of", [f"{name} {tuple(saved)}, not {tuple(own)}" for name, saved, own in sorted(shapes)]
+        ),
     ]
     if problems:
         raise ValueError(

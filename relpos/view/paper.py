@@ -144,4 +144,6 @@ def _train(
         **settings,
     }
     say(f"Training {settings['model.preset']} with {settings['model.encoding']} in {folder}")
-    train(load_settings(None, {key: value for key, value in given.items() if value is not None}), silent)
+    result = train(load_settings(None, {key: value for key, value in given.items() if value is not None}), silent)
+    if "warning" in result:
+        say(f"warning: {result['warning']}")
