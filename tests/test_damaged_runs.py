@@ -124,6 +124,16 @@ class TestAFinishedRun:
         assert f"the weights in {run} cannot be read" in refused(capsys, "evaluate", run)
 
 
+def test_a_checkpoint_whose_weights_have_changed_is_not_opened(run):
+    data = bytearray((run / "checkpoint-6" / WEIGHTS).read_bytes())
+    data[-1000] ^= 1
+    (run / "checkpoint-6" / WEIGHTS).write_bytes(data)
+    with pytest.raises(ValueError, match=r"checkpoint-6 is damaged: model\.safetensors has other contents"):
+        open_run(run / "checkpoint-6")
+    (run / "checkpoint-9" / "optimizer.pt").unlink()  # what is not needed may be removed
+    assert open_run(run / "checkpoint-9").trained_length == 16
+
+
 BROKEN_MAPPINGS = [("", "is empty"), ("[1]", "must hold a mapping"), ("3", "must hold a mapping"), ("{a: [", "is no")]
 
 

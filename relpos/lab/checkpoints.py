@@ -11,6 +11,7 @@ from relpos.lab.atomic import publish
 from relpos.lab.mappings import read_json
 
 SEAL = "sealed.json"
+WEIGHTS = "model.safetensors"
 
 
 def checkpoints(out: Path) -> list[Path]:
@@ -31,8 +32,8 @@ def seal(folder: Path) -> None:
     (folder / SEAL).write_text(json.dumps(sums, indent=1), encoding="utf-8")
 
 
-def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, in words; None if it is as it was written."""
+def damage(folder: Path, only: str | None = None) -> str | None:
+    """What is wrong with a checkpoint, or with one file of it, in words; None if it is as it was written."""
     try:
         sums = read_json(folder / SEAL)
     except (OSError, ValueError):
@@ -40,6 +41,8 @@ def damage(folder: Path) -> str | None:
     if not sums or not all(isinstance(entry, list) and len(entry) == 2 for entry in sums.values()):
         return f"{SEAL} is no list of sizes and checksums"
     for name, (size, checksum) in sums.items():
+        if only is not None and name != only:
+            continue
         file = folder / name
         if not file.is_file():
             return f"{name} is missing"

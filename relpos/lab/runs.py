@@ -11,6 +11,7 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from relpos.lab.checkpoints import SEAL, WEIGHTS, damage
 from relpos.lab.corpus import Corpus, open_corpus
 from relpos.lab.mappings import read_json, read_yaml
 from relpos.lab.settings import Settings, flatten, load_settings
@@ -97,6 +98,9 @@ def open_run(folder: str | Path, position: Mapping[str, Any] | None = None) -> R
     settings, about = read_about(home) if (home / ABOUT).exists() else (None, {})
     result = read_json(home / RESULT) if about and (home / RESULT).exists() else {}
     tokenizer = _read_tokenizer(folder, int(config.vocab_size))
+    wrong = damage(folder, only=WEIGHTS) if (folder / SEAL).exists() else None
+    if wrong is not None:
+        raise ValueError(f"the checkpoint {folder} is damaged: {wrong}. Open another one, or the run's folder.")
     transformers.utils.logging.disable_progress_bar()  # of reading the weights, which takes no time
     model = RelposGPT2ForCausalLM.from_pretrained(folder, config=config).eval()
     return Run(folder, model, tokenizer, settings, about, result)
