@@ -25,7 +25,8 @@ from relpos.lab.train import train
 
 pytestmark = pytest.mark.usefixtures("world")
 SHARED = {key: value for key, value in SMALL_RUN.items() if key != "model.encoding"}
-WRONG = "rope:scaling=yran"
+WRONG = "learned:length=8"  # it can be made, but not trained on windows of 16
+WRONG_FOLDER = "learned-length=8"
 LENGTHS = [16, 32]
 
 
@@ -51,7 +52,7 @@ def whole(world, shared):
     out = world / "whole"
     make_plan(out, ["alibi", "learned", WRONG], 1, LENGTHS, settings=shared)
     assert [part.encoding for part in compare(out, workers=2)] == [WRONG]
-    before = {file: file.stat().st_mtime_ns for file in out.glob("*-s0/*.*") if "rope" not in str(file)}
+    before = {file: file.stat().st_mtime_ns for file in out.glob("*-s0/*.*") if WRONG_FOLDER not in str(file)}
     attempts = read_record(out, Part(WRONG, 0))["attempts"]
     make_plan(out, seeds=2)
     assert [part.name for part in compare(out, workers=2)] == [Part(WRONG, 0).name, Part(WRONG, 1).name]
@@ -142,8 +143,8 @@ class TestAComparison:
         plan = load_plan(whole.out)
         records = read_records(plan, whole.out)
         assert str(make_table(plan, records)[WRONG][16]) == "failed"
-        assert "Did you mean 'yarn'?" in records[Part(WRONG, 1)]["error"]
-        assert any("rope-scaling=yran-s1` failed:" in note for note in notes(plan, records))
+        assert "learned has 8 positions" in records[Part(WRONG, 1)]["error"]
+        assert any("learned-length=8-s1` failed:" in note for note in notes(plan, records))
         assert "Traceback" in (whole.out / Part(WRONG, 1).name / LOG).read_text()
 
     def test_keeps_what_is_finished_and_tries_what_failed_again(self, whole):
@@ -197,7 +198,7 @@ class TestGoingOn:
         for part in load_plan(interrupted.out).parts():
             assert read_record(interrupted.out, part)["attempts"] == 1
         log = (interrupted.out / "learned-s0" / LOG).read_text()
-        assert log.count("\nstarting\n") + log.count("\ngoing on from") == 2  # once before the kill, once after
+        assert log.count("\nstarting\n") + log.count("\nresuming from") == 2  # once before the kill, once after
 
 
 def test_a_part_whose_process_is_killed_is_one_failed_row(world, shared):
@@ -251,6 +252,12 @@ def test_encodings_start_alike_and_read_the_same_in_the_same_order(world, shared
         assert all(torch.equal(starts[name][key], starts["alibi"][key]) for key in common)
 
 
+def test_a_part_that_the_clock_ended_at_once_is_noted(tmp_path):
+    plan = make_plan(tmp_path, ["alibi"], 1, settings={"run.minutes": 1.0})
+    records = {Part("alibi", 0): {"training": {"step": 1, "warning": "1 minutes were enough for 1 step only."}}}
+    assert "`alibi-s0`: 1 minutes were enough for 1 step only." in notes(plan, records)
+
+
 class TestThePlan:
     def test_takes_every_encoding_once_before_any_again(self, tmp_path):
         parts = make_plan(tmp_path, ["alibi", "rope"], 2).parts()
@@ -292,6 +299,13 @@ class TestThePlan:
             ({"encodings": ["alibi", ""]}, "'' is no encoding"),
             ({"encodings": ["../alibi"]}, "is no encoding"),
             ({"encodings": ["rope:base"]}, "key=value"),
+            ({"encodings": ["alibi", "rope:bass=3"]}, "unknown option of rope 'bass'. Did you mean 'base'"),
+            ({"encodings": ["alibi", "rope:base=-3"]}, "rope:base=-3 cannot be made: base must be a positive number"),
+            ({"encodings": ["alibi", "rope:scaling=yran"]}, "Did you mean 'yarn'"),
+            ({"encodings": ["alibi", "dape:base=rope"]}, "dape:base=rope cannot be made"),
+            ({"settings": {"data.task": "recall"}}, "a comparison measures perplexity on text"),
+            ({"settings": {"data.corpus": "/nowhere/a.txt"}}, "there is no file or folder /nowhere/a.txt"),
+            ({"settings": {"data.tokenizer": "bpe-1"}}, "unknown tokenizer 'bpe-1'"),
             ({"seeds": 0}, "seeds must be at least 1"),
             ({"lengths": [256, 1]}, "lengths must be at least 2"),
             ({"settings": {"run.seed": 1}}, "what a comparison varies"),
@@ -300,9 +314,15 @@ class TestThePlan:
         ],
     )
     def test_what_is_wrong_is_said_before_anything_is_begun(self, tmp_path, given, sentence):
-        with pytest.raises(ValueError, match=sentence):
+        with pytest.raises((ValueError, FileNotFoundError), match=sentence):
             make_plan(tmp_path / "out", **given)
         assert not list(tmp_path.rglob("*.yaml"))
+
+    def test_an_encoding_that_cannot_be_made_is_not_added(self, tmp_path):
+        plan = make_plan(tmp_path, ["alibi"])
+        with pytest.raises(ValueError, match="unknown option of rope 'bass'"):
+            make_plan(tmp_path, ["rope:bass=3"])
+        assert load_plan(tmp_path) == plan
 
     def test_its_command_makes_it_again(self, tmp_path):
         import shlex

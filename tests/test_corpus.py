@@ -10,7 +10,9 @@ import transformers
 
 from relpos.lab.atomic import cache_folder, written_whole
 from relpos.lab.corpus import Corpus, open_corpus
+from relpos.lab.data import open_data
 from relpos.lab.files import Document
+from relpos.lab.settings import load_settings
 from relpos.lab.tokenizers import gpt2_tokenizer, load_tokenizer
 from relpos.lab.tokens import Tokens, Windows, tokenize
 
@@ -67,7 +69,30 @@ class TestTokenizers:
         assert again("of the corpus")["input_ids"] == tokenizer("of the corpus")["input_ids"]
         assert again.eos_token_id == tokenizer.eos_token_id
 
-    @pytest.mark.parametrize("name", ["gpt3", "bpe", "bpe-", "bpe-100", "bpe-x"])
+    @pytest.mark.parametrize("text", ["a" * 20_000, "ACGTTGCATAGCCGATTAGC" * 1_000], ids=["one letter", "DNA"])
+    def test_text_without_spaces_is_cut_into_pieces_of_a_bounded_length(self, text):
+        """Unbounded, one letter has entries of 16,384 letters, and training takes the square of the length."""
+        corpus = Corpus("unbroken", lambda: iter([Document("d1", text), Document("d0", "a")]), lambda d: d.name == "d0")
+        tokenizer = load_tokenizer("bpe-400", corpus)
+        pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+        assert max(len(piece) for piece, _ in pieces) == max(map(len, tokenizer.get_vocab())) == 128
+        ids = tokenizer(text)["input_ids"]
+        assert len(ids) < len(text) / 50
+        assert tokenizer.decode(ids) == text
+
+    def test_no_word_of_sotu_is_cut(self):
+        runs = (run for document in open_corpus("sotu").documents() for run in re.findall(r"\S+|\s+", document.text))
+        assert max(len(run.encode()) for run in runs) == 75
+
+    def test_training_one_is_announced_once(self, capsys):
+        load_tokenizer("bpe-300", tiny())
+        assert capsys.readouterr().err == "training a tokenizer of 300 entries on tiny\n"
+        load_tokenizer("bpe-300", tiny())
+        assert capsys.readouterr().err == ""
+
+    @pytest.mark.parametrize(
+        "name", ["gpt3", "bpe", "bpe-", "bpe-100", "bpe-x", "bpe-²", "bpe-1048577", "bpe-99999999999999999999"]
+    )
     def test_an_unknown_one_is_refused(self, name):
         with pytest.raises(ValueError, match=r"Allowed: gpt2, or bpe-N"):
             load_tokenizer(name, tiny())
@@ -161,6 +186,44 @@ class TestWindows:
     def test_too_short_is_refused(self):
         with pytest.raises(ValueError, match="23 tokens are fewer than one window of 23"):
             Windows(self.tokens, 23)
+
+
+class TestLineEnds:
+    LINES = ["one", "two two", "", "three", "four four four four", "five"]
+
+    @pytest.mark.parametrize("end", ["\r\n", "\r"])
+    def test_of_other_systems_are_read_as_newlines(self, tmp_path, end):
+        (tmp_path / "a.txt").write_bytes("\n".join(self.LINES).encode())
+        (tmp_path / "b.txt").write_bytes(end.join(self.LINES).encode())
+        here, there = (open_corpus(str(tmp_path / name)) for name in ("a.txt", "b.txt"))
+        assert here.hash == there.hash
+        assert open_corpus(str(tmp_path / "b.txt"), keep_line_ends=True).hash != here.hash
+
+    def test_stay_as_they_are_where_that_is_asked_for(self, tmp_path):
+        data = "\r\n".join(self.LINES).encode()
+        (tmp_path / "a.txt").write_bytes(data)
+        kept = open_corpus(str(tmp_path / "a.txt"), keep_line_ends=True)
+        assert "".join(document.text for document in kept.documents()).encode() == data
+
+    @pytest.mark.parametrize(("keep", "text"), [(False, "a\nb\nc"), (True, "a\r\nb\rc")])
+    def test_inside_json_and_parquet_are_read_alike(self, tmp_path, monkeypatch, keep, text):
+        import datasets
+
+        rows = ["a\r\nb\rc"] * 2
+        (tmp_path / "a.jsonl").write_bytes(b"\r\n".join(json.dumps({"text": row}).encode() for row in rows))
+        datasets.Dataset.from_dict({"text": rows}).to_parquet(tmp_path / "b.parquet")
+        monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: [{"text": row} for row in rows])
+        for name in (str(tmp_path), "someone/corpus"):
+            documents = list(open_corpus(name, keep_line_ends=keep).documents())
+            assert {document.text for document in documents} == {text}
+
+    def test_are_a_setting_of_the_data(self, tmp_path):
+        (tmp_path / "a.txt").write_bytes("\r\n".join(self.LINES * 20).encode())
+        given = {"data.corpus": str(tmp_path / "a.txt"), "data.tokenizer": "gpt2", "data.length": 16, "run.batch": 1}
+        plain, kept = (
+            open_data(load_settings(None, {**given, "data.keep_line_ends": keep})).about for keep in (False, True)
+        )
+        assert plain["tokens"]["train"] < kept["tokens"]["train"]
 
 
 class TestFiles:

@@ -263,6 +263,28 @@ class TestLoss:
         with pytest.raises(ValueError, match="labels must be"):
             token_losses(hidden, weight, labels[:, :9])
 
+    @pytest.mark.parametrize("label", [-1, -99, -101, 29, 2**40])
+    @pytest.mark.parametrize("loss", [next_token_loss, token_losses])
+    def test_refuses_a_label_that_is_no_token_as_pytorch_does(self, loss, label):
+        hidden, weight = torch.randn(1, 6, 8), torch.randn(29, 8)
+        labels = torch.tensor([[3, 4, label, -100, 5, 6]])
+        with pytest.raises(IndexError, match="out of bounds"):
+            F.cross_entropy((hidden @ weight.T)[0, :-1], labels[0, 1:])
+        with pytest.raises(
+            ValueError, match=f"the label {label} is no token of a vocabulary of 29: labels are 0 to 28"
+        ):
+            loss(hidden, weight, labels)
+        with pytest.raises(TypeError, match=r"labels must be torch\.int64, not torch\.float32"):
+            loss(hidden, weight, labels.float())
+
+    def test_refuses_a_negative_label_in_compiled_code_too(self):
+        compiled = torch.compile(next_token_loss, backend="eager")
+        hidden, weight = torch.randn(1, 4, 8), torch.randn(29, 8)
+        good, bad = torch.tensor([[1, 2, -100, 3]]), torch.tensor([[1, 2, -7, 3]])
+        torch.testing.assert_close(compiled(hidden, weight, good), next_token_loss(hidden, weight, good))
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            compiled(hidden, weight, bad)
+
     def test_takes_the_token_after_the_last_too(self):
         model, tokens = build("alibi"), ids(2, 9)
         loss = model(tokens[:, :8], labels=tokens).loss

@@ -56,7 +56,7 @@ def test_a_gpt2_of_transformers_opens(tmp_path):
     ("files", "sentence"),
     [
         ({}, "no config.json"),
-        ({"run.yaml": "run: {}"}, "the same relpos train goes on"),
+        ({"run.yaml": "run: {}"}, "rerun relpos train to finish it"),
         ({"config.json": "{"}, "is no JSON"),
         ({"config.json": json.dumps({"model_type": "llama"})}, "of type 'llama'"),
     ],

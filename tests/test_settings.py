@@ -2,12 +2,15 @@
 
 import dataclasses
 import math
+import re
 import subprocess
 import sys
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from relpos.cli import app
 from relpos.lab.settings import RECIPES, Settings, flatten, load_settings, parse_overrides
 
 
@@ -96,7 +99,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(overrides, sentence):
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("a: [", "is no YAML"), ("- 1", "must hold settings"), ("datta: {length: 3}", "Did you mean")],
+    [("a: [", "is no YAML"), ("- 1", "must hold a mapping"), ("", "is empty"), ("datta: {length: 3}", "Did you mean")],
 )
 def test_a_file_that_is_none_is_named(tmp_path, text, sentence):
     (tmp_path / "a.yaml").write_text(text)
@@ -126,6 +129,26 @@ finally: assert not {{"torch", "transformers"}} & set(sys.modules)
     assert run.returncode == 2
     assert sentence in run.stderr
     assert len(run.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("task", [None, "recall"])
+def test_the_help_of_train_has_the_defaults_of_the_code(task):
+    settings = load_settings(None, {} if task is None else {"data.task": task})
+    printed = CliRunner().invoke(app, ["train", "--help"], terminal_width=400, env={"COLUMNS": "400"}).output
+    values = {"--length": settings.data.length, "--batch": settings.run.batch, "--steps": settings.run.steps}
+    if task is None:
+        values |= {
+            "--encoding": settings.model.encoding,
+            "--preset": settings.model.preset,
+            "--seed": settings.run.seed,
+        }
+        values |= {"--data": settings.data.corpus, "--tokenizer": settings.data.tokenizer}
+    for option, value in values.items():
+        (line,) = [line for line in printed.splitlines() if f" {option} " in line]
+        default = re.search(r"\[default: (.*)\]", line)[1]
+        stated = default.split("; ")[-1] if task else default.split("; ")[0]
+        assert stated.split()[0] == str(value), option
+        assert ("for a task" in stated) == (task is not None)
 
 
 def test_settings_name_every_field_once():

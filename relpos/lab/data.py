@@ -37,7 +37,7 @@ def open_data(settings: Settings) -> Data:
 def _open_text(settings: Settings) -> Data:
     data, run = settings.data, settings.run
     assert data.corpus is not None
-    corpus = open_corpus(data.corpus, data.text, data.subset)
+    corpus = open_corpus(data.corpus, data.text, data.subset, keep_line_ends=data.keep_line_ends)
     tokenizer = load_tokenizer(data.tokenizer or "gpt2", corpus)
     tokens = tokenize(corpus, tokenizer)
     about = {"corpus": {"name": corpus.name, "hash": corpus.hash, "documents": dict(corpus.counts)}}

@@ -16,15 +16,36 @@ class Document:
     text: str
 
 
-def read_file(file: Path, field: str) -> Iterator[Document]:
-    """The documents of one file: a text file is one, a JSON-lines or Parquet file has one a line or row, in `field`."""
+def read_file(file: Path, field: str, keep_line_ends: bool = False) -> Iterator[Document]:
+    """The documents of one file: a text file is one, a JSON-lines or Parquet file has one per line or row.
+
+    Args:
+        file: of any kind; what is neither JSON lines nor Parquet by its name is read as text.
+        field: of JSON lines and Parquet files, where a document stands.
+        keep_line_ends: leave the line ends of Windows and of old Macs as they are.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it cannot be read; the place in it is named.
+    """
+    if not file.exists():
+        raise FileNotFoundError(f"there is no file {file}.")
+    if file.is_dir():
+        raise IsADirectoryError(f"{file} is a folder: a file with text is needed.")
     kind = FILES.get(file.suffix, "text")
     if kind == "parquet":
-        yield from _parquet(file, field)
+        documents = _parquet(file, field)
     elif kind == "json":
-        yield from _json_lines(file, field)
+        documents = _json_lines(file, field)
     else:
-        yield Document(str(file), _text(file))
+        documents = iter([Document(str(file), _text(file))])
+    for document in documents:
+        yield document if keep_line_ends else Document(document.name, with_plain_line_ends(document.text))
+
+
+def with_plain_line_ends(text: str) -> str:
+    """The text with every line end as one newline: a carriage return is a token of its own, and means nothing."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _text(file: Path) -> str:

