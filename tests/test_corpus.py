@@ -71,7 +71,7 @@ class TestTokenizers:
 
     @pytest.mark.parametrize("text", ["a" * 20_000, "ACGTTGCATAGCCGATTAGC" * 1_000], ids=["one letter", "DNA"])
     def test_text_without_spaces_is_cut_into_pieces_of_a_bounded_length(self, text):
-        """Unbounded, one letter has entries of 16,384 letters, and training takes the square of the length."""
+        """Unbounded, the letters become one entry of 20,000, and the time grows with the square of the length."""
         corpus = Corpus("unbroken", lambda: iter([Document("d1", text), Document("d0", "a")]), lambda d: d.name == "d0")
         tokenizer = load_tokenizer("bpe-400", corpus)
         pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)

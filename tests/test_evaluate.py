@@ -542,7 +542,7 @@ class TestTheCommand:
     def test_of_a_run_that_has_not_finished(self, tmp_path):
         (tmp_path / "run.yaml").write_text("run: {}")
         done = CliRunner().invoke(app, ["evaluate", str(tmp_path)])
-        assert "the same relpos train goes on" in str(done.exception)
+        assert "rerun relpos train to finish it" in str(done.exception)
 
 
 class TestTheNamesOfFiles:

@@ -145,7 +145,7 @@ def read_about(folder: Path) -> tuple[Settings, dict[str, Any]]:
 def _read_config(folder: Path, position: Mapping[str, Any] | None) -> RelposGPT2Config:
     file = folder / "config.json"
     if not file.exists():
-        begun = " A run was started there: rerun relpos train to finish it." if (folder / ABOUT).exists() else ""
+        begun = " A run has begun there: rerun relpos train to finish it." if (folder / ABOUT).exists() else ""
         raise FileNotFoundError(f"there is no model in {folder}: it has no config.json.{begun}")
     kind = read_json(file).get("model_type")
     if kind not in KINDS:
