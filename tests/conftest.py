@@ -31,7 +31,10 @@ SMALL_RUN = {
 # Files that train, start many processes, draw many pictures or try the kernel in every shape: `make check` leaves
 # them to `make test`. (The contracts hold the kernel to the reference in `make check` too.)
 HEAVY = {
+    "test_card",
     "test_compare",
+    "test_damaged_models",
+    "test_damaged_runs",
     "test_distributed",
     "test_draw",
     "test_evaluate",
@@ -46,13 +49,21 @@ HEAVY = {
     "test_report",
     "test_task_runs",
     "test_train",
+    "test_transforms",
 }
+# Files whose tests share a trained model: one worker runs them, and trains it once.
+TOGETHER = {"test_card", "test_compare", "test_draw", "test_evaluate", "test_paper", "test_report", "test_task_runs"}
+
+
+def pytest_itemcollected(item):
+    if item.path.stem in HEAVY:
+        item.add_marker(pytest.mark.heavy)
+    if item.path.stem in TOGETHER:
+        item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.path.stem in HEAVY:
-            item.add_marker(pytest.mark.heavy)
+    items.sort(key=lambda item: item.path.stem not in TOGETHER)  # what cannot be divided comes first
 
 
 @pytest.fixture(autouse=True)
