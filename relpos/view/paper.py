@@ -24,10 +24,10 @@ BATCH = 2  # windows per step: in so short a time, more steps of less
 QUIET = {"run.eval_every": 10**6, "run.save_every": 100}
 # The few numbers that make a curve of the distance hardly leave their start at the rate of the weights.
 CURVE = {"optimizer.position_rate": 0.03}
-# The rate of the CABLE authors, a third of nano's. At nano's own, AdamW moves the gates along the direction that all
+# A tenth of nano's. At nano's own, AdamW moves the gates along the direction that all
 # tokens have in common faster than the inputs change, until ReLU is 0 for every token: several heads of the last layer
 # end with a bias of exactly 0. docs/figures.md has the experiments.
-GATES = {"optimizer.position_rate": 6e-4}
+GATES = {"optimizer.position_rate": 2e-4}
 
 
 @dataclass(frozen=True, eq=False)
