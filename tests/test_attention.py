@@ -126,7 +126,9 @@ def test_far_distances_stay_exact_for_half_precision_queries(name):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("name", "backend"), [("cable", "aot_eager"), ("kerple_log", "inductor")])
+@pytest.mark.parametrize(
+    ("name", "backend"), [("cable", "aot_eager"), pytest.param("kerple_log", "inductor", marks=pytest.mark.slow)]
+)
 def test_it_compiles_in_one_graph_with_its_gradients(name, backend):
     position = relpos.encoding(name, heads=2, head_dim=8)
     hidden = torch.randn(1, 70, 16)

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.usefixtures("two_threads"),
 ]
 
-HEADS, LENGTH, HEAD_DIM = 3, 1100, 32
+HEADS, LENGTH, HEAD_DIM = 3, 850, 32
 SCALE = HEAD_DIM**-0.5
 EPSILON = 2.0**-24
 
@@ -38,13 +38,13 @@ def tables() -> Iterator[Case]:
     yield "normal", *qkv(), alibi, None, None
     yield "large logits", *qkv(2.0), alibi, None, None
     q, k, v = qkv()
-    q, k[:, :, 3], k[:, :, 500] = q + 4 * u, 400 * u, 100 * u
+    q, k[:, :, 3], k[:, :, 400] = q + 4 * u, 400 * u, 100 * u
     yield "far keys of huge norm, aligned", q, k, v, alibi, None, None
     q, k, v = qkv()
     k[:, :, 3] *= 60
     yield "a far key of huge norm, in any direction", q, k, v, alibi, None, None
     q, k, v = qkv()
-    q[:, :, 900] *= 60
+    q[:, :, 800] *= 60
     yield "a query of huge norm", q, k, v, alibi, None, None
     q, k, v = qkv()
     k[:, :, :500] += 24 * u
@@ -52,7 +52,7 @@ def tables() -> Iterator[Case]:
     yield "near keys repelled, far attracted", q + 6 * u, k, v, alibi / 2, None, None
     yield "a growing table", *qkv(), 0.2 * slopes * d, None, None
     spikes = alibi.clone()
-    spikes[:, 1000], spikes[:, 937] = 20, 3
+    spikes[:, 800], spikes[:, 737] = 20, 3
     yield "a decaying table with far spikes", *qkv(), spikes, None, None
     buckets = (15 * torch.randn(HEADS, 32))[:, (torch.log2(d + 1) * 2.7).long().clamp(max=31)]
     yield "wild buckets", *qkv(), buckets, None, None
@@ -61,7 +61,7 @@ def tables() -> Iterator[Case]:
     window[:, 100:] = -math.inf
     yield "a window", *qkv(), window, None, None
     hole = torch.zeros(HEADS, LENGTH)
-    hole[:, 70:900] = -math.inf
+    hole[:, 70:700] = -math.inf
     yield "a hole", *qkv(), hole, None, None
     yield "a slow logarithm", *qkv(), -torch.tensor([1.0, 2.5, 4.0])[:, None] * torch.log1p(d), None, None
     q, k, v = qkv()
@@ -150,10 +150,10 @@ def test_what_a_row_loses_is_below_rounding_of_what_it_keeps(causal):
         columns = (weights * lost).sum(-2)
         assert columns.max() < EPSILON, f"{name}: a column lost {columns.max():.1e}"
         shares[name] = float((lost & visible).sum() / visible.sum() / HEADS)
-    assert shares["normal"] > 0.5
-    assert shares["gates"] > 0.5
-    assert shares["weighted gates"] > 0.5
-    assert shares["a flat table and gates"] > 0.5
+    assert shares["normal"] > 0.4
+    assert shares["gates"] > 0.4
+    assert shares["weighted gates"] > 0.4
+    assert shares["a flat table and gates"] > 0.4
     assert shares["gates that attract the past"] < 0.1 or not causal
     assert shares["a growing table"] < 0.6
 
