@@ -21,7 +21,8 @@ namespace RELPOS_ISA {
 
 enum class Side { past, future };
 
-// A bias that falls by less cannot push a weight below 2^−24 by itself, and the tests would cost more than they save.
+// A bias that falls by less than kGateBits + log2(keys) cannot push a weight below 2^−24 / keys by itself: the tests would
+// cost more than they save.
 constexpr float kGateBits = 24.0f;
 
 template <class Form>
@@ -43,7 +44,7 @@ struct Decay<Toeplitz> {
     static int64_t floats(const relpos_problem& p) { return 3 * Carve::padded(size(p)); }
 
     void place(const relpos_problem& p, int64_t, int64_t h, float* storage) {
-        size_ = size(p), zero_ = p.zero, distances_ = p.distances;
+        size_ = size(p), zero_ = p.zero, distances_ = p.distances, causal_ = p.causal;
         table_ = p.table + h * p.table_stride + RELPOS_TABLE_PAD;
         Carve carve(storage);
         window_ = carve.take(size_), from_ = carve.take(size_), up_to_ = carve.take(size_);
@@ -70,7 +71,12 @@ struct Decay<Toeplitz> {
         for (int64_t i = n - 1; i >= 0; i--) from_[i] = top = most(top, window_[i]);
         for (int64_t step = 1; step < kTile; step *= 2)  // windows of 2, 4, … kTile
             for (int64_t i = 0; i + step < n; i++) window_[i] = most(window_[i], window_[i + step]);
-        return fall;
+        // Single low entries let no tile be skipped: what counts is how far a whole tile's largest one falls, and, since
+        // near keys come first, below what is nearer.
+        float gap = 0.0f;
+        for (int64_t i = RELPOS_TABLE_PAD; i + kTile <= RELPOS_TABLE_PAD + distances_; i++)
+            gap = most(gap, (causal_ ? up_to_[i] : high) - window_[i]);
+        return gap;
     }
 
     RELPOS_MEMBER Vec tile(const QueryBlock& rows, int block, int lane) const {
@@ -88,6 +94,7 @@ private:
     const float* table_;
     float *window_, *from_, *up_to_;
     int64_t size_, zero_, distances_;
+    bool causal_;
 };
 
 // The range of the total over a block of keys, over it and all before, over it and all behind.

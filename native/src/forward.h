@@ -102,8 +102,10 @@ private:
         counts.scored++;
         if (skipper && begun_ && leave(skipper->scored(block, tile_maximum_), slack[block])) return true;
         counts.kept++;
-        // The sums that tests compare with grow fast at first: they are brought up to date at tiles 1, 2, 4, 8, …
-        softmax(columns, skipper, (counts.kept & (counts.kept - 1)) == 0);
+        // The sums that tests compare with grow fast at first: they are brought up to date at tiles 1, 2, 8, 32, …
+        const bool measured = skipper && counts.kept == next_measured_;
+        if (measured) next_measured_ = next_measured_ == 1 ? 2 : 4 * next_measured_;
+        softmax(columns, skipper, measured);
         const float* values = head_.keys.values + columns.start * head_.keys.value_row;
         const Product weighted{scores_, kTile, values, head_.keys.value_row, out_, g_.width,
                                begun_ ? Into::rescale : Into::overwrite, shrink_};
@@ -138,9 +140,8 @@ private:
             for (key = stop; key < columns.count; key++) store(at + key * kTile, Vec{});  // above the diagonal
             const Vec l = load(l_ + lane) * shrink + (even + odd);
             store(m_ + lane, m), store(l_ + lane, l), store(shrink_ + lane, shrink);
-            if (!skipper) continue;
-            skipper->raise_mass(lane, m, l);
-            if (measured) skipper->raise_sums(form_, columns, scores_, lane, stop, m);
+            if (skipper) skipper->raise_mass(lane, m, l);
+            if (measured) skipper->raise_sums(form_, columns, scores_, lane, stop, m_);
         }
     }
 
@@ -171,6 +172,7 @@ private:
     const QueryBlock rows_;
     Form form_;
     bool begun_ = false;
+    int64_t next_measured_ = 1;
     float *queries_, *scores_, *out_, *m_, *l_, *tile_maximum_, *shrink_;
 };
 
@@ -255,7 +257,7 @@ private:
     bool prepare(int64_t b, int64_t h, Decay<Form>& decay, float* storage) const {
         if (!skip_) return false;
         decay.place(p_, b, h, storage);
-        const bool open = decay.measure() >= kGateBits;
+        const bool open = decay.measure() >= kGateBits + __builtin_log2f(float(g_.keys));
         skip_counts(p_, b * p_.heads + h)->open = open;
         return open;
     }

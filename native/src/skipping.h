@@ -55,13 +55,13 @@ struct KeyBounds {
 class KeyStatistics {
 public:
     static int64_t floats(const Geometry& g) {
-        return Carve::padded(g.width) + 2 * Carve::padded(g.keys) + 3 * Carve::padded(4 * g.key_blocks);
+        return Carve::padded(g.width) + 3 * Carve::padded(g.keys) + 3 * Carve::padded(4 * g.key_blocks);
     }
 
     void place(const Geometry& g, float* storage) {
         Carve carve(storage);
         centre_ = carve.take(g.width);
-        key_size_ = carve.take(g.keys), value_size_ = carve.take(g.keys);
+        key_size_ = carve.take(g.keys), value_size_ = carve.take(g.keys), both_sizes_ = carve.take(g.keys);
         KeyBounds** const rows[] = {&own_, &before_, &after_};
         for (KeyBounds** row : rows) *row = reinterpret_cast<KeyBounds*>(carve.take(4 * g.key_blocks));
     }
@@ -81,6 +81,7 @@ public:
     const float* centre() const { return centre_; }
     const float* key_sizes() const { return key_size_; }
     const float* value_sizes() const { return value_size_; }
+    const float* both_sizes() const { return both_sizes_; }
     const KeyBounds& own(int block) const { return own_[block]; }
     const KeyBounds& beyond(int block, Side side) const { return (side == Side::past ? before_ : after_)[block]; }
 
@@ -97,33 +98,71 @@ private:
     }
 
     KeyBounds measure_block(const Geometry& g, const KeyHead& head, int block, float centre_norm) {
-        float farthest = 0.0f, longest = 0.0f, tallest = 0.0f, both = 0.0f;
-        bool sound = true;
-        for (int64_t j = block * kTile; j < least(g.keys, (block + 1) * kTile); j++) {
-            Vec distance = {}, length = {}, value = {};
-            VecInt finite = ~VecInt{};
-            for (int d = 0; d < g.width; d += kLanes) {
-                const Vec k = load(head.keys + j * head.key_row + d), from_centre = k - load(centre_ + d);
-                const Vec v = absolute(load(head.values + j * head.value_row + d));
-                distance += from_centre * from_centre, length += k * k;
-                value = larger(v, value);
-                finite &= v < kInfinity;
+        Quad farthest = {}, longest = {}, tallest = {}, largest_product = {};
+        IntQuad sound = ~IntQuad{};
+        const int64_t stop = least(g.keys, (block + 1) * kTile);
+        for (int64_t first = block * kTile; first < stop; first += 4) {
+            Quad distances[4], lengths[4], values[4];
+            for (int i = 0; i < 4; i++) {
+                const int64_t j = least(first + i, stop - 1);  // behind the last one, that one again
+                Vec distance = {}, length = {}, value = {};
+                VecInt finite = ~VecInt{};
+                for (int d = 0; d < g.width; d += kLanes) {
+                    const Vec k = load(head.keys + j * head.key_row + d), from_centre = k - load(centre_ + d);
+                    const Vec v = absolute(load(head.values + j * head.value_row + d));
+                    distance += from_centre * from_centre, length += k * k;
+                    value = larger(v, value);
+                    finite &= v < kInfinity;
+                }
+                // A value that is infinite or NaN spoils the block by its distance.
+                distance = finite ? distance : splat(kInfinity);
+                const auto add = [](Quad a, Quad b) { return a + b; };
+                const auto larger_of = [](Quad a, Quad b) { return a > b ? a : b; };
+                distances[i] = fold(distance, add), lengths[i] = fold(length, add), values[i] = fold(value, larger_of);
             }
-            const float apart = sum(distance), squared = sum(length), tall = largest(value);
-            sound &= apart < kInfinity && squared < kInfinity && all(finite);
-            // 0 where it is no number: the sums of rows that do not see this key stay sound.
-            key_size_[j] = squared < kInfinity ? __builtin_sqrtf(squared) : 0.0f;
-            value_size_[j] = tall < kInfinity ? tall : 0.0f;
-            farthest = most(farthest, apart), longest = most(longest, squared), tallest = most(tallest, tall);
-            both = most(both, (key_size_[j] + 1e-18f) * tall);
+            const auto add = [](Quad a, Quad b) { return a + b; };
+            const auto larger_of = [](Quad a, Quad b) { return a > b ? a : b; };
+            const Quad apart = fold(distances, add), squared = fold(lengths, add), tall = fold(values, larger_of);
+            sound &= (apart < kInfinity) & (squared < kInfinity);
+            farthest = larger_of(apart, farthest), longest = larger_of(squared, longest);
+            tallest = larger_of(tall, tallest);
+            for (int i = 0; i < 4 && first + i < stop; i++) {
+                // 0 where it is no number: the sums of rows that do not see this key stay sound.
+                const float size = squared[i] < kInfinity ? __builtin_sqrtf(squared[i]) : 0.0f;
+                const float value = tall[i] < kInfinity ? tall[i] : 0.0f;
+                key_size_[first + i] = size, value_size_[first + i] = value, both_sizes_[first + i] = size * value;
+                largest_product[i] = most(largest_product[i], (size + 1e-18f) * value);
+            }
         }
-        if (!sound) return {kInfinity, kInfinity, kInfinity, kInfinity};
+        if (!(sound[0] && sound[1] && sound[2] && sound[3])) return {kInfinity, kInfinity, kInfinity, kInfinity};
         // Inflated by what rounding can have taken away.
-        const float radius = __builtin_sqrtf(farthest + 1e-36f) * (1.0f + 6e-5f) + centre_norm * 3e-5f;
-        return {radius, __builtin_log2f(tallest), 0.5f * __builtin_log2f(longest + 1e-36f), __builtin_log2f(both)};
+        const float radius = __builtin_sqrtf(top(farthest) + 1e-36f) * (1.0f + 6e-5f) + centre_norm * 3e-5f;
+        return {radius, __builtin_log2f(top(tallest)), 0.5f * __builtin_log2f(top(longest) + 1e-36f),
+                __builtin_log2f(top(largest_product))};
     }
 
-    float *centre_, *key_size_, *value_size_;
+    typedef int32_t IntQuad __attribute__((vector_size(16)));
+
+    static float top(Quad x) { return most(most(x[0], x[1]), most(x[2], x[3])); }
+    // A vector put together into four lanes, and four such into one lane each.
+    template <class Operation>
+    static RELPOS_MEMBER Quad fold(Vec x, const Operation& together) {
+        Quad parts[kLanes / 4];
+        memcpy(parts, &x, sizeof parts);
+        for (int half = kLanes / 8; half; half /= 2)
+            for (int i = 0; i < half; i++) parts[i] = together(parts[i], parts[i + half]);
+        return parts[0];
+    }
+    template <class Operation>
+    static RELPOS_MEMBER Quad fold(const Quad (&x)[4], const Operation& together) {
+        const auto pair = [&](Quad a, Quad b) {
+            return together(__builtin_shufflevector(a, b, 0, 4, 1, 5), __builtin_shufflevector(a, b, 2, 6, 3, 7));
+        };
+        const Quad a = pair(x[0], x[1]), b = pair(x[2], x[3]);
+        return together(__builtin_shufflevector(a, b, 0, 1, 4, 5), __builtin_shufflevector(a, b, 2, 3, 6, 7));
+    }
+
+    float *centre_, *key_size_, *value_size_, *both_sizes_;  // sizes of each key, value, and both multiplied
     KeyBounds *own_, *before_, *after_;
 };
 
@@ -181,17 +220,21 @@ public:
     // The softmax of a row has reached the maximum m and the sum l.
     RELPOS_MEMBER void raise_mass(int lane, Vec m, Vec l) { store(mass_ + lane, m + log2_below(l)); }
 
-    // Some weights 2^(score − m) of a tile, [key][query], are known: the sums Σ w·X are at least theirs.
-    void raise_sums(const Form& form, const KeyBlock& columns, const float* weights, int lane, int stop, Vec m) {
+    // Some weights 2^(score − m) of a tile, [key][query], are known: the sums Σ w·X are at least theirs. Not inlined: it is
+    // rare, and would take registers from the loop around it.
+    __attribute__((noinline)) void raise_sums(const Form& form, const KeyBlock& columns, const float* weights, int lane,
+                                              int stop, const float* maximum) {
+        const Vec m = load(maximum + lane);
         const float *key_size = keys_.key_sizes() + columns.start, *value_size = keys_.value_sizes() + columns.start;
+        const float* both_sizes = keys_.both_sizes() + columns.start;
         Vec value = {}, key = {}, both = {}, gained = {}, gained_value = {};
         for (int j = 0; j < stop; j++) {
-            const Vec w = load(weights + j * kTile + lane), by_value = w * value_size[j];
-            value += by_value, key += w * key_size[j], both += by_value * key_size[j];
+            const Vec w = load(weights + j * kTile + lane);
+            value += w * value_size[j], key += w * key_size[j], both += w * both_sizes[j];
             if constexpr (Decay<Form>::gains) {
                 if (weighted_) {
                     const Vec distance = absolute(form.gained(j, lane));
-                    gained += w * distance, gained_value += by_value * distance;
+                    gained += w * distance, gained_value += w * distance * value_size[j];
                 }
             }
         }
@@ -221,17 +264,18 @@ private:
         const Vec rounding = (spread + absolute(centre) + absolute(load(mass_ + lane))) * 1e-6f;
         return (spread + centre + rounding) + bias;
     }
+    // The least margin of all lanes that see anything, 0 if one does not pass. A tile that does not pass mostly fails in
+    // the first vector already.
     template <class Hidden, class Margin>
     RELPOS_MEMBER float least_margin(const Hidden& hidden, const Margin& margin) const {
-        VecInt passed = ~VecInt{};
-        Vec low = splat(kInfinity);
+        float low = kInfinity;
         for (int lane = rows_.from; lane < rows_.to; lane += kLanes) {
-            const VecInt unseen = hidden(lane);
-            const Vec bits = margin(lane);
-            passed &= (bits > 0.0f) | unseen;
-            low = smaller(unseen ? splat(kInfinity) : bits, low);
+            const Vec bits = margin(lane), passed = bits > 0.0f ? bits : Vec{};  // a NaN has not passed
+            const float least_here = -largest(-(hidden(lane) ? splat(kInfinity) : passed));
+            if (!(least_here > 0.0f)) return 0.0f;
+            low = least_here < low ? least_here : low;
         }
-        return all(passed) ? -largest(-low) : 0.0f;
+        return low;
     }
     RELPOS_MEMBER VecInt unseen(int lane, int block) const {
         const VecInt first = load(rows_.first + lane), last = load(rows_.last + lane);
