@@ -3,7 +3,7 @@
 // In a sum over the queries of column j a weight w_ij is multiplied by |g_i| (gradient of v_j), |g_i|·|q_i| (of k_j) or
 // |g_i|·|weight_i| (of total_j), g the gradient of the output. A tile that the forward left out passed its test by some
 // bits. If its queries' factors exceed the largest ones among the tiles that are computed for these keys by more bits
-// than that, it is computed after all: what a column loses stays below 2^−24 of the largest factor it has met.
+// than that and kTolerance, it is computed after all: what a column loses stays below 2^−22 of the largest factor it has met.
 #pragma once
 
 #include "skipping.h"
@@ -40,13 +40,14 @@ public:
         for (int f = 0; f < kFactors; f++) {
             const float own = own_[f][query_block - g.first_block];
             // A NaN is no reason to leave anything out.
-            if (own != -kInfinity && !(own - met_[f][key_block] <= float(slack - 1))) return true;
+            if (own != -kInfinity && !(own - met_[f][key_block] <= float(slack - 1) + kTolerance)) return true;
         }
         return false;
     }
 
 private:
     static constexpr int kFactors = 3;
+    static constexpr float kTolerance = 2.0f;  // gradients that are alike differ by as much
 
     void measure_rows(const relpos_problem& p, const Geometry& g, int64_t b, int64_t h, const QueryBlock& rows,
                       int index) {
