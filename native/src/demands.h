@@ -3,7 +3,8 @@
 // In a sum over the queries of column j a weight w_ij is multiplied by |g_i| (gradient of v_j), |g_i|·|q_i| (of k_j) or
 // |g_i|·|weight_i| (of total_j), g the gradient of the output. A tile that the forward left out passed its test by some
 // bits. If its queries' factors exceed the largest ones among the tiles that are computed for these keys by more bits
-// than that and kTolerance, it is computed after all: what a column loses stays below 2^−22 of the largest factor it has met.
+// than that and kTolerance, it is computed after all: what a column loses stays below 2^−22 of the largest factor it
+// has met.
 #pragma once
 
 #include "skipping.h"
