@@ -4,9 +4,9 @@
 
 12 heads, head_dim 64, float32, causal, length × batch 4096. No tile can be skipped (checked by skipped_fraction):
 clipped and cable_nw have biases so small that the tests are not even begun; `shelf` is 28 lower on the nearer half of
-the distances than on the farther, so that every test runs, and fails. The two take turns in pairs, first the one, then the other; a pair gives
-one ratio, and the table shows the median of all pairs with its 95 % interval (bootstrap), which holds up on a noisy
-machine where the best of several does not.
+the distances than on the farther, so that every test runs, and fails. The two take turns in pairs, first the one,
+then the other; a pair gives one ratio, and the table shows the median of all pairs with its 95 % interval
+(bootstrap), which holds up on a noisy machine where the best of several does not.
 """
 
 import argparse

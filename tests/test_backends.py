@@ -90,7 +90,7 @@ def run(length):
 run(64)
 Path("/proc/self/clear_refs").write_text("5")
 before = memory("VmRSS")
-run(4096)
+run(3072)
 print(memory("VmHWM") - before)
 """
 
@@ -99,9 +99,9 @@ print(memory("VmHWM") - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's own account of the peak")
 @pytest.mark.parametrize(("name", "maps"), [("cope", 3.0), ("kcable", 3.0), ("fire", 0.1), ("cable", 0.1)])
 def test_memory_forward_and_backward_does_not_grow_with_the_square(name, maps):
-    """In units of one length × length map of the 2 heads, 134 MB. Written out, cope's gradient keeps over a dozen."""
+    """In units of one length × length map of the 2 heads, 75 MB. Written out, cope's gradient keeps over a dozen."""
     run = subprocess.run([sys.executable, "-c", PEAK, name], capture_output=True, text=True, check=True)
-    assert int(run.stdout) < maps * 2 * 4096 * 4096 * 4
+    assert int(run.stdout) < maps * 2 * 3072 * 3072 * 4
 
 
 def test_info_tells_what_attention_runs_on():
