@@ -98,6 +98,8 @@ private:
     }
 
     KeyBounds measure_block(const Geometry& g, const KeyHead& head, int block, float centre_norm) {
+        const auto add = [](Quad a, Quad b) { return a + b; };
+        const auto larger_of = [](Quad a, Quad b) { return a > b ? a : b; };
         Quad farthest = {}, longest = {}, tallest = {}, largest_product = {};
         IntQuad sound = ~IntQuad{};
         const int64_t stop = least(g.keys, (block + 1) * kTile);
@@ -116,12 +118,8 @@ private:
                 }
                 // A value that is infinite or NaN spoils the block by its distance.
                 distance = finite ? distance : splat(kInfinity);
-                const auto add = [](Quad a, Quad b) { return a + b; };
-                const auto larger_of = [](Quad a, Quad b) { return a > b ? a : b; };
                 distances[i] = fold(distance, add), lengths[i] = fold(length, add), values[i] = fold(value, larger_of);
             }
-            const auto add = [](Quad a, Quad b) { return a + b; };
-            const auto larger_of = [](Quad a, Quad b) { return a > b ? a : b; };
             const Quad apart = fold(distances, add), squared = fold(lengths, add), tall = fold(values, larger_of);
             sound &= (apart < kInfinity) & (squared < kInfinity);
             farthest = larger_of(apart, farthest), longest = larger_of(squared, longest);

@@ -56,11 +56,6 @@ RELPOS_INLINE float largest(Vec x) {
 RELPOS_INLINE Vec log2_below(Vec x) { return __builtin_convertvector((VecInt)x, Vec) * 0x1p-23f - 127.0f; }
 // Between log2(x) and log2(x) + 0.0861.
 RELPOS_INLINE Vec log2_above(Vec x) { return log2_below(x) + 0.0861f; }
-RELPOS_INLINE bool all(VecInt mask) {
-    int32_t every = -1;
-    for (int i = 0; i < kLanes; i++) every &= mask[i];
-    return every != 0;
-}
 
 // 2^x for x ≤ 127 to about one unit in the last place; 0 below −126, NaN for NaN. Adding `magic` leaves the rounded
 // x + 127 in the low bits of t, which shifted into the exponent's place are the float 2^round(x).
