@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from train import ATTENTIONS, attention
 
-from relpos.lab.evaluate import evaluate
-from relpos.lab.runs import Run
-from relpos.lab.tokenizers import gpt2_tokenizer
+from relpos.lab.data.tokenizers import gpt2_tokenizer
+from relpos.lab.evaluate.evaluation import evaluate
+from relpos.lab.runs.run import Run
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 
 LONG, COMPARED = 16384, 4096

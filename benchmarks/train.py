@@ -27,10 +27,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from relpos.encodings.encoding import Encoding
-from relpos.lab.clock import Clock
-from relpos.lab.settings import OptimizerSettings
-from relpos.lab.tokens import Tokens, Windows
-from relpos.lab.trainer import RelposTrainer, parameter_groups
+from relpos.lab.data.tokens import Tokens, Windows
+from relpos.lab.runs.settings import OptimizerSettings
+from relpos.lab.train.clock import Clock
+from relpos.lab.train.trainer import RelposTrainer, parameter_groups
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM, gpt2
 from relpos.models.presets import sizes
 

@@ -11,12 +11,12 @@ import pytest
 import transformers
 from huggingface_hub import ModelCard
 
-from relpos.lab.card import MARK
-from relpos.lab.evaluate import evaluate
-from relpos.lab.runs import open_run
-from relpos.lab.settings import load_settings
-from relpos.lab.tasks.score import score_task
-from relpos.lab.train import train
+from relpos.lab.evaluate.evaluation import evaluate
+from relpos.lab.evaluate.task_scoring import score_task
+from relpos.lab.runs.model_card import MARK
+from relpos.lab.runs.run import open_run
+from relpos.lab.runs.settings import load_settings
+from relpos.lab.train.training import train
 from relpos.models import RelposGPT2ForCausalLM
 
 pytestmark = pytest.mark.usefixtures("world")

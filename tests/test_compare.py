@@ -15,13 +15,13 @@ import torch
 from conftest import SMALL_RUN
 from torch.nn import functional as F
 
-from relpos.lab import trainer as trainer_module
-from relpos.lab.compare import compare
-from relpos.lab.part import LOCK, LOG, RECORD, read_record
-from relpos.lab.plan import Part, load_plan, make_plan
-from relpos.lab.runs import open_run
-from relpos.lab.summary import make_table, notes, read_records
-from relpos.lab.train import train
+from relpos.lab.compare.comparison import Part, load_plan, make_plan
+from relpos.lab.compare.execution import compare
+from relpos.lab.compare.summary import make_table, notes, read_records
+from relpos.lab.compare.trial import LOCK, LOG, RECORD, read_record
+from relpos.lab.runs.run import open_run
+from relpos.lab.train import trainer as trainer_module
+from relpos.lab.train.training import train
 
 pytestmark = pytest.mark.usefixtures("world")
 SHARED = {key: value for key, value in SMALL_RUN.items() if key != "model.encoding"}
@@ -333,7 +333,7 @@ class TestThePlan:
 
         plan = make_plan(tmp_path, ["alibi", "rope:base=500000"], 2, [512], settings={"run.minutes": 2.5})
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("relpos.lab.compare.compare", lambda *args, **kwargs: {})
+            patch.setattr("relpos.lab.compare.execution.compare", lambda *args, **kwargs: {})
             arguments = shlex.split(plan.command(tmp_path / "again"))[1:]
             result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output

@@ -8,13 +8,13 @@ import pytest
 import torch
 import transformers
 
-from relpos.lab.atomic import cache_folder, written_whole
-from relpos.lab.corpus import Corpus, open_corpus
-from relpos.lab.data import open_data
-from relpos.lab.files import Document
-from relpos.lab.settings import load_settings
-from relpos.lab.tokenizers import gpt2_tokenizer, load_tokenizer
-from relpos.lab.tokens import Tokens, Windows, tokenize
+from relpos.lab.data.corpus import Corpus, open_corpus
+from relpos.lab.data.documents import Document
+from relpos.lab.data.tokenizers import gpt2_tokenizer, load_tokenizer
+from relpos.lab.data.tokens import Tokens, Windows, tokenize
+from relpos.lab.runs.settings import load_settings
+from relpos.lab.train.training_data import open_data
+from relpos.system.files import cache_folder, written_whole
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from relpos.lab.runs import open_run
+from relpos.lab.runs.run import open_run
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM, RelposGPT2Model
 
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 50257}

@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from relpos.cli import main
-from relpos.lab.checkpoints import checkpoints, damage, install, newest_whole, seal
-from relpos.lab.part import read_record
-from relpos.lab.plan import Part, load_plan
-from relpos.lab.runs import open_run
-from relpos.lab.train import train
+from relpos.lab.compare.comparison import Part, load_plan
+from relpos.lab.compare.trial import read_record
+from relpos.lab.runs.checkpoints import checkpoints, damage, install, newest_whole, seal
+from relpos.lab.runs.run import open_run
+from relpos.lab.train.training import train
 
 pytestmark = pytest.mark.usefixtures("world")
 WEIGHTS = "model.safetensors"
@@ -150,7 +150,7 @@ BROKEN_MAPPINGS = [("", "is empty"), ("[1]", "must hold a mapping"), ("3", "must
 )
 def test_a_broken_run_yaml_is_refused_before_the_work(run, settings, text, sentence, monkeypatch):
     (run / "run.yaml").write_text(text)
-    monkeypatch.setattr("relpos.lab.train.open_data", lambda settings: pytest.fail("the text was read"))
+    monkeypatch.setattr("relpos.lab.train.training.open_data", lambda settings: pytest.fail("the text was read"))
     for use in (open_run, lambda folder: train(settings(folder))):
         with pytest.raises(ValueError, match=sentence):
             use(run)
@@ -206,7 +206,7 @@ def test_json_of_something_else_is_refused(run, name, tree, sentence):
 )
 def test_a_broken_log_is_refused_before_the_work(run, settings, data, sentence, monkeypatch):
     (run / "log.jsonl").write_bytes(data)
-    monkeypatch.setattr("relpos.lab.train.open_data", lambda settings: pytest.fail("the text was read"))
+    monkeypatch.setattr("relpos.lab.train.training.open_data", lambda settings: pytest.fail("the text was read"))
     with pytest.raises(ValueError, match=rf"log\.jsonl is no log of a run: {sentence}.*Remove it"):
         train(settings(run))
 

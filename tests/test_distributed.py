@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 
-from relpos.lab.log import read_log
-from relpos.lab.settings import load_settings
-from relpos.lab.train import train
+from relpos.lab.runs.log_file import read_log
+from relpos.lab.runs.settings import load_settings
+from relpos.lab.train.training import train
 
 SETTINGS = {
     "model.encoding": "fire",

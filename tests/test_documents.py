@@ -10,8 +10,8 @@ import typer.main
 import relpos
 from relpos.cli import app
 from relpos.commands.options import parse_lengths, parse_options
-from relpos.lab.settings import load_settings, parse_overrides
-from relpos.lab.train import train
+from relpos.lab.runs.settings import load_settings, parse_overrides
+from relpos.lab.train.training import train
 
 COMMANDS = {
     " ".join(words): arguments

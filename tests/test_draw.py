@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from relpos.cli import app
 from relpos.commands.pictures import Progress
-from relpos.lab.runs import open_run
-from relpos.lab.samples import heldout_samples
-from relpos.lab.train import train
+from relpos.lab.runs.inputs import heldout_samples
+from relpos.lab.runs.run import open_run
+from relpos.lab.train.training import train
 from relpos.view import draw
 from relpos.view.layers import model_layers
 from relpos.view.maps import look

@@ -17,19 +17,19 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from relpos.cli import app
-from relpos.lab import evaluate as evaluate_module
-from relpos.lab import protocols, scoring
-from relpos.lab.bootstrap import bootstrap, interval
-from relpos.lab.evaluate import bin_edges, default_lengths, evaluate
-from relpos.lab.live import Countdown, LiveLine
-from relpos.lab.outputs import question_stem
-from relpos.lab.runs import open_run
+from relpos.lab.data.tokenizers import gpt2_tokenizer, token_bytes
+from relpos.lab.data.tokens import Tokens
+from relpos.lab.evaluate import evaluation as evaluate_module
+from relpos.lab.evaluate import protocols, scoring
+from relpos.lab.evaluate.bootstrap import bootstrap, interval
+from relpos.lab.evaluate.evaluation import bin_edges, default_lengths, evaluate
+from relpos.lab.evaluate.file_names import question_stem
+from relpos.lab.evaluate.units import Units, unit_sums, units_of
+from relpos.lab.runs.run import open_run
 from relpos.lab.tasks import task
 from relpos.lab.tasks.tokenizer import task_tokenizer
-from relpos.lab.tokenizers import gpt2_tokenizer, token_bytes
-from relpos.lab.tokens import Tokens
-from relpos.lab.train import train
-from relpos.lab.units import Units, unit_sums, units_of
+from relpos.lab.train.training import train
+from relpos.system.progress import Countdown, LiveLine
 
 pytestmark = pytest.mark.usefixtures("world")
 LENGTHS = [16, 32, 64]  # trained at the first
@@ -267,9 +267,9 @@ class TestGoingOn:
 import json, os, signal, torch
 from pathlib import Path
 torch.set_num_threads(1)
-from relpos.lab import scoring
-from relpos.lab.evaluate import evaluate
-from relpos.lab.runs import open_run
+from relpos.lab.evaluate import scoring
+from relpos.lab.evaluate.evaluation import evaluate
+from relpos.lab.runs.run import open_run
 scoring.AT_ONCE = 64
 append, lines = scoring._append, 0
 def cut_short(file, entry):
@@ -452,7 +452,7 @@ class TestBootstrap:
         one, two = bootstrap(values, 3 * values, seed=5)
         assert one.shape == (1000, 2)
         np.testing.assert_allclose(two, 3 * one)
-        monkeypatch.setattr("relpos.lab.bootstrap.AT_ONCE", 100)
+        monkeypatch.setattr("relpos.lab.evaluate.bootstrap.AT_ONCE", 100)
         np.testing.assert_array_equal(bootstrap(values, seed=5)[0], one)
         assert not np.array_equal(bootstrap(values, seed=6)[0], one)
 
@@ -740,9 +740,9 @@ def test_gpt2_small_reads_16384_tokens_in_less_than_4_gb(tmp_path):
     code = f"""
 import json, random, torch
 from pathlib import Path
-from relpos.lab.evaluate import evaluate
-from relpos.lab.runs import Run
-from relpos.lab.tokenizers import gpt2_tokenizer
+from relpos.lab.evaluate.evaluation import evaluate
+from relpos.lab.runs.run import Run
+from relpos.lab.data.tokenizers import gpt2_tokenizer
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 position = {{"name": "kerple_log"}}
 config = RelposGPT2Config.preset("small", n_layer=3, vocab_size=50257, position=position)

@@ -19,7 +19,7 @@ from relpos.view.cells import Cells
 from relpos.view.layers import encoding_layer, model_layers, open_layer
 from relpos.view.maps import look
 from relpos.view.numbers import Diagonals
-from relpos.view.pieces import Pieces
+from relpos.view.piecewise import Pieces
 
 HEADS, HEAD_DIM = 3, 8
 TOEPLITZ = [name for name in relpos.names() if relpos.card(name).form == "Toeplitz"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from relpos.lab.paired import Standing, standing
+from relpos.lab.compare.paired_test import Standing, standing
 
 DOCUMENTS = 25
 

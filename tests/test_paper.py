@@ -12,12 +12,13 @@ from typer.testing import CliRunner
 import relpos
 from relpos.cli import app
 from relpos.encodings.registry import encoding, names
-from relpos.lab.apart import makespan, train_apart
-from relpos.lab.settings import load_settings
-from relpos.lab.train import train
-from relpos.view import draw, paper
+from relpos.lab import paper
+from relpos.lab.paper import FIGURES, draw_figures, needs_training
+from relpos.lab.runs.settings import load_settings
+from relpos.lab.train.processes import makespan, train_apart
+from relpos.lab.train.training import train
+from relpos.view import draw
 from relpos.view.page import write_index
-from relpos.view.paper import FIGURES, draw_figures, needs_training
 
 SEED = json.loads((Path(__file__).parent / "data" / "seed-figures.json").read_text())["figures"]
 SMALL = {"data.tokenizer": "bpe-280", "run.batch": 2, "run.eval_windows": 2}

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from relpos.lab.part import finished, read_record, write_record
-from relpos.lab.plan import Part, Plan, make_plan
-from relpos.lab.summary import Cell, change, findings, make_standings, make_table, notes, read_records, told
+from relpos.lab.compare.comparison import Part, Plan, make_plan
+from relpos.lab.compare.report import write_report
+from relpos.lab.compare.summary import Cell, change, findings, make_standings, make_table, notes, read_records, told
+from relpos.lab.compare.trial import finished, read_record, write_record
 from relpos.view.document import Code, Heading, Items, Table, Text, to_html, to_markdown
-from relpos.view.report import write_report
 
 LENGTHS = [32, 64, 128]
 PERPLEXITIES = {  # two seeds each, at 32, 64 and 128

@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
-from relpos.lab.runs import open_run
-from relpos.lab.train import train
+from relpos.lab.runs.run import open_run
+from relpos.lab.train.training import train
 
 pytestmark = pytest.mark.usefixtures("world")
 

@@ -11,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from relpos.cli import app
-from relpos.lab.settings import RECIPES, Settings, flatten, load_settings, parse_overrides
+from relpos.lab.runs.settings import RECIPES, Settings, flatten, load_settings, parse_overrides
 
 
 def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path):

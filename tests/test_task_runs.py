@@ -12,15 +12,15 @@ from test_train import interrupted_after, same_weights
 from torch.utils.data import DataLoader
 
 from relpos.commands.tasks import evaluate_task
-from relpos.lab.data import open_data
-from relpos.lab.runs import Run, open_run
-from relpos.lab.settings import load_settings
+from relpos.lab.evaluate.task_scoring import score_task, wilson
+from relpos.lab.runs.run import Run, open_run
+from relpos.lab.runs.settings import load_settings
 from relpos.lab.tasks import score as score_module
 from relpos.lab.tasks import task
-from relpos.lab.tasks.score import score_task, wilson
 from relpos.lab.tasks.tokenizer import task_tokenizer
 from relpos.lab.tasks.windows import TaskWindows
-from relpos.lab.train import train
+from relpos.lab.train.training import train
+from relpos.lab.train.training_data import open_data
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 from relpos.view.task_figures import draw_accuracy, draw_depths
 

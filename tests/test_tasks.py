@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from relpos.cli import app
-from relpos.lab.settings import load_settings
+from relpos.lab.runs.settings import load_settings
 from relpos.lab.tasks import names, task
 from relpos.lab.tasks.tokenizer import task_tokenizer
 from relpos.lab.tasks.windows import TaskWindows

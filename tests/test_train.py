@@ -20,18 +20,18 @@ from conftest import SMALL_RUN
 
 import relpos
 from relpos.encodings.clipped import Clipped
-from relpos.lab import trainer as trainer_module
-from relpos.lab.checkpoints import checkpoints, damage
-from relpos.lab.clock import Clock
-from relpos.lab.corpus import open_corpus
-from relpos.lab.lock import Lock
-from relpos.lab.log import read_log
-from relpos.lab.settings import OptimizerSettings
-from relpos.lab.tokenizers import load_tokenizer
-from relpos.lab.tokens import Windows, tokenize
-from relpos.lab.train import build_model, train
-from relpos.lab.trainer import parameter_groups, schedule
+from relpos.lab.data.corpus import open_corpus
+from relpos.lab.data.tokenizers import load_tokenizer
+from relpos.lab.data.tokens import Windows, tokenize
+from relpos.lab.runs.checkpoints import checkpoints, damage
+from relpos.lab.runs.log_file import read_log
+from relpos.lab.runs.settings import OptimizerSettings
+from relpos.lab.train import trainer as trainer_module
+from relpos.lab.train.clock import Clock
+from relpos.lab.train.trainer import parameter_groups, schedule
+from relpos.lab.train.training import build_model, train
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
+from relpos.system.lock import Lock
 
 STEPS = SMALL_RUN["run.steps"]
 WEIGHTS = "model.safetensors"
@@ -164,11 +164,11 @@ class TestGoingOn:
         code = f"""
 import os, signal, torch
 torch.set_num_threads(1)
-from relpos.lab import trainer
-from relpos.lab.settings import load_settings
-from relpos.lab.tokenizers import load_tokenizer
-from relpos.lab.tokens import Windows, tokenize
-from relpos.lab.train import build_model, train
+from relpos.lab.train import trainer
+from relpos.lab.runs.settings import load_settings
+from relpos.lab.data.tokenizers import load_tokenizer
+from relpos.lab.data.tokens import Windows, tokenize
+from relpos.lab.train.training import build_model, train
 install, calls = trainer.install, []
 def killed(*args):
     calls.append(args)
@@ -262,7 +262,9 @@ class TestRefusals:
             train(settings(tmp_path))
 
     def test_but_not_the_lock_of_a_process_that_is_dead(self, tmp_path):
-        code = f"from pathlib import Path; from relpos.lab.lock import Lock; Lock(Path({str(tmp_path)!r})).__enter__()"
+        code = (
+            f"from pathlib import Path; from relpos.system.lock import Lock; Lock(Path({str(tmp_path)!r})).__enter__()"
+        )
         script = f"{code}; import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
         subprocess.run([sys.executable, "-c", script], check=False)
         assert "process" in (tmp_path / ".lock").read_text()
@@ -330,7 +332,7 @@ class TestTheEnd:
             return step(*args, **kwargs)
 
         monkeypatch.setattr(trainer_module.RelposTrainer, "training_step", one_second)
-        monkeypatch.setattr("relpos.lab.clock.time", SimpleNamespace(monotonic=lambda: now))
+        monkeypatch.setattr("relpos.lab.train.clock.time", SimpleNamespace(monotonic=lambda: now))
         result = train(settings(tmp_path, run__steps=None, run__minutes=seconds / 60, run__log_every=1000))
         assert (result["step"], result["seconds"]) == (steps, 2.0 * steps)
         assert damage(tmp_path / f"checkpoint-{steps}") is None

@@ -57,13 +57,13 @@ def compare(
     or on several machines that share the folder, it divides the parts among them. Encodings, seeds and lengths may be
     added later; what is not given is as the folder has it.
     """
-    from relpos.view.report import write_report
+    from relpos.lab.compare.report import write_report
 
     failed: object = None
     if not report_only:
-        from relpos.lab.compare import compare as run_parts
-        from relpos.lab.plan import make_plan
-        from relpos.lab.settings import parse_overrides
+        from relpos.lab.compare.comparison import make_plan
+        from relpos.lab.compare.execution import compare as run_parts
+        from relpos.lab.runs.settings import parse_overrides
 
         named = {
             "model.preset": preset,
@@ -97,8 +97,8 @@ def compare(
 def _print_table(out: Path) -> None:
     from rich.table import Table
 
-    from relpos.lab.plan import load_plan
-    from relpos.lab.summary import make_standings, make_table, marking, notes, read_records
+    from relpos.lab.compare.comparison import load_plan
+    from relpos.lab.compare.summary import make_standings, make_table, marking, notes, read_records
 
     plan = load_plan(out)
     records = read_records(plan, out)

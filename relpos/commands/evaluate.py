@@ -84,11 +84,11 @@ def evaluate(
 
     from transformers.utils.logging import disable_progress_bar
 
-    from relpos.lab.evaluate import check_lengths, default_lengths
-    from relpos.lab.evaluate import evaluate as evaluate_run
-    from relpos.lab.live import LiveLine
-    from relpos.lab.runs import EVALUATION, open_run
-    from relpos.lab.scalings import check_scaling
+    from relpos.lab.evaluate.evaluation import check_lengths, default_lengths
+    from relpos.lab.evaluate.evaluation import evaluate as evaluate_run
+    from relpos.lab.evaluate.scaled_rope import check_scaling
+    from relpos.lab.runs.run import EVALUATION, open_run
+    from relpos.system.progress import LiveLine
 
     disable_progress_bar()  # of loading weights; ours is below
     scalings = [word.strip() for word in (rope_scaling or "").split(",") if word.strip()]
@@ -158,7 +158,7 @@ def _check_measured(results: dict[str, dict[str, Any]]) -> None:
 
 def _picture_name(results: dict[str, dict[str, Any]], scalings: Sequence[str], runs: Sequence[str]) -> str:
     """The name of the first evaluation's file, and what is drawn beside it."""
-    from relpos.lab.outputs import joined
+    from relpos.lab.evaluate.file_names import joined
 
     first = str(next(iter(results.values()))["file"]).removesuffix(".json")
     return f"{joined([first, *scalings, *(runs if len(runs) > 1 else ())])}.png"

@@ -61,7 +61,7 @@ def draw(
     - relpos draw kerple_log --show profile --columns 1 --out kerple.pdf
     - relpos draw kerple_log fire t5 --show profile --log --head 1
     """
-    from relpos.lab.files import read_file
+    from relpos.lab.data.documents import read_file
     from relpos.view.figures import FORMATS, WIDTHS
     from relpos.view.picture import draw as draw_picture
 
@@ -122,7 +122,7 @@ def figures(
 
     Models are kept in RUNS/figures-ENCODING-PRESET and used again.
     """
-    from relpos.view.paper import draw_figures
+    from relpos.lab.paper import draw_figures
 
     failed = draw_figures(
         out,
@@ -146,7 +146,7 @@ class Progress:
     """
 
     def __init__(self, verb: str, stream: TextIO | None = None, first: float = 2.0, every: float = 10.0) -> None:
-        from relpos.lab.live import LiveLine
+        from relpos.system.progress import LiveLine
 
         self.verb, self.stream = verb, stream or sys.stderr
         self.line = LiveLine(self.stream)
@@ -155,7 +155,7 @@ class Progress:
 
     def __call__(self, done: float) -> None:
         """Some share of the work is done: 1 is all of it."""
-        from relpos.lab.live import clock_time
+        from relpos.system.progress import clock_time
 
         now = time.monotonic()
         if done >= 1:

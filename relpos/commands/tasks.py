@@ -27,12 +27,12 @@ def evaluate_task(
     Without lengths: the trained one, twice, four, eight and sixteen times as long, up to 16,384. One JSON file keeps
     all that was scored on a task; the pictures are named by what was asked.
     """
-    from relpos.lab.outputs import question_stem
-    from relpos.lab.runs import EVALUATION, open_run
+    from relpos.lab.evaluate.file_names import question_stem
+    from relpos.lab.runs.run import EVALUATION, open_run
     from relpos.lab.tasks.registry import task as task_of
 
     task_of(task)  # a wrong name is said before the model is opened
-    from relpos.lab.tasks.score import score_task
+    from relpos.lab.evaluate.task_scoring import score_task
     from relpos.view.figures import save
     from relpos.view.task_figures import draw_accuracy, draw_depths
 

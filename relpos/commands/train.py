@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from relpos.commands.options import parse_options
-from relpos.lab import defaults
+from relpos.lab.runs import defaults
 from relpos.models.presets import PRESETS
 
 
@@ -61,7 +61,7 @@ def train(
     ] = None,
 ) -> None:
     """Train a GPT-2 with an encoding. If interrupted, rerun the command to resume."""
-    from relpos.lab.settings import load_settings, parse_overrides
+    from relpos.lab.runs.settings import load_settings, parse_overrides
 
     given = {
         "model.encoding": encoding,
@@ -82,6 +82,6 @@ def train(
     named |= {f"model.options.{key}": value for key, value in parse_options(option or []).items()}
     settings = load_settings(config, {**named, **parse_overrides(overrides or [])})
 
-    from relpos.lab.train import train as train_model
+    from relpos.lab.train.training import train as train_model
 
     train_model(settings)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from matplotlib.colors import Colormap, LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.ticker import MaxNLocator
 
+from relpos.view.captions import SPAN_OF_FLAT
 from relpos.view.maps import Map
-from relpos.view.words import SPAN_OF_FLAT
 
 LEAST_WEIGHT = 1e-4  # weights below it have one colour
 MOST_PLACES = 6  # of a tick's number

@@ -25,7 +25,7 @@ FEW = 5  # names that have room inside the panel
 
 
 def draw_curves(series: Mapping[str, Sequence[Mapping[str, Any]]], trained_length: int | None) -> Figure:
-    """Perplexity over length, both logarithmic, a curve for each of `series` (rows of `relpos.lab.evaluate`).
+    """Perplexity over length, both logarithmic, a curve for each of `series` (rows of `relpos.evaluate`).
 
     The band is the rows' interval. A curve that cannot go on ends with a cross, and its name says where.
     """
@@ -51,7 +51,7 @@ def draw_curves(series: Mapping[str, Sequence[Mapping[str, Any]]], trained_lengt
 
 
 def draw_positions(series: Mapping[str, Sequence[Mapping[str, Any]]], trained_length: int | None) -> Figure:
-    """Loss over the position in the window, a curve for each of `series` (bins of `relpos.lab.evaluate`).
+    """Loss over the position in the window, a curve for each of `series` (bins of `relpos.lab.evaluate.evaluation`).
 
     Dashed in the same colour: the control, which sees only the last tokens, as many as were trained.
     """

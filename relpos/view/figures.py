@@ -13,7 +13,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 
-from relpos.lab.atomic import write_bytes
+from relpos.system.files import write_bytes
 
 FORMATS = (".png", ".pdf", ".svg")
 WIDTHS = {1: 3.33, 2: 7.0}  # inches of one and of two columns of a page

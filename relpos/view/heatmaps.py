@@ -10,10 +10,10 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from relpos.view.captions import SPAN_OF_FLAT, ZERO, note
 from relpos.view.colours import LEAST_WEIGHT, Colours, linear_ticks, tick_words
 from relpos.view.figures import NAME, TICK, TITLE, WIDTHS, Page, position_ticks, position_word, text_scale, text_width
 from relpos.view.maps import Map
-from relpos.view.words import SPAN_OF_FLAT, ZERO, note
 
 COLUMNS = 3  # of panels
 BAR, LABEL = 0.085, 4.5  # inches a colour bar is wide, points of a token's name

@@ -12,7 +12,7 @@ from relpos.encodings.forms import Form, terms
 from relpos.view.cells import PIXELS, Cells
 from relpos.view.layers import Layer
 from relpos.view.numbers import Diagonals, Share, context_dependence, uniformity
-from relpos.view.pieces import Pieces, has_pieces
+from relpos.view.piecewise import Pieces, has_pieces
 
 NUMBERS = 2**18  # that a tile writes out at a time; 2 MB in float64, which stay near the caches
 

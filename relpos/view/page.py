@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from relpos.lab.atomic import write_text
-from relpos.view.words import NO_NUMBER, notes_sentence
+from relpos.system.files import write_text
+from relpos.view.captions import NO_NUMBER, notes_sentence
 
 INDEX = "index.html"
 PAGE = """<!doctype html>

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import names
 from relpos.errors import unknown
-from relpos.lab.versions import versions
-from relpos.view import words
+from relpos.system.versions import versions
+from relpos.view import captions
 from relpos.view.cells import PIXELS
 from relpos.view.figures import WIDTHS, save, write
 from relpos.view.heatmaps import bar_ticks, draw_heads, draw_sheet
@@ -21,7 +21,7 @@ from relpos.view.profiles import draw_profiles, draw_together
 from relpos.view.subjects import MOST_LABELS, Subject, encoding_subject, model_subject
 
 if TYPE_CHECKING:
-    from relpos.lab.runs import Run
+    from relpos.lab.runs.run import Run
 
     What = str | Path | Encoding | Run
 
@@ -213,7 +213,7 @@ def _banner(subjects: list[Subject]) -> str:
 
 
 def _caption(subjects: list[Subject], maps: list[Map], kind: str, profile: bool) -> str:
-    what = words.SHOWN[kind]
+    what = captions.SHOWN[kind]
     first = subjects[0]
     equal = first.tokens is None and kind != "bias" and not first.layers[0].reads_scores
     shown = f"{what}{' against distance' if profile else ''}{' of equal tokens' if equal else ''}"
@@ -224,10 +224,10 @@ def _caption(subjects: list[Subject], maps: list[Map], kind: str, profile: bool)
     start = f" ({first.untrained})" if first.untrained else ""
     said = f"{first.told}{start}: {shown} {first.ending}"
     said = said if said.endswith(".") else f"{said}."
-    notes = words.notes_sentence([words.note(found, head) for found in maps for head in range(found.heads)])
+    notes = captions.notes_sentence([captions.note(found, head) for found in maps for head in range(found.heads)])
     size = maps[0].cell
     cells = f"Each cell is the mean of {size} × {size} entries." if size > 1 and not profile else ""
-    return " ".join(part for part in (said, words.measured_sentence(maps), notes, cells) if part)
+    return " ".join(part for part in (said, captions.measured_sentence(maps), notes, cells) if part)
 
 
 def _numbers(
@@ -244,5 +244,5 @@ def _numbers(
         **subject.about,
         "seed": seed,
         "versions": versions(PACKAGES),
-        "layers": [words.measured(found, ticks) for found in maps],
+        "layers": [captions.measured(found, ticks) for found in maps],
     }

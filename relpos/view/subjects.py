@@ -10,12 +10,12 @@ import torch
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import card, encoding, names
 from relpos.errors import unknown
-from relpos.view import words
+from relpos.view import captions
 from relpos.view.layers import Layer, encoding_layer, input_free_layers, model_layers
 
 if TYPE_CHECKING:
-    from relpos.lab.runs import Run
-    from relpos.lab.samples import Sample
+    from relpos.lab.runs.inputs import Sample
+    from relpos.lab.runs.run import Run
 
 LENGTH, HEADS, HEAD_DIM = 512, 12, 64  # unless given
 MOST_LABELS = 64  # tokens that are named on the axes
@@ -103,11 +103,11 @@ def model_subject(
     else:
         layers = model_layers(run.model, shown.ids, numbers)
         others = None if other is None else model_layers(run.model, other.ids, numbers)
-    trained = words.training(run)
+    trained = run.training()
     preset = "" if run.settings is None else f" {run.settings.model.preset}"
     which = "all layers" if len(numbers) > 1 else f"layer {numbers[0]} of {depth}"
     start = f", from token {shown.offset}" if shown.offset else ""
-    ending = f"on {len(shown.ids)} tokens of {shown.document}{start}. {words.training_sentence(trained)}"
+    ending = f"on {len(shown.ids)} tokens of {shown.document}{start}. {captions.training_sentence(trained)}"
     about = {
         "model": {
             "folder": str(run.folder),
@@ -117,8 +117,8 @@ def model_subject(
             "position": dict(run.model.config.position),
         },
         "training": trained or None,
-        "input": words.input_words(shown),
-        "compared_with": None if other is None else words.input_words(other),
+        "input": captions.input_words(shown),
+        "compared_with": None if other is None else captions.input_words(other),
     }
     named = [_token_name(run.tokenizer.decode([int(one)])) for one in shown.ids[: MOST_LABELS + 1]]
     told = f"{run.encoding}, GPT-2{preset}, {which}"
@@ -152,14 +152,14 @@ def _open(what: "str | Path | Run") -> "Run":
         if len(Path(what).parts) > 1:
             raise FileNotFoundError(f"there is no folder {what}.")
         raise unknown("encoding or folder", str(what), names())
-    from relpos.lab.runs import open_run
+    from relpos.lab.runs.run import open_run
 
     return open_run(what)
 
 
 def _inputs(run: "Run", length: int | None, seed: int, text: tuple[str, str] | None) -> "tuple[Sample, Sample | None]":
     """What the model reads, and another input of the same length where there is one."""
-    from relpos.lab.samples import heldout_samples, text_sample
+    from relpos.lab.runs.inputs import heldout_samples, text_sample
 
     if text is None:
         shown, *others = heldout_samples(run, length or run.trained_length or LENGTH, seed)

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from relpos.lab.data.tokens import IGNORED
 from relpos.lab.tasks.task import Part, Task
-from relpos.lab.tokens import IGNORED
 
 
 class TaskWindows(Dataset[dict[str, Tensor]]):

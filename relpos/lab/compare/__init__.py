@@ -1,0 +1,1 @@
+"""Training and measuring several encodings in the same way."""

@@ -1,0 +1,45 @@
+"""The scalings of RoPE on a model that was trained without: the same weights, other angles."""
+
+from typing import Any
+
+from relpos.encodings.registry import card, encoding
+from relpos.encodings.rope_scaling import SCALINGS
+from relpos.errors import unknown
+from relpos.lab.runs.run import Run, open_run
+
+
+def scaled_run(run: Run, scaling: str, length: int) -> Run:
+    """The run opened again with a scaled rope, for inputs of `length` tokens."""
+    return open_run(run.folder, _position(run, scaling, length))
+
+
+def check_scaling(run: Run, scaling: str) -> None:
+    """Refuse, before anything is computed, what cannot be scaled."""
+    config = run.model.config
+    if "rope_parameters" not in card(run.encoding).options:
+        raise ValueError(f"--rope-scaling is for models with rope, and {run.folder} has {run.encoding}.")
+    if run.trained_length is None:
+        raise ValueError(f"{run.folder} does not say how long it was trained, which a scaling starts from.")
+    options = _position(run, scaling, run.trained_length)
+    encoding(options.pop("name"), config.n_head, config.head_dim, **options)
+
+
+def _position(run: Run, scaling: str, length: int) -> dict[str, Any]:
+    """The run's encoding, scaled.
+
+    `scaling` is a name, or name:factor. Without a factor it is length / trained length, and 1 up to the trained length;
+    dynamic, which reads the length itself, has 1.
+    """
+    name, colon, text = scaling.partition(":")
+    if name not in SCALINGS:
+        raise unknown("RoPE scaling", name, SCALINGS)
+    trained = run.trained_length
+    assert trained is not None
+    try:
+        factor = float(text) if colon else max(1.0, length / trained) if name != "dynamic" else 1.0
+    except ValueError:
+        raise ValueError(f"a scaling is a name or name:factor, as in yarn:4, not {scaling!r}.") from None
+    position = dict(run.model.config.position)
+    over = {**(position.get("rope_parameters") or {}), "rope_type": name, "factor": factor}
+    over |= {"max_position_embeddings": trained, "original_max_position_embeddings": trained}
+    return {**position, "rope_parameters": over}

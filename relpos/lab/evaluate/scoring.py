@@ -1,0 +1,165 @@
+"""The losses of a text's tokens under a model, window by window. What has been computed is kept, and never lost."""
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from relpos.lab.data.tokens import IGNORED, Tokens
+from relpos.lab.evaluate.protocols import Window
+from relpos.lab.evaluate.units import Units
+from relpos.lab.runs.run import Run
+from relpos.models.loss import token_losses
+from relpos.system.memory import begin_peak, peak
+from relpos.system.progress import Countdown
+
+AT_ONCE = 4096  # tokens read at a time, or one window: memory grows with the length only
+
+
+@dataclass
+class Losses:
+    """What was found, by unit (document, or block of a single one) and bin of positions."""
+
+    units: NDArray[np.int64]  # (units,), the numbers of the documents or blocks that have scored tokens
+    sums: NDArray[np.float64]  # (units, bins)
+    counts: NDArray[np.int64]  # (units, bins)
+    read: int  # tokens
+    seconds: float
+    peak: int  # bytes
+
+    @property
+    def mean(self) -> float:
+        """The loss of a token."""
+        return float(self.sums.sum() / self.counts.sum())
+
+
+class Scorer:
+    """Scores windows of one text with one model, and keeps each batch's losses in a file that says all it depends on.
+
+    Killed at any moment, it goes on with the batch it was at, and ends with the same numbers.
+    """
+
+    def __init__(
+        self, run: Run, text: Tokens, units: Units, identity: dict[str, Any], folder: Path, countdown: Countdown
+    ) -> None:
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.model, self.text, self.folder, self.countdown = run.model.to(self.device), text, folder, countdown
+        self.units = units
+        self.separate = run.settings is not None and run.settings.data.separate  # as it was trained
+        self.identity = {**identity, "weights": run.checksum, "config": _config(run), "separate": self.separate}
+        if units.block is not None:
+            self.identity["block"] = units.block
+
+    def score(self, windows: list[Window], length: int, words: str, edges: NDArray[np.int64] | None = None) -> Losses:
+        """The losses of what these windows score; `edges` bound the bins of positions, which are one without."""
+        size = max(1, AT_ONCE // length)
+        batches = [windows[start : start + size] for start in range(0, len(windows), size)]
+        about = [self.identity, length, size, windows, None if edges is None else edges.tolist()]
+        key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
+        file = self.folder / f"{key}.jsonl"
+        known = _read(file)
+        self.countdown.skip(sum(len(batch) * length for number, batch in enumerate(batches) if number in known))
+        begin_peak(self.device)
+        for number, batch in enumerate(batches):
+            if number not in known:
+                begun = time.perf_counter()
+                cells = self._cells(batch, length, edges)
+                seconds = time.perf_counter() - begun
+                known[number] = {"batch": number, "seconds": seconds, "peak": peak(self.device), "cells": cells}
+                _append(file, known[number])
+                self.countdown.step(len(batch) * length, f"{words}: window {number * size + len(batch)}/{len(windows)}")
+        bins = 1 if edges is None else len(edges) - 1
+        return _collect([known[number] for number in range(len(batches))], bins, len(windows) * length)
+
+    def bytes_of(self, windows: list[Window], length: int, sizes: NDArray[np.int64]) -> int:
+        """Bytes of the tokens that these windows score; `sizes` are those of each entry of the tokenizer."""
+        total = 0
+        for window in windows:
+            places = np.arange(window.first, window.start + length + 1)
+            scored = sizes[self.text.ids[places]]
+            total += int(scored[~self._begins(places)].sum() if self.separate else scored.sum())
+        return total
+
+    def _begins(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which places hold a document's first token, which nothing predicts where documents are kept apart."""
+        return np.isin(places, self.text.starts)
+
+    def _cells(self, batch: list[Window], length: int, edges: NDArray[np.int64] | None) -> list[list[float]]:
+        """Unit, bin, number of tokens and sum of their losses, wherever there are any."""
+        places = np.array([window.start for window in batch])[:, None] + np.arange(length + 1)  # (batch, length + 1)
+        first, origin = np.array([window.first for window in batch]), np.array([window.origin for window in batch])
+        documents = np.searchsorted(self.text.starts, places, side="right") - 1
+        scored = places[:, 1:] >= first[:, None]  # (batch, length)
+        if self.separate:
+            scored &= ~self._begins(places[:, 1:])
+        losses = self._losses(places, scored, documents).astype(np.float64)
+        bins = np.zeros_like(documents[:, 1:])
+        if edges is not None:
+            bins = np.searchsorted(edges, places[:, 1:] - origin[:, None] - 1, side="right") - 1
+        units = self.units.of(places[:, 1:])
+        cells, which = np.unique(np.stack([units[scored], bins[scored]]), axis=1, return_inverse=True)
+        counts, sums = np.bincount(which.reshape(-1)), np.bincount(which.reshape(-1), weights=losses[scored])
+        return [[*map(int, cell), int(n), float(s)] for cell, n, s in zip(cells.T, counts, sums, strict=True)]
+
+    @torch.inference_mode()
+    def _losses(
+        self, places: NDArray[np.int64], scored: NDArray[np.bool_], documents: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """The loss of every token that is scored: (batch, length)."""
+        ids = self._tensor(self.text.ids[places].astype(np.int64))  # (batch, length + 1)
+        labels = ids.clone()
+        labels[:, 1:].masked_fill_(~self._tensor(scored), IGNORED)
+        apart = self._tensor(documents[:, :-1]) if self.separate else None
+        hidden = self.model.transformer(ids[:, :-1], documents=apart, use_cache=False).last_hidden_state
+        found: NDArray[np.float32] = token_losses(hidden, self.model.lm_head.weight, labels).float().cpu().numpy()
+        return found
+
+    def _tensor(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values).to(self.device)
+
+
+def _collect(batches: list[dict[str, Any]], bins: int, read: int) -> Losses:
+    cells = np.array([cell for batch in batches for cell in batch["cells"]], dtype=np.float64)  # (cells, 4)
+    units, which = np.unique(cells[:, 0].astype(np.int64), return_inverse=True)
+    place = (which.reshape(-1), cells[:, 1].astype(int))
+    sums, counts = np.zeros((len(units), bins)), np.zeros((len(units), bins), dtype=np.int64)
+    np.add.at(sums, place, cells[:, 3])
+    np.add.at(counts, place, cells[:, 2].astype(np.int64))
+    seconds = sum(batch["seconds"] for batch in batches)
+    return Losses(units, sums, counts, read, seconds, max(batch["peak"] for batch in batches))
+
+
+def _config(run: Run) -> dict[str, Any]:
+    entries: dict[str, Any] = run.model.config.to_dict()
+    return {name: value for name, value in entries.items() if name != "_name_or_path"}  # a folder may move
+
+
+def _read(file: Path) -> dict[int, dict[str, Any]]:
+    """The batches that are known; a line cut short by a kill is left out."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        found.setdefault(entry["batch"], entry)
+    return found
+
+
+def _append(file: Path, entry: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("ab+") as handle:
+        handle.seek(0, 2)
+        end = handle.tell()
+        if end:
+            handle.seek(end - 1)
+            if handle.read(1) != b"\n":  # after a line that was cut short
+                handle.write(b"\n")
+        handle.write((json.dumps(entry) + "\n").encode())

@@ -1,0 +1,151 @@
+"""The model card of a run's folder, as the Hugging Face hub reads it: what it is, how to open it, its figures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from relpos.encodings.registry import card as encoding_card
+from relpos.lab.runs.run import ABOUT, EVALUATION, Run
+from relpos.system.files import write_text
+
+FILE = "README.md"
+# Whoever edits the card removes this line: then it is theirs, and never written again.
+MARK = "<!-- Written by relpos, and again at the next evaluation. Remove this line to keep your own text. -->"
+OPENING = """```python
+import relpos  # transformers then knows this model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{folder}")
+tokenizer = AutoTokenizer.from_pretrained("{folder}")
+```"""
+
+
+def write_card(folder: Path, result: dict[str, Any]) -> Path | None:
+    """Write README.md into the folder of a run, unless the card there is somebody's own.
+
+    Args:
+        folder: of `relpos train`, with run.yaml; evaluations are read from its folder evaluation.
+        result: how the run ended, as in result.json.
+
+    Returns:
+        The file, or None if there is one without the line that says it was written by relpos.
+    """
+    file = folder / FILE
+    if file.exists() and MARK not in file.read_text(encoding="utf-8"):
+        return None
+    run = yaml.safe_load((folder / ABOUT).read_text(encoding="utf-8"))
+    blocks = [_front_matter(run), MARK, *_about(folder, run, result), *_figures(folder, result), *_origin(run)]
+    write_text(file, "\n\n".join(blocks) + "\n")
+    return file
+
+
+def refresh_card(run: Run, evaluations: Path) -> None:
+    """Bring a run's card up to date with what was just written into a folder of evaluations, if that is the run's."""
+    if evaluations == run.folder / EVALUATION and (run.folder / ABOUT).exists() and run.result:
+        write_card(run.folder, run.result)
+
+
+def _front_matter(run: dict[str, Any]) -> str:
+    """The hub's metadata: only what is known for sure, so neither a licence nor a language."""
+    entries = {
+        "library_name": "relpos",
+        "pipeline_tag": "text-generation",
+        "tags": ["relpos", "gpt2", "positional-encoding", str(run["model"]["encoding"])],
+    }
+    return f"---\n{yaml.safe_dump(entries, sort_keys=False)}---"
+
+
+def _about(folder: Path, run: dict[str, Any], result: dict[str, Any]) -> list[str]:
+    model, data, about = run["model"], run["data"], run["about"]
+    name = str(model["encoding"])
+    options = "".join(f", {key}={value}" for key, value in (model["options"] or {}).items())
+    source = f"the task `{data['task']}`" if data["task"] else f"`{_corpus_name(str(data['corpus']))}`"
+    return [
+        f"# {folder.resolve().name}: GPT-2 {model['preset']} with {name}",
+        f"A language model with the positional encoding `{name}{options}` ({encoding_card(name).paper}), trained by "
+        f"relpos on {source}: {result['step']:,} steps, {result['tokens']:,} tokens in windows of {data['length']:,}, "
+        f"seed {run['run']['seed']}; {about['parameters']:,} parameters. It is a model for experiments with positional "
+        "encodings, not one for use on its own.",
+        "## How to open it",
+        "`pip install relpos`, then",
+        OPENING.format(folder=folder.resolve().name),
+        "Without relpos, transformers cannot open it. `relpos draw FOLDER` shows what its heads do, `relpos evaluate "
+        "FOLDER` measures it.",
+    ]
+
+
+def _corpus_name(name: str) -> str:
+    """A name as it is; of a path of the machine that trained it, the last part."""
+    return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
+
+
+def _figures(folder: Path, result: dict[str, Any]) -> list[str]:
+    before, after = result["heldout_at_start"], result["heldout"]
+    lines = []
+    if before is not None and after is not None:
+        lines.append(f"Held-out loss during training: {before:.4f} at the start, {after:.4f} at the end.")
+    for evaluation in _evaluations(folder / EVALUATION):
+        rows = [row for row in evaluation["rows"] if row["error"] is None]
+        # Of a run that was trained further, what was measured before is not this model's.
+        if rows and evaluation.get("step") == result["step"]:
+            of_task = "task" in evaluation
+            lines.append(_task_title(evaluation) if of_task else _title(evaluation))
+            lines.append((_task_table if of_task else _table)(rows, evaluation["trained_length"]))
+    return ["## Figures", *lines]
+
+
+def _evaluations(folder: Path) -> list[dict[str, Any]]:
+    """All that were kept in a folder; the file of a task holds several."""
+    found: list[dict[str, Any]] = []
+    for file in sorted(folder.glob("*.json"), key=lambda file: file.stem):  # the plain question before its variants
+        try:
+            contents = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError:
+            continue  # damaged: a card is no reason to stop
+        found += contents.get("results", [contents])
+    return found
+
+
+def _title(evaluation: dict[str, Any]) -> str:
+    parts = [f"`{evaluation['protocol']}`"]
+    if evaluation["rope_scaling"]:
+        parts.append(f"rope scaled by {evaluation['rope_scaling']}")
+    split = "all" if evaluation["split"] == "all" else "held-out part"
+    parts.append(f"{split} of `{_corpus_name(evaluation['corpus']['name'])}`")
+    parts += [f"{key} {value:,}" for key, value in evaluation["options"].items() if value]
+    return " ".join([f"Measured by `relpos evaluate` ({', '.join(parts)}).", *evaluation["warnings"]])
+
+
+def _task_title(evaluation: dict[str, Any]) -> str:
+    return (
+        f"Answers to `{evaluation['task']}`, {evaluation['samples']} sequences per length (seed {evaluation['seed']}); "
+        f"a guess gets {evaluation['chance']:.1%} right."
+    )
+
+
+def _length(row: dict[str, Any], trained: int | None) -> str:
+    return f"{row['length']} (trained)" if row["length"] == trained else str(row["length"])
+
+
+def _task_table(rows: list[dict[str, Any]], trained: int | None) -> str:
+    lines = ["| length | answers right | 95 % | all right |", "|---:|---:|---:|---:|"]
+    for row in rows:
+        bounds = f"{row['low']:.1%} – {row['high']:.1%}"
+        lines.append(f"| {_length(row, trained)} | {row['accuracy']:.1%} | {bounds} | {row['exact']:.1%} |")
+    return "\n".join(lines)
+
+
+def _table(rows: list[dict[str, Any]], trained: int | None) -> str:
+    lines = ["| length | perplexity | 95 % | bits per byte | tokens |", "|---:|---:|---:|---:|---:|"]
+    for row in rows:
+        bounds = "–" if row["low"] is None else f"{row['low']:.2f} – {row['high']:.2f}"
+        bits = "–" if row["bits_per_byte"] is None else f"{row['bits_per_byte']:.4f}"
+        lines.append(f"| {_length(row, trained)} | {row['perplexity']:.2f} | {bounds} | {bits} | {row['tokens']:,} |")
+    return "\n".join(lines)
+
+
+def _origin(run: dict[str, Any]) -> list[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in run["about"]["versions"].items())
+    return ["## How it was made", f"All settings are in `run.yaml`. Versions: {versions}."]

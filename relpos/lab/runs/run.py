@@ -1,0 +1,208 @@
+"""A trained model and what belongs to it: opened from a run's folder, or from any folder of weights of ours."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from relpos.lab.data.corpus import Corpus, open_corpus
+from relpos.lab.data.tokenizers import gpt2_tokenizer
+from relpos.lab.data.tokens import Tokens, tokenize
+from relpos.lab.runs.checkpoints import CLOCK, SEAL, WEIGHTS, damage, step_of
+from relpos.lab.runs.log_file import read_log
+from relpos.lab.runs.settings import Settings, flatten, load_settings
+from relpos.models.gpt2 import RelposGPT2ForCausalLM
+from relpos.models.gpt2_config import RelposGPT2Config
+from relpos.system.mappings import read_json, read_yaml
+
+ABOUT, RESULT = "run.yaml", "result.json"  # in a run's folder: its settings and surroundings, and how it ended
+EVALUATION = "evaluation"  # the folder in it of what was measured
+KINDS = ("relpos_gpt2", "gpt2")
+GPT2_ENTRIES = 50257
+
+
+@dataclass
+class Run:
+    """A model with its tokenizer, and how it was trained where that is known."""
+
+    folder: Path
+    model: RelposGPT2ForCausalLM  # in evaluation mode
+    tokenizer: PreTrainedTokenizerFast
+    settings: Settings | None  # of a run's folder
+    about: dict[str, Any]  # versions, corpus, parameters; empty for a folder that is no run's
+    result: dict[str, Any]  # steps, tokens, seconds, losses; empty for one that has not finished
+
+    @property
+    def encoding(self) -> str:
+        """The name of its encoding."""
+        return str(self.model.config.position["name"])
+
+    @property
+    def trained_length(self) -> int | None:
+        """The length of the windows it was trained on, where known."""
+        if self.settings is not None:
+            return self.settings.data.length
+        length = self.model.config.position.get("length")
+        return int(length) if length else None
+
+    @property
+    def checksum(self) -> str:
+        """Of its weights and their names."""
+        digest = hashlib.sha256()
+        for name, parameter in sorted(self.model.named_parameters()):
+            digest.update(name.encode())
+            digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def training(self) -> dict[str, Any]:
+        """How long the model was trained, as far as its folder says.
+
+        Returns:
+            Steps, tokens, seconds, held-out loss, learning rates and versions; empty for a folder that is not a run's.
+        """
+        settings, folder = self.settings, self.folder
+        if settings is None:
+            return {}
+        rates = ("rate", "position_rate", "table_rate", "table_epsilon")
+        origin = {
+            "corpus": self.about.get("corpus", {}).get("name"),
+            "versions": self.about.get("versions"),
+            "threads": self.about.get("threads"),
+            **{key: getattr(settings.optimizer, key) for key in rates},
+        }
+        if (folder / ABOUT).exists():
+            kept = ("tokens", "seconds", "loss", "heldout", "heldout_at_start")
+            return {"steps": self.result.get("step"), **{key: self.result.get(key) for key in kept}, **origin}
+        step = step_of(folder)  # a checkpoint: what was known then
+        losses = [entry["heldout"] for entry in read_log(folder.parent) if entry["step"] == step and "heldout" in entry]
+        return {
+            "steps": step,
+            "tokens": step * settings.run.batch * settings.data.length,
+            "seconds": round(read_json(folder / CLOCK)["seconds"], 1),
+            "heldout": losses[-1] if losses else None,
+            **origin,
+        }
+
+    def corpus(self, name: str | None = None, split: str = "heldout") -> Corpus:
+        """The corpus it was trained on, or another by name."""
+        data = None if self.settings is None else self.settings.data
+        if data is not None and data.task is not None:
+            raise ValueError(
+                f"{self.folder} was trained on the task {data.task} and knows no other words: "
+                f"evaluate it by relpos evaluate {self.folder} --task {data.task}."
+            )
+        keep = data is not None and data.keep_line_ends
+        if data is None or data.corpus is None:
+            return open_corpus(name or "sotu", split=split, keep_line_ends=keep)
+        if name is None or name == data.corpus:
+            return open_corpus(data.corpus, data.text, data.subset, split=split, keep_line_ends=keep)
+        return open_corpus(name, split=split, keep_line_ends=keep)
+
+    def trained_on(self, name: str | None = None) -> bool:
+        """Whether a corpus is the one it was trained on: by its name, its path or its content."""
+        if self.settings is None or "corpus" not in self.about:
+            return False  # how it was trained is not known
+        own = str(self.settings.data.corpus)
+        if name is None or name == own or Path(name).resolve() == Path(own).resolve():
+            return True
+        try:
+            return self.corpus(name).hash == str(self.about["corpus"]["hash"])
+        except ValueError:  # too little to be divided, so it was not trained on
+            return False
+
+    def heldout(self, corpus: str | None = None) -> Tokens:
+        """The held-out tokens of its corpus, or of another."""
+        return tokenize(self.corpus(corpus), self.tokenizer)["heldout"]
+
+
+def open_run(folder: str | Path, position: Mapping[str, Any] | None = None) -> Run:
+    """Open a run's folder, one of its checkpoints, or any folder with a GPT-2 of ours or of transformers.
+
+    Args:
+        folder: of the model.
+        position: replaces the encoding that the folder names: the same weights under, say, a scaled rope.
+
+    Returns:
+        The model in evaluation mode, its tokenizer, and how it was trained where the folder says so.
+
+    Raises:
+        FileNotFoundError: there is no model in the folder, or no tokenizer.
+        ValueError: a file in it is damaged or belongs to another model; it is named.
+    """
+    folder = Path(folder)
+    config = _read_config(folder, position)
+    home = folder if (folder / ABOUT).exists() else folder.parent  # a checkpoint lies in its run's folder
+    settings, about = read_about(home) if (home / ABOUT).exists() else (None, {})
+    result = read_json(home / RESULT) if about and (home / RESULT).exists() else {}
+    tokenizer = _read_tokenizer(folder, int(config.vocab_size))
+    wrong = damage(folder, only=WEIGHTS) if (folder / SEAL).exists() else None
+    if wrong is not None:
+        raise ValueError(f"the checkpoint {folder} is damaged: {wrong}. Open another one, or the run's folder.")
+    transformers.utils.logging.disable_progress_bar()  # of reading the weights, which takes no time
+    model = RelposGPT2ForCausalLM.from_pretrained(folder, config=config).eval()
+    return Run(folder, model, tokenizer, settings, about, result)
+
+
+def read_about(folder: Path) -> tuple[Settings, dict[str, Any]]:
+    """What a run's run.yaml says: its settings, and versions, data and sizes.
+
+    Raises:
+        FileNotFoundError: there is no run.yaml.
+        ValueError: it is damaged, or lacks what every run's has.
+    """
+    file = folder / ABOUT
+    tree = read_yaml(file)
+    flat = flatten({key: value for key, value in tree.items() if key != "about"})
+    about = tree.get("about")
+    lacking = [] if isinstance(about, dict) and about else ["about"]
+    lacking += [key for key in ("model.encoding", "data.length") if flat.get(key) is None]
+    if flat.get("data.corpus") is None and flat.get("data.task") is None:
+        lacking.append("data.corpus")
+    if lacking or not isinstance(about, dict):
+        raise ValueError(
+            f"{file} is not what relpos train wrote: it has no {' and no '.join(lacking)}. "
+            "Put a copy back, or train in another folder."
+        )
+    return load_settings(str(file), {}), about
+
+
+def _read_config(folder: Path, position: Mapping[str, Any] | None) -> RelposGPT2Config:
+    file = folder / "config.json"
+    if not file.exists():
+        begun = " A run has begun there: rerun relpos train to finish it." if (folder / ABOUT).exists() else ""
+        raise FileNotFoundError(f"there is no model in {folder}: it has no config.json.{begun}")
+    kind = read_json(file).get("model_type")
+    if kind not in KINDS:
+        raise ValueError(f"{folder} holds a model of type {kind!r}; those that can be opened are {', '.join(KINDS)}.")
+    try:
+        given = {} if position is None else {"position": dict(position)}
+        config: RelposGPT2Config = RelposGPT2Config.from_pretrained(folder, **given)
+    except StrictDataclassError as error:
+        raise ValueError(f"{file} is no configuration of a GPT-2: {' '.join(str(error).split())}") from None
+    return config
+
+
+def _read_tokenizer(folder: Path, vocabulary: int) -> PreTrainedTokenizerFast:
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        if vocabulary >= GPT2_ENTRIES:
+            return gpt2_tokenizer()
+        raise FileNotFoundError(
+            f"{folder} has no tokenizer.json, and {vocabulary} entries are not GPT-2's {GPT2_ENTRIES}."
+        )
+    read_json(file)
+    try:
+        tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # tokenizers raises plain Exceptions
+        raise ValueError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}") from error
+    if len(tokenizer) > vocabulary:
+        raise ValueError(
+            f"{file} belongs to another model: it has {len(tokenizer)} entries, and the model has {vocabulary}."
+        )
+    return tokenizer

@@ -1,0 +1,39 @@
+"""What a saved folder holds for people without relpos: a module for transformers' auto_map that says what to install.
+
+With relpos imported the Auto classes know our model types and never open the module, so nobody is asked to trust it.
+"""
+
+import json
+from pathlib import Path
+
+from relpos.models.auto import CAUSAL_LMS, CONFIGS, MODELS
+from relpos.system.files import write_text
+
+FILE = "modeling_relpos.py"
+MODULE = '''"""The package relpos opens this model: pip install relpos, and import relpos before from_pretrained."""
+
+try:
+    from relpos.models import {names}
+except ImportError as error:
+    raise ImportError(
+        "this model needs the package relpos: pip install relpos, and import relpos before opening it. "
+        f"(What was missing: {{error}}.)"
+    ) from None
+'''
+
+
+def write_stub(folder: Path) -> None:
+    """Write the module into a folder that holds a model of ours, and name it in the folder's config.json."""
+    file = folder / "config.json"
+    entries = json.loads(file.read_text(encoding="utf-8"))
+    model_type = entries.get("model_type")
+    if model_type not in CONFIGS:
+        raise ValueError(f"{folder} holds a model of type {model_type!r}, not one of {', '.join(CONFIGS)}.")
+    classes = {
+        "AutoConfig": CONFIGS[model_type],
+        "AutoModel": MODELS[model_type],
+        "AutoModelForCausalLM": CAUSAL_LMS[model_type],
+    }
+    write_text(folder / FILE, MODULE.format(names=", ".join(classes.values())))
+    auto_map = {auto: f"{Path(FILE).stem}.{name}" for auto, name in classes.items()}
+    write_text(file, json.dumps({**entries, "auto_map": auto_map}, indent=2, sort_keys=True) + "\n")

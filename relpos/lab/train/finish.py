@@ -1,0 +1,112 @@
+"""The end of a run: its model where from_pretrained finds it, the plot of its losses, and its result in one file."""
+
+import filecmp
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from relpos.lab.runs.checkpoints import CLOCK, SEAL, newest_whole, step_of
+from relpos.lab.runs.log_file import LOSSES, read_log
+from relpos.lab.runs.model_card import write_card
+from relpos.lab.runs.run import RESULT
+from relpos.lab.runs.settings import Settings
+from relpos.lab.train.auto_map import write_stub
+from relpos.lab.train.clock import Clock
+from relpos.lab.train.fsdp import OPTIMIZER
+from relpos.lab.train.trainer import UNLOGGED, cannot_write
+from relpos.system.files import flush, write_text
+from relpos.system.mappings import read_json
+from relpos.view.figures import save
+from relpos.view.losses import draw_losses
+
+STATE = {CLOCK, SEAL, UNLOGGED, OPTIMIZER, "trainer_state.json"}  # a checkpoint's files that are not the model's
+MODEL_SUFFIXES = (".safetensors", ".json", ".txt")
+
+
+def finish(settings: Settings, out: Path, clock: Clock, say: Callable[[str], None]) -> None:
+    """The last whole checkpoint's model where from_pretrained finds it, the plot, and the result in one file."""
+    last = newest_whole(out)
+    if last is None:
+        raise ValueError(f"{out} has no whole checkpoint, although one was just written: check the disk.")
+    try:
+        _copy_model(last, out, say)
+        if _finished_step(out) == step_of(last):
+            return
+        result = _result(settings, out, step_of(last), clock)
+        save(draw_losses(read_log(out), out.name), out / "loss.png")
+        write_card(out, result)
+        write_text(out / RESULT, json.dumps(result, indent=1))
+    except OSError as error:
+        raise cannot_write(out, "the trained model", error) from error
+    start, end = (_told(result[name]) for name in ("heldout_at_start", "heldout"))
+    say(f"{out}: loss {_told(result['loss'])}, held-out {start} → {end}")
+    if "warning" in result:
+        say(f"warning: {result['warning']}")
+
+
+def _copy_model(checkpoint: Path, out: Path, say: Callable[[str], None]) -> None:
+    """Copy what belongs to the model, unless it is there unharmed."""
+    files = [file for file in sorted(checkpoint.iterdir()) if file.suffix in MODEL_SUFFIXES and file.name not in STATE]
+    changed = [file for file in files if not _same(file, out / file.name)]
+    if changed and _finished_step(out) == step_of(checkpoint):
+        say(f"{', '.join(file.name for file in changed)} in {out} was damaged: copied again from {checkpoint}.")
+    for file in changed:
+        part = out / f".{file.name}.part"
+        shutil.copyfile(file, part)
+        flush(part)
+        part.replace(out / file.name)
+    write_stub(out)
+
+
+def _same(file: Path, other: Path) -> bool:
+    """Whether two files are the same, but for what the stub adds to a config.json."""
+    if not other.is_file():
+        return False
+    if file.name != "config.json":
+        return filecmp.cmp(file, other, shallow=False)
+    try:
+        copy = read_json(other)
+    except ValueError:
+        return False
+    copy.pop("auto_map", None)
+    return copy == read_json(file)
+
+
+def _finished_step(out: Path) -> int | None:
+    """The step in result.json; None if there is no such file, or it is damaged and has to be written again."""
+    try:
+        return int(read_json(out / RESULT)["step"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _result(settings: Settings, out: Path, step: int, clock: Clock) -> dict[str, Any]:
+    losses = {name: [entry[name] for entry in read_log(out) if name in entry] for name in LOSSES}
+    result: dict[str, Any] = {
+        "step": step,
+        "tokens": step * settings.run.batch * settings.data.length,
+        "seconds": round(clock.seconds, 1),
+        "loss": losses["loss"][-1] if losses["loss"] else None,
+        "heldout": losses["heldout"][-1] if losses["heldout"] else None,
+        "heldout_at_start": losses["heldout"][0] if losses["heldout"] else None,
+    }
+    warning = _too_short(settings, step)
+    return result if warning is None else {**result, "warning": warning}
+
+
+def _too_short(settings: Settings, step: int) -> str | None:
+    """The warning for a run that the clock ended before its learning rate had come up."""
+    minutes, steps, warmup = settings.run.minutes, settings.run.steps, settings.optimizer.warmup or 0
+    if minutes is None or step > max(warmup, 1) or (steps is not None and step >= steps):
+        return None
+    rises = f", and the learning rate rises over the first {warmup}" if warmup else ""
+    return (
+        f"{minutes:g} minutes were enough for {step} step{'' if step == 1 else 's'} only{rises}: the model has hardly "
+        "been trained. Give more minutes, a smaller model or shorter windows."
+    )
+
+
+def _told(loss: float | None) -> str:
+    return "unknown" if loss is None else f"{loss:.4f}"

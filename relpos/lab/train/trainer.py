@@ -1,0 +1,203 @@
+"""transformers' Trainer, with parameter groups for encodings and checkpoints that are whole or not there."""
+
+import contextlib
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from relpos.encodings.encoding import Encoding
+from relpos.lab.runs.checkpoints import CLOCK, install, newest_whole
+from relpos.lab.runs.settings import OptimizerSettings
+from relpos.lab.train import fsdp
+from relpos.lab.train.clock import Clock
+from relpos.system.files import write_text
+from relpos.system.mappings import read_json
+
+SCHEDULER = "scheduler.pt"
+UNLOGGED = "unlogged.json"  # the loss of a checkpoint's last steps, which no line of the log holds yet
+
+
+class RelposTrainer(Trainer):
+    """Trainer as it is, but for parameter groups, the schedule, and how a checkpoint is written."""
+
+    def __init__(
+        self, *args: Any, optimizer_settings: OptimizerSettings, clock: Clock, steps: int | None, keep: int, **kw: Any
+    ) -> None:
+        self.optimizer_settings, self.clock, self.steps, self.keep = optimizer_settings, clock, steps, keep
+        self.writing: Path | None = None
+        self.optimizer: torch.optim.Optimizer | None
+        self.lr_scheduler: LambdaLR | None
+        self.is_fsdp_enabled: bool
+        super().__init__(*args, **kw)
+        self.add_callback(_UnloggedLoss(self))
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As Trainer does, but sharded where asked for, on the CPU too.
+
+        accelerate turns FSDP on for accelerators only; on the CPU it says nothing, and replicates.
+        """
+        super().create_accelerator_and_postprocess()
+        if self.args.fsdp_plugin_args is not None and not self.is_fsdp_enabled:
+            state = self.accelerator.state
+            state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
+            state.distributed_type, self.is_fsdp_enabled = DistributedType.FSDP, True
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            cls, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+            self.optimizer = cls(parameter_groups(model or self.model, self.optimizer_settings), **options)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
+        if self.lr_scheduler is None:
+            share = schedule(self.optimizer_settings, self.steps, self.clock)
+            self.lr_scheduler = LambdaLR(optimizer or self.create_optimizer(), share)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self.writing) if self.writing is not None else super()._get_output_dir(trial)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write beside, then rename: a kill at any moment leaves whole checkpoints only."""
+        out, name = Path(self.args.output_dir), f"checkpoint-{self.state.global_step}"
+        beside = out / ".writing"
+        try:
+            if self.args.should_save:
+                shutil.rmtree(beside, ignore_errors=True)
+                (beside / name).mkdir(parents=True)
+                write_text(beside / name / CLOCK, json.dumps({"seconds": self.clock.seconds}))
+            unlogged = self.accelerator.reduce(self._tr_loss, "mean").item()  # over all processes, by all of them
+            if self.args.should_save:
+                account = {"loss": unlogged, "last_logged": self._globalstep_last_logged}
+                write_text(beside / name / UNLOGGED, json.dumps(account))
+            self.accelerator.wait_for_everyone()
+            self.writing = beside
+            super()._save_checkpoint(model, trial)
+            self.writing = None
+            self.accelerator.wait_for_everyone()  # every process has written its part
+            if self.args.should_save:
+                install(beside / name, out / name, self.keep)
+            self.accelerator.wait_for_everyone()
+        except Exception as error:
+            raise cannot_write(out, name, error) from error
+        finally:
+            self.writing = None
+            if self.args.should_save:
+                shutil.rmtree(beside, ignore_errors=True)
+
+    # A sharded model is saved and loaded whole: transformers' save_pretrained, which the first process calls alone, and
+    # accelerate's loading of whole states both wait forever over gloo.
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if not self.is_fsdp_enabled:
+            super().save_model(output_dir, _internal_call)
+            return
+        folder = Path(output_dir or self.args.output_dir)
+        fsdp.save_model(self.model, folder, self.args.should_save)
+        if self.args.should_save:
+            self.processing_class.save_pretrained(folder)
+        self.accelerator.wait_for_everyone()
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.is_fsdp_enabled:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        fsdp.save_optimizer(self.model, self.optimizer, Path(output_dir), self.args.should_save)
+        if self.args.should_save:
+            assert self.lr_scheduler is not None
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self.is_fsdp_enabled:
+            fsdp.load_model(model or self.model, Path(resume_from_checkpoint))
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not self.is_fsdp_enabled or checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        assert self.optimizer is not None
+        assert self.lr_scheduler is not None
+        fsdp.load_optimizer(self.model, self.optimizer, Path(checkpoint))
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER, weights_only=True))
+        for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        with contextlib.suppress(FileNotFoundError):  # a pickle that nobody here may open; run.yaml says the same
+            (Path(output_dir or self.args.output_dir) / "training_args.bin").unlink()
+
+
+class _UnloggedLoss(TrainerCallback):
+    """Gives a resumed run the loss of the steps between its last logged line and its checkpoint.
+
+    Trainer starts its sum at zero, and the first loss logged would be the mean of the steps since the checkpoint only.
+    """
+
+    def __init__(self, trainer: RelposTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        file = Path(args.output_dir) / f"checkpoint-{state.global_step}" / UNLOGGED
+        if state.global_step and file.exists():
+            account = read_json(file)
+            self.trainer._tr_loss += account["loss"]
+            self.trainer._globalstep_last_logged = account["last_logged"]
+
+
+def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
+    """Matrices with weight decay, the rest without, the encodings' own parameters apart from both, and their tables."""
+    encodings = [module for module in model.modules() if isinstance(module, Encoding)]
+    own = {id(p) for module in encodings for p in module.parameters()}
+    tables = {id(module.get_parameter(name)) for module in encodings for name in module.tables}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    others = [parameter for parameter in trained if id(parameter) not in own]
+    rate = settings.rate if settings.position_rate is None else settings.position_rate
+    table_rate = rate if settings.table_rate is None else settings.table_rate
+    shared = {"weight_decay": settings.position_decay}
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in others if p.dim() >= 2], "weight_decay": settings.decay, "lr": settings.rate},
+        {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0, "lr": settings.rate},
+        {"params": [p for p in trained if id(p) in own - tables], "lr": rate, **shared},
+        {"params": [p for p in trained if id(p) in tables], "lr": table_rate, "eps": settings.table_epsilon, **shared},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def schedule(settings: OptimizerSettings, steps: int | None, clock: Clock) -> Callable[[int], float]:
+    """The learning rate's share at a step: a linear warm-up, then a cosine to `final`, over the steps or the time."""
+    warmup = settings.warmup or 0
+
+    def share(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        done = clock.fraction if steps is None else (step - warmup) / max(steps - warmup, 1)
+        return settings.final + (1 - settings.final) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+
+    return share
+
+
+def cannot_write(out: Path, what: str, error: BaseException) -> OSError:
+    """The sentence for a disk that takes no more."""
+    free = shutil.disk_usage(out).free / 2**20
+    whole = newest_whole(out)
+    last = f"The last whole checkpoint is {whole.name}" if whole else "There is no whole checkpoint yet"
+    reason = " ".join(str(error).split())
+    return OSError(
+        f"{what} could not be written to {out}, where {free:,.0f} MB are free: {reason}. "
+        f"{last}; make room and run the same command again to resume."
+    )

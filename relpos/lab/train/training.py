@@ -1,0 +1,234 @@
+"""Train a GPT-2 with any encoding. The same call in the same folder resumes where the last one stopped."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import yaml
+from accelerate import PartialState
+from torch.utils.tensorboard import SummaryWriter
+from transformers import PreTrainedTokenizerFast, TrainingArguments, set_seed
+from transformers.integrations import TensorBoardCallback
+from transformers.trainer_callback import PrinterCallback
+
+from relpos.lab.runs.checkpoints import CLOCK, newest_whole, step_of
+from relpos.lab.runs.log_file import read_log
+from relpos.lab.runs.run import ABOUT, RESULT, read_about
+from relpos.lab.runs.settings import FREE, Settings, check_encoding, flatten
+from relpos.lab.train.clock import Clock
+from relpos.lab.train.finish import finish
+from relpos.lab.train.log import Log
+from relpos.lab.train.trainer import RelposTrainer, cannot_write
+from relpos.lab.train.training_data import Data, open_data
+from relpos.models.gpt2 import RelposGPT2ForCausalLM
+from relpos.models.gpt2_config import RelposGPT2Config
+from relpos.system.files import write_text
+from relpos.system.lock import Lock
+from relpos.system.mappings import read_json
+from relpos.system.versions import versions
+
+ENDLESS = 10**9  # steps, for a run that the clock ends
+
+
+def train(settings: Settings, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Train, and give what is in the folder's result.json. Run by every process of a distributed run alike.
+
+    `say` is told the settings and how it begins and ends; the line of progress is printed in any case.
+    """
+    assert settings.run.out is not None
+    out = Path(settings.run.out)
+    state = PartialState(cpu=not torch.cuda.is_available())
+    say = say if state.is_main_process else silent
+    with Lock(out) if state.is_main_process else contextlib.nullcontext():
+        state.wait_for_everyone()
+        return _train(settings, out, state, say)
+
+
+def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict[str, Any]:
+    run = settings.run
+    # What is wrong is said before the text is read and tokenized, which may take long.
+    check_encoding(settings.model)
+    read_log(out)
+    settings_before, about_before = read_about(out) if (out / ABOUT).exists() else (settings, None)
+    _check_settings(settings, settings_before, out)
+    with state.main_process_first():  # the others find the cache
+        data = open_data(settings)
+    model = build_model(settings, data.tokenizer)
+    set_seed(run.seed)
+    about: dict[str, Any] = {"versions": versions(), **data.about}
+    about["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    about["processes"] = state.num_processes
+    about["threads"] = torch.get_num_threads()  # sums are added up in another order with another number of them
+    if about_before is not None:
+        _check_data(about, about_before, out)
+    resolved = yaml.safe_dump({**dataclasses.asdict(settings), "about": about}, sort_keys=False, allow_unicode=True)
+    if state.is_main_process:
+        write_text(out / ABOUT, resolved)
+    say(resolved)
+
+    checkpoint = newest_whole(out, say)
+    clock = Clock(run.minutes)
+    if checkpoint is not None:
+        clock.before = json.loads((checkpoint / CLOCK).read_text())["seconds"]
+    if checkpoint is None or not _finished(step_of(checkpoint), clock, run.steps):
+        say("starting" if checkpoint is None else f"resuming from {checkpoint}")
+        trainer = _make_trainer(settings, out, state, model, data, clock, new=checkpoint is None)
+        try:
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        except OSError as error:
+            if error.errno is None:  # a sentence already
+                raise
+            raise cannot_write(out, error.filename or "a file", error) from error
+    else:
+        say(f"{out} has finished at step {step_of(checkpoint)}: give more steps, or another --out.")
+    if state.is_main_process:
+        finish(settings, out, clock, say)
+    state.wait_for_everyone()
+    return read_json(out / RESULT)
+
+
+def build_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> RelposGPT2ForCausalLM:
+    """A new model as the settings say.
+
+    What two encodings have in common starts with the same numbers: those of a model without an encoding.
+    """
+    given = settings.model
+    vocabulary = given.vocabulary or len(tokenizer)
+    if vocabulary < len(tokenizer):
+        raise ValueError(f"model.vocabulary is {vocabulary}, but the tokenizer has {len(tokenizer)} entries.")
+    config = {
+        "vocab_size": vocabulary,
+        "share_position": given.share,
+        "resid_pdrop": given.dropout,
+        "embd_pdrop": given.dropout,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+    def made(position: Mapping[str, Any]) -> RelposGPT2ForCausalLM:
+        set_seed(settings.run.seed)
+        return RelposGPT2ForCausalLM(RelposGPT2Config.preset(given.preset, position=position, **config))
+
+    model = made({"name": given.encoding, **given.options})
+    model.load_state_dict(made({"name": "nope"}).state_dict(), strict=False)
+    return model
+
+
+def _make_trainer(
+    settings: Settings,
+    out: Path,
+    state: PartialState,
+    model: RelposGPT2ForCausalLM,
+    data: Data,
+    clock: Clock,
+    new: bool,
+) -> RelposTrainer:
+    optimizer, run = settings.optimizer, settings.run
+    micro, accumulation = _shares(run.batch, run.micro, state.num_processes)
+    gpu = torch.cuda.is_available()
+    half = run.precision == "bfloat16" or (run.precision is None and gpu and torch.cuda.is_bf16_supported())
+    transformers.utils.logging.disable_progress_bar()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    arguments = TrainingArguments(
+        output_dir=str(out),
+        max_steps=run.steps or ENDLESS,
+        per_device_train_batch_size=micro,
+        per_device_eval_batch_size=_eval_batch(len(data.heldout), micro, state.num_processes),
+        gradient_accumulation_steps=accumulation,
+        gradient_checkpointing=settings.model.checkpointing,
+        optim="adamw_torch_fused",
+        learning_rate=optimizer.rate,
+        adam_beta1=optimizer.beta1,
+        adam_beta2=optimizer.beta2,
+        max_grad_norm=optimizer.clip,
+        logging_steps=run.log_every,
+        logging_nan_inf_filter=False,
+        eval_strategy="steps",
+        eval_steps=run.eval_every,
+        eval_on_start=new,
+        prediction_loss_only=True,
+        save_strategy="steps",
+        save_steps=run.save_every,
+        train_sampling_strategy=data.order,
+        seed=run.seed,
+        data_seed=run.seed,
+        use_cpu=not gpu,
+        bf16=half,
+        disable_tqdm=True,
+        report_to=[],
+        remove_unused_columns=False,
+        ddp_backend=None if gpu or state.num_processes == 1 else "gloo",
+        ddp_find_unused_parameters=False,
+        fsdp=True if run.fsdp else None,
+        fsdp_config={"version": 2, "state_dict_type": "FULL_STATE_DICT"} if run.fsdp else None,
+        log_level="error",
+        log_level_replica="error",
+    )
+    trainer = RelposTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=data.train,
+        eval_dataset=data.heldout,
+        processing_class=data.tokenizer,
+        callbacks=[clock, Log(out, run.batch * settings.data.length, clock)],
+        optimizer_settings=optimizer,
+        clock=clock,
+        steps=run.steps,
+        keep=run.keep,
+    )
+    trainer.remove_callback(PrinterCallback)
+    if state.is_main_process:
+        trainer.add_callback(TensorBoardCallback(SummaryWriter(str(out / "tensorboard"))))
+    return trainer
+
+
+def _shares(batch: int, micro: int | None, processes: int) -> tuple[int, int]:
+    """Windows a process takes at a time, and how often it does so in a step."""
+    if batch % processes:
+        raise ValueError(f"a batch of {batch} windows cannot be shared by {processes} processes: give a multiple.")
+    share = batch // processes
+    micro = min(micro or share, share)
+    if share % micro:
+        raise ValueError(f"each process has {share} windows a step, which is no multiple of run.micro={micro}.")
+    return micro, share // micro
+
+
+def _eval_batch(windows: int, micro: int, processes: int) -> int:
+    """The largest batch that is full everywhere: of one that is not, Trainer would count some windows twice."""
+    return next((size for size in range(micro, 1, -1) if windows % (size * processes) == 0), 1)
+
+
+def _finished(step: int, clock: Clock, steps: int | None) -> bool:
+    by_clock = clock.limit is not None and clock.seconds >= clock.limit
+    return by_clock or (steps is not None and step >= steps)
+
+
+def _check_settings(settings: Settings, before: Settings, out: Path) -> None:
+    """A folder is resumed only with the settings it was started with."""
+    old, new = (flatten(dataclasses.asdict(each)) for each in (before, settings))
+    for key in new:
+        if key not in FREE and key != "optimizer.warmup" and old[key] != new[key]:
+            raise ValueError(
+                f"{out} was begun with {key}={old[key]}, and is now asked for {key}={new[key]}: "
+                "give the same settings to resume, or choose another --out."
+            )
+    settings.optimizer.warmup = before.optimizer.warmup
+
+
+def _check_data(about: Mapping[str, Any], before: Mapping[str, Any], out: Path) -> None:
+    """A folder is resumed only with the data it was started with."""
+    source, kind = ("corpus", "the text of") if "corpus" in about else ("task", "the task")
+    data_before = before.get(source)
+    if not isinstance(data_before, dict) or data_before.get("hash") != about[source]["hash"]:
+        raise ValueError(f"{kind} {about[source]['name']} has changed since {out} was begun: choose another --out.")
+
+
+def silent(text: str) -> None:
+    """Processes beside the first say nothing."""

@@ -1,0 +1,1 @@
+"""What touches the machine: files written atomically, locks, progress lines, memory, versions."""
