@@ -23,8 +23,8 @@ SMALL_RUN = {
     "data.tokenizer": "bpe-280",
     "data.length": 16,
     "run.steps": 9,
-    "run.batch": 4,
-    "run.micro": 2,
+    "run.batch_size": 4,
+    "run.micro_batch_size": 2,
     "run.log_every": 1,
     "run.eval_every": 4,
     "run.eval_windows": 4,
@@ -103,6 +103,6 @@ def settings(world):
 
     def make(out: Path, **overrides: object):
         named = {key.replace("__", "."): value for key, value in overrides.items()}
-        return load_settings(None, {**SMALL_RUN, "data.corpus": str(world / "text.txt"), "run.out": str(out), **named})
+        return load_settings(None, {**SMALL_RUN, "data.source": str(world / "text.txt"), "run.out": str(out), **named})
 
     return make

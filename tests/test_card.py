@@ -110,7 +110,7 @@ class TestTheCard:
         assert (folder / "README.md").read_text() == own
 
     def test_of_a_task_has_its_answers(self, tmp_path):
-        values = {"data.task": "copy", "data.length": 16, "run.steps": 1, "run.batch": 1, "run.eval_windows": 1}
+        values = {"data.task": "copy", "data.length": 16, "run.steps": 1, "run.batch_size": 1, "run.eval_windows": 1}
         train(load_settings(None, {**values, "model.encoding": "alibi", "run.out": str(tmp_path)}), say=quiet)
         (tmp_path / "evaluation").mkdir()
         (tmp_path / "evaluation" / "broken.json").write_text("{")

@@ -15,7 +15,7 @@ import torch
 from conftest import SMALL_RUN
 from torch.nn import functional as F
 
-from relpos.lab.compare.comparison import Part, load_plan, make_plan
+from relpos.lab.compare.comparison import Trial, load_plan, make_plan
 from relpos.lab.compare.execution import compare
 from relpos.lab.compare.summary import make_table, notes, read_records
 from relpos.lab.compare.trial import LOCK, LOG, RECORD, read_record
@@ -35,7 +35,7 @@ def shared(world):
     """Settings that all parts share; and threads of one, so that numbers are the same to the bit."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "cpu_count", lambda: 1)
-        yield {**SHARED, "data.corpus": str(world / "text.txt")}
+        yield {**SHARED, "data.source": str(world / "text.txt")}
 
 
 @dataclass
@@ -53,9 +53,9 @@ def whole(world, shared):
     make_plan(out, ["alibi", "learned", WRONG], 1, LENGTHS, settings=shared)
     assert [part.encoding for part in compare(out, workers=2)] == [WRONG]
     before = {file: file.stat().st_mtime_ns for file in out.glob("*-s0/*.*") if WRONG_FOLDER not in str(file)}
-    attempts = read_record(out, Part(WRONG, 0))["attempts"]
+    attempts = read_record(out, Trial(WRONG, 0))["attempts"]
     make_plan(out, seeds=2)
-    assert [part.name for part in compare(out, workers=2)] == [Part(WRONG, 0).name, Part(WRONG, 1).name]
+    assert [part.name for part in compare(out, workers=2)] == [Trial(WRONG, 0).name, Trial(WRONG, 1).name]
     return Whole(out, before, attempts)
 
 
@@ -99,7 +99,7 @@ def gone(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
 
 
-def holder(out: Path, part: Part) -> int:
+def holder(out: Path, part: Trial) -> int:
     return int((out / part.name / LOCK).read_text().split()[1])
 
 
@@ -107,7 +107,7 @@ class TestAComparison:
     def test_trains_and_evaluates_every_encoding_with_every_seed(self, whole):
         for encoding in ("alibi", "learned"):
             for seed in range(2):
-                record, folder = read_record(whole.out, Part(encoding, seed)), whole.out / f"{encoding}-s{seed}"
+                record, folder = read_record(whole.out, Trial(encoding, seed)), whole.out / f"{encoding}-s{seed}"
                 result = json.loads((folder / "result.json").read_text())
                 assert result["step"] == record["training"]["step"] == SMALL_RUN["run.steps"]
                 assert record["training"]["tokens_per_second"] > 0
@@ -124,7 +124,7 @@ class TestAComparison:
         windows = [ids[start : start + 17] for start in range(0, (len(ids) - 1) // 32 * 32, 16)]
         with torch.no_grad():
             losses = [F.cross_entropy(run.model(one[None, :-1]).logits[0], one[1:]) for one in windows]
-        rows = read_record(whole.out, Part("alibi", 1))["windows"]["rows"]
+        rows = read_record(whole.out, Trial("alibi", 1))["windows"]["rows"]
         assert rows[0]["perplexity"] == pytest.approx(torch.stack(losses).mean().exp().item(), rel=1e-4)
 
     def test_has_other_numbers_with_another_seed(self, whole):
@@ -143,14 +143,14 @@ class TestAComparison:
         plan = load_plan(whole.out)
         records = read_records(plan, whole.out)
         assert str(make_table(plan, records)[WRONG][16]) == "failed"
-        assert "learned has 8 positions" in records[Part(WRONG, 1)]["error"]
+        assert "learned has 8 positions" in records[Trial(WRONG, 1)]["error"]
         assert any("learned-length=8-s1` failed:" in note for note in notes(plan, records))
-        assert "Traceback" in (whole.out / Part(WRONG, 1).name / LOG).read_text()
+        assert "Traceback" in (whole.out / Trial(WRONG, 1).name / LOG).read_text()
 
     def test_keeps_what_is_finished_and_tries_what_failed_again(self, whole):
         assert len(whole.before) > 10
         assert {file: file.stat().st_mtime_ns for file in whole.before} == whole.before
-        assert (whole.attempts, read_record(whole.out, Part(WRONG, 0))["attempts"]) == (1, 2)
+        assert (whole.attempts, read_record(whole.out, Trial(WRONG, 0))["attempts"]) == (1, 2)
 
 
 @dataclass
@@ -172,17 +172,17 @@ def interrupted(world, shared):
     finally:
         process.kill()
         process.wait()
-    dead = holder(out, Part("learned", 0))
+    dead = holder(out, Trial("learned", 0))
     wait_until(lambda: gone(dead), 60)
     finished = (out / "alibi-s0" / RECORD).stat().st_mtime_ns
-    assert "windows" not in read_record(out, Part("learned", 0))
+    assert "windows" not in read_record(out, Trial("learned", 0))
     assert ended(main_process(out), main_process(out)) == [1, 1]  # one part fails
     return Interrupted(out, dead, finished)
 
 
 class TestGoingOn:
     def test_a_part_ends_with_the_process_that_started_it_and_its_lock_is_taken_over(self, interrupted):
-        assert holder(interrupted.out, Part("learned", 0)) != interrupted.dead
+        assert holder(interrupted.out, Trial("learned", 0)) != interrupted.dead
 
     def test_finished_parts_are_not_touched(self, interrupted):
         assert (interrupted.out / "alibi-s0" / RECORD).stat().st_mtime_ns == interrupted.finished
@@ -209,9 +209,9 @@ def test_a_part_whose_process_is_killed_is_one_failed_row(world, shared):
     thread.start()
     lock = out / "alibi-s0" / LOCK
     wait_until(lambda: lock.exists() and lock.read_text())
-    os.kill(holder(out, Part("alibi", 0)), signal.SIGKILL)
+    os.kill(holder(out, Trial("alibi", 0)), signal.SIGKILL)
     thread.join(120)
-    assert "ended by SIGKILL" in read_record(out, Part("alibi", 0))["error"]
+    assert "ended by SIGKILL" in read_record(out, Trial("alibi", 0))["error"]
     assert "1 of 1 parts, 1 failed" in said[-1]
 
 
@@ -223,8 +223,8 @@ def test_ctrl_c_stops_the_parts(world, shared):
     wait_until(lambda: lock.exists() and lock.read_text())
     process.send_signal(signal.SIGINT)
     assert ended(process) == [130]
-    assert gone(holder(out, Part("alibi", 0)))
-    assert read_record(out, Part("alibi", 0)) == {}
+    assert gone(holder(out, Trial("alibi", 0)))
+    assert read_record(out, Trial("alibi", 0)) == {}
 
 
 def test_encodings_start_alike_and_read_the_same_in_the_same_order(world, shared, monkeypatch):
@@ -254,7 +254,7 @@ def test_encodings_start_alike_and_read_the_same_in_the_same_order(world, shared
 
 def test_a_part_that_the_clock_ended_at_once_is_noted(tmp_path):
     plan = make_plan(tmp_path, ["alibi"], 1, settings={"run.minutes": 1.0})
-    records = {Part("alibi", 0): {"training": {"step": 1, "warning": "1 minutes were enough for 1 step only."}}}
+    records = {Trial("alibi", 0): {"training": {"step": 1, "warning": "1 minutes were enough for 1 step only."}}}
     assert "`alibi-s0`: 1 minutes were enough for 1 step only." in notes(plan, records)
 
 
@@ -282,7 +282,7 @@ class TestThePlan:
             ({"settings": {"run.steps": 11}}, "run.steps=10, and is now asked for run.steps=11"),
             ({"settings": {"run.minutes": 3.0}}, "run.steps=10, and is now asked for run.steps=None"),
             ({"settings": {"data.length": 128}}, "data.length=256, and is now asked for data.length=128"),
-            ({"settings": {"optimizer.decay": 0.5}}, "choose another --out"),
+            ({"settings": {"optimizer.weight_decay": 0.5}}, "choose another --out"),
             ({"eval_tokens": 5}, "eval_tokens=131072, and is now asked for eval_tokens=5"),
         ],
     )
@@ -304,7 +304,7 @@ class TestThePlan:
             ({"encodings": ["alibi", "rope:scaling=yran"]}, "Did you mean 'yarn'"),
             ({"encodings": ["alibi", "dape:base=rope"]}, "dape:base=rope cannot be made"),
             ({"settings": {"data.task": "recall"}}, "a comparison measures perplexity on text"),
-            ({"settings": {"data.corpus": "/nowhere/a.txt"}}, "there is no file or folder /nowhere/a.txt"),
+            ({"settings": {"data.source": "/nowhere/a.txt"}}, "there is no file or folder /nowhere/a.txt"),
             ({"settings": {"data.tokenizer": "bpe-1"}}, "unknown tokenizer 'bpe-1'"),
             ({"seeds": 0}, "seeds must be at least 1"),
             ({"lengths": [256, 1]}, "lengths must be at least 2"),

@@ -219,7 +219,12 @@ class TestLineEnds:
 
     def test_are_a_setting_of_the_data(self, tmp_path):
         (tmp_path / "a.txt").write_bytes("\r\n".join(self.LINES * 20).encode())
-        given = {"data.corpus": str(tmp_path / "a.txt"), "data.tokenizer": "gpt2", "data.length": 16, "run.batch": 1}
+        given = {
+            "data.source": str(tmp_path / "a.txt"),
+            "data.tokenizer": "gpt2",
+            "data.length": 16,
+            "run.batch_size": 1,
+        }
         plain, kept = (
             open_data(load_settings(None, {**given, "data.keep_line_ends": keep})).about for keep in (False, True)
         )

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from relpos.cli import main
-from relpos.lab.compare.comparison import Part, load_plan
+from relpos.lab.compare.comparison import Trial, load_plan
 from relpos.lab.compare.trial import read_record
 from relpos.lab.runs.checkpoints import checkpoints, damage, install, newest_whole, seal
 from relpos.lab.runs.run import open_run
@@ -75,7 +75,7 @@ class TestOnlyWholeCheckpointsCount:
 
     def test_and_a_kill_after_resuming_from_before_a_damaged_one_loses_nothing(self, run, finished, settings):
         cut(run / "checkpoint-9" / "optimizer.pt")
-        train(settings(run, run__keep=1, run__save_every=1, run__steps=7, run__log_every=3))
+        train(settings(run, run__keep_checkpoints=1, run__save_every=1, run__steps=7, run__log_every=3))
         assert newest_whole(run) == run / "checkpoint-7"
 
     def test_and_a_file_of_that_name_is_none(self, run, settings, capsys):
@@ -141,8 +141,8 @@ BROKEN_MAPPINGS = [("", "is empty"), ("[1]", "must hold a mapping"), ("3", "must
     ("text", "sentence"),
     [
         *BROKEN_MAPPINGS,
-        ("run: {}", "it has no about and no model.encoding and no data.length and no data.corpus"),
-        ("about: {versions: {}}", "it has no model.encoding and no data.length and no data.corpus"),
+        ("run: {}", "it has no about and no model.encoding and no data.length and no data.source"),
+        ("about: {versions: {}}", "it has no model.encoding and no data.length and no data.source"),
         ("about: [1]", "it has no about"),
         ("model: {encoding: rope}\ndata: {length: [, corpus: a}", "is no YAML"),
         ("model: {encoding: rope}\ndata: {length: x, corpus: a}\nabout: {a: 1}", "data.length must be a number"),
@@ -216,7 +216,7 @@ def test_broken_files_of_a_comparison_are_named(tmp_path, text, sentence):
     (tmp_path / "comparison.yaml").write_text(text)
     with pytest.raises(ValueError, match=rf"comparison\.yaml {sentence}"):
         load_plan(tmp_path)
-    part = Part("alibi", 0)
+    part = Trial("alibi", 0)
     (tmp_path / part.name).mkdir()
     (tmp_path / part.name / "part.json").write_text(text)
     with pytest.raises(ValueError, match=rf"part\.json {sentence}.*Remove it"):

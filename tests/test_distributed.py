@@ -17,7 +17,7 @@ SETTINGS = {
     "model.encoding": "fire",
     "data.tokenizer": "bpe-280",
     "data.length": 16,
-    "run.batch": 4,
+    "run.batch_size": 4,
     "run.log_every": 1,
     "run.eval_every": 4,
     "run.eval_windows": 3,  # shared unevenly by two
@@ -40,13 +40,13 @@ def corpus(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("alone") / "run"
-    train(load_settings(None, {**SETTINGS, "data.corpus": str(corpus), "run.out": str(out)}))
+    train(load_settings(None, {**SETTINGS, "data.source": str(corpus), "run.out": str(out)}))
     return out
 
 
 def two_processes(corpus: Path, out: Path, **overrides: object) -> None:
     named = {key.replace("__", "."): value for key, value in overrides.items()}
-    settings = {**SETTINGS, "data.corpus": corpus, "run.out": out, **named}
+    settings = {**SETTINGS, "data.source": corpus, "run.out": out, **named}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, "-m", "relpos.cli", "train", *(f"{key}={value}" for key, value in settings.items())]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -86,18 +86,18 @@ def test_a_sharded_run_saves_a_checkpoint_that_one_process_opens(alone, corpus, 
 @pytest.mark.parametrize("fsdp", [False, True], ids=["replicated", "sharded"])
 def test_two_processes_go_on_from_their_checkpoint(alone, corpus, tmp_path, fsdp):
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
-    two_processes(corpus, straight, run__fsdp=fsdp, run__steps=8, optimizer__warmup=0)
-    two_processes(corpus, resumed, run__fsdp=fsdp, run__steps=8, optimizer__warmup=0)
+    two_processes(corpus, straight, run__fsdp=fsdp, run__steps=8, optimizer__warmup_steps=0)
+    two_processes(corpus, resumed, run__fsdp=fsdp, run__steps=8, optimizer__warmup_steps=0)
     for name in ("result.json", "model.safetensors"):
         (resumed / name).unlink()
     for file in sorted((resumed / "checkpoint-8").rglob("*")):
         file.unlink()
     (resumed / "checkpoint-8").rmdir()
-    two_processes(corpus, resumed, run__fsdp=fsdp, run__steps=8, optimizer__warmup=0)
+    two_processes(corpus, resumed, run__fsdp=fsdp, run__steps=8, optimizer__warmup_steps=0)
     assert (resumed / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
 
 
 @pytest.mark.slow
 def test_a_batch_that_two_cannot_share_is_refused(corpus, tmp_path):
     with pytest.raises(AssertionError, match="a batch of 3 windows cannot be shared by 2 processes"):
-        two_processes(corpus, tmp_path / "run", run__batch=3)
+        two_processes(corpus, tmp_path / "run", run__batch_size=3)

@@ -122,7 +122,7 @@ def runs(tmp_path_factory):
     """A folder with the runs that the blocks open, each trained for one step on little text."""
     folder = tmp_path_factory.mktemp("documents")
     (folder / "text.txt").write_text("\n".join(f"line {i}: {i * i % 97} words, {i % 13} more" for i in range(3000)))
-    common = {"data.tokenizer": "bpe-300", "data.corpus": str(folder / "text.txt"), "data.length": 64}
+    common = {"data.tokenizer": "bpe-300", "data.source": str(folder / "text.txt"), "data.length": 64}
     trained = {
         "runs/fire": {"model.encoding": "fire", **common},
         "runs/comparison/learned-s0": {"model.encoding": "learned", **common, "data.length": 256},
@@ -133,7 +133,7 @@ def runs(tmp_path_factory):
         patch.setenv("TOKENIZERS_PARALLELISM", "false")
         patch.chdir(folder)
         for out, overrides in trained.items():
-            short = {"run.steps": 1, "run.batch": 1, "run.eval_windows": 1}
+            short = {"run.steps": 1, "run.batch_size": 1, "run.eval_windows": 1}
             train(load_settings(None, {**overrides, **short, "run.out": out}))
         yield folder
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("world")
 def runs(world, settings):
     """Short runs that have learned a little."""
     for name in ("cable", "kerple_log", "fire"):
-        train(settings(world / name, model__encoding=name, optimizer__position_rate=0.1), lambda text: None)
+        train(settings(world / name, model__encoding=name, optimizer__position_lr=0.1), lambda text: None)
     return world
 
 

@@ -60,7 +60,7 @@ def folder(world, settings, corpus):
     def make(encoding, **more):
         out = world / "-".join([encoding, *more])
         if not out.exists():
-            train(settings(out, model__encoding=encoding, data__corpus=corpus, **more))
+            train(settings(out, model__encoding=encoding, data__source=corpus, **more))
         return out
 
     return make
@@ -129,7 +129,7 @@ class TestWindows:
         np.testing.assert_allclose(seen["sums"], [sum(one) for one in own if one], rtol=1e-5)
 
     def test_of_a_run_that_keeps_documents_apart_do_so(self, folder, text, tmp_path):
-        run = open_run(folder("alibi", data__separate=True))
+        run = open_run(folder("alibi", data__separate_documents=True))
         row = evaluate(run, [64], out=tmp_path, say=quiet)["rows"][0]
         losses = {}
         for start in range(0, (len(text) - 1) // 64 * 64, 64):
@@ -393,7 +393,7 @@ class TestRefusals:
 
     def test_a_scaling_of_what_is_no_rope(self, folder, tmp_path):
         with pytest.raises(ValueError, match=r"for models with rope, and .* has alibi"):
-            evaluate(open_run(folder("alibi", data__separate=True)), [16], rope_scaling="yarn", out=tmp_path)
+            evaluate(open_run(folder("alibi", data__separate_documents=True)), [16], rope_scaling="yarn", out=tmp_path)
 
 
 class TestScalings:
@@ -709,7 +709,7 @@ class TestBitsPerByte:
         assert row["bits_per_byte"] == pytest.approx(row["loss"] * row["tokens"] / np.log(2) / scored)
 
     def test_leave_out_what_is_not_scored_where_documents_are_apart(self, folder, text, tmp_path):
-        run = open_run(folder("alibi", data__separate=True))
+        run = open_run(folder("alibi", data__separate_documents=True))
         row = evaluate(run, [64], out=tmp_path, say=quiet)["rows"][0]
         total = (len(text) - 1) // 64 * 64
         sizes = token_bytes(run.tokenizer)

@@ -21,14 +21,14 @@ from relpos.view import draw
 from relpos.view.page import write_index
 
 SEED = json.loads((Path(__file__).parent / "data" / "seed-figures.json").read_text())["figures"]
-SMALL = {"data.tokenizer": "bpe-280", "run.batch": 2, "run.eval_windows": 2}
+SMALL = {"data.tokenizer": "bpe-280", "run.batch_size": 2, "run.eval_windows": 2}
 
 
 @pytest.fixture
 def small(world, monkeypatch):
     """Figures of 16 tokens, from models that are trained for three steps."""
     monkeypatch.setattr(paper, "LENGTH", 16)
-    return {"settings": {**SMALL, "data.corpus": str(world / "text.txt")}}
+    return {"settings": {**SMALL, "data.source": str(world / "text.txt")}}
 
 
 def test_figure_12_comes_without_training_and_has_the_ticks_of_the_paper(tmp_path):
@@ -75,7 +75,7 @@ def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys):
     assert (rope["shows"], rope["seed"], rope["layers"][0]["layer"]) == ("scores", 0, 4)
     assert rope["training"]["steps"] == 3
     assert rope["training"]["tokens"] == 3 * 2 * 16
-    assert {"seconds", "heldout", "position_rate", "table_rate", "table_epsilon"} <= set(rope["training"])
+    assert {"seconds", "heldout", "position_lr", "table_lr", "table_eps"} <= set(rope["training"])
     assert rope["training"]["threads"] == 1
     assert {"document", "offset", "first_words"} <= set(rope["input"])
     assert {"relpos", "torch", "matplotlib"} <= set(rope["versions"])

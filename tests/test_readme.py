@@ -47,7 +47,7 @@ def test_the_commands_that_train_and_evaluate_run_in_order(tmp_path):
 
 def relpos_command(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """The command as it stands, cut short where it would compute for long."""
-    training = " run.steps=1 run.batch=1 run.eval_windows=1 data.length=32"
+    training = " run.steps=1 run.batch_size=1 run.eval_windows=1 data.length=32"
     one = " --encodings alibi --seeds 1 --lengths 64 --eval-tokens 64"
     short = {"train": training, "evaluate": " --tokens 64", "compare": one + training}
     words = (command + short.get(command.split()[1], "")).split()

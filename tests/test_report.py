@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from relpos.lab.compare.comparison import Part, Plan, make_plan
+from relpos.lab.compare.comparison import Comparison, Trial, make_plan
 from relpos.lab.compare.report import write_report
 from relpos.lab.compare.summary import Cell, change, findings, make_standings, make_table, notes, read_records, told
 from relpos.lab.compare.trial import finished, read_record, write_record
@@ -57,7 +57,7 @@ def record(encoding: str, seed: int, values: list[float | None]) -> dict[str, ob
 
 
 @pytest.fixture
-def plan(tmp_path) -> Plan:
+def plan(tmp_path) -> Comparison:
     return make_plan(tmp_path, ["alibi", "rope", "learned"], 2, LENGTHS, settings={"data.length": 32, "run.steps": 7})
 
 
@@ -65,7 +65,7 @@ def plan(tmp_path) -> Plan:
 def out(tmp_path, plan) -> Path:
     for encoding, seeds in PERPLEXITIES.items():
         for seed, values in enumerate(seeds):
-            part = Part(encoding, seed)
+            part = Trial(encoding, seed)
             (tmp_path / part.name).mkdir()
             write_record(tmp_path, part, record(encoding, seed, values))
     return tmp_path
@@ -98,7 +98,7 @@ class TestTheReport:
     def test_marks_what_is_not_told_apart_from_the_lowest_and_the_trained_length(self, out):
         """At 32 rope is now above learned with one seed and below it with the other; alibi is above it with both."""
         for seed, value in enumerate((19.9, 17.5)):
-            write_record(out, Part("rope", seed), record("rope", seed, [value, *PERPLEXITIES["rope"][seed][1:]]))
+            write_record(out, Trial("rope", seed), record("rope", seed, [value, *PERPLEXITIES["rope"][seed][1:]]))
         html, markdown = (path.read_text() for path in write_report(out))
         bold = {encoding: [cell.startswith("**") for cell in cells] for encoding, cells in rows(markdown).items()}
         assert bold == {"alibi": [False, True, True], "rope": [True, False, False], "learned": [True, False, False]}
@@ -123,8 +123,8 @@ class TestTheReport:
     def test_of_a_single_seed_marks_nothing_and_says_why(self, tmp_path):
         make_plan(tmp_path, ["alibi", "rope"], 1, LENGTHS, settings={"data.length": 32, "run.steps": 7})
         for encoding in ("alibi", "rope"):
-            (tmp_path / Part(encoding, 0).name).mkdir()
-            write_record(tmp_path, Part(encoding, 0), record(encoding, 0, PERPLEXITIES[encoding][0]))
+            (tmp_path / Trial(encoding, 0).name).mkdir()
+            write_record(tmp_path, Trial(encoding, 0), record(encoding, 0, PERPLEXITIES[encoding][0]))
         html, markdown = (path.read_text() for path in write_report(tmp_path))
         assert "**" not in markdown.split("What each costs")[0]
         assert "<strong>" not in html
@@ -145,7 +145,7 @@ class TestTheReport:
                 part = record(encoding, seed, values)
                 for row, value in zip(part["windows"]["rows"], values, strict=True):
                     row["units"] = units(value, documents=2)
-                write_record(out, Part(encoding, seed), part)
+                write_record(out, Trial(encoding, seed), part)
         html, markdown = (path.read_text() for path in write_report(out))
         assert "<strong>" not in html
         assert "2 documents or blocks are too few for a test (at least 10)" in markdown
@@ -153,7 +153,7 @@ class TestTheReport:
     def test_repeats_what_an_evaluation_warns_of(self, out):
         part = record("alibi", 0, PERPLEXITIES["alibi"][0])
         part["positions"]["warnings"] = ["The 95 % intervals rest on 2 documents."]
-        write_record(out, Part("alibi", 0), part)
+        write_record(out, Trial("alibi", 0), part)
         assert "over documents. The 95 % intervals rest on 2 documents." in write_report(out)[1].read_text()
 
     def test_of_an_earlier_version_has_its_numbers_and_says_what_to_do(self, out, plan):
@@ -162,7 +162,7 @@ class TestTheReport:
                 part = record(encoding, seed, values)
                 for row in part["windows"]["rows"]:
                     del row["units"], row["bits_per_byte"]
-                write_record(out, Part(encoding, seed), part)
+                write_record(out, Trial(encoding, seed), part)
         html, markdown = (path.read_text() for path in write_report(out))
         assert rows(markdown)["alibi"][0] == "20.50 ± 0.71"
         assert "<strong>" not in html
@@ -208,7 +208,7 @@ class TestTheReport:
 
     def test_of_a_comparison_half_done_says_what_is_missing(self, out, plan):
         (out / "alibi-s1" / "part.json").unlink()
-        write_record(out, Part("rope", 0), {"error": "it <broke> | here.", "attempts": 1})
+        write_record(out, Trial("rope", 0), {"error": "it <broke> | here.", "attempts": 1})
         html, markdown = (path.read_text() for path in write_report(out))
         assert "4 of 6 parts are finished" in markdown
         assert "Not finished yet: `alibi-s1`." in markdown

@@ -21,7 +21,7 @@ def rope(world, settings):
 def test_a_run_knows_how_it_was_trained(rope):
     run = open_run(rope)
     assert (run.encoding, run.trained_length, run.result["step"]) == ("rope", 16, 9)
-    assert run.settings.data.corpus == run.about["corpus"]["name"]
+    assert run.settings.data.source == run.about["corpus"]["name"]
     assert len(run.heldout()) == run.about["tokens"]["heldout"]
     assert not run.model.training
 

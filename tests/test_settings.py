@@ -16,9 +16,11 @@ from relpos.lab.runs.settings import RECIPES, Settings, flatten, load_settings, 
 
 def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path):
     file = tmp_path / "a.yaml"
-    file.write_text("data: {length: 64}\noptimizer: {decay: 0.2}\nmodel: {options: {slopes: press}, encoding: alibi}")
-    settings = load_settings(str(file), {"optimizer.decay": 0.3})
-    assert (settings.data.length, settings.optimizer.decay, settings.run.batch) == (64, 0.3, 8)
+    file.write_text(
+        "data: {length: 64}\noptimizer: {weight_decay: 0.2}\nmodel: {options: {slopes: press}, encoding: alibi}"
+    )
+    settings = load_settings(str(file), {"optimizer.weight_decay": 0.3})
+    assert (settings.data.length, settings.optimizer.weight_decay, settings.run.batch_size) == (64, 0.3, 8)
     assert settings.model.options == {"slopes": "press"}
 
 
@@ -30,19 +32,26 @@ def test_a_saved_run_is_a_configuration(tmp_path):
 
 
 def test_values_on_the_command_line_are_yaml_and_typed():
-    found = parse_overrides(["optimizer.rate=1e-3", "run.steps=1e2", "data.separate=true", "optimizer.position_rate="])
-    assert found == {"optimizer.rate": 1e-3, "run.steps": 100.0, "data.separate": True, "optimizer.position_rate": None}
+    found = parse_overrides(
+        ["optimizer.lr=1e-3", "run.steps=1e2", "data.separate_documents=true", "optimizer.position_lr="]
+    )
+    assert found == {
+        "optimizer.lr": 1e-3,
+        "run.steps": 100.0,
+        "data.separate_documents": True,
+        "optimizer.position_lr": None,
+    }
     assert parse_overrides(["base=5e5", "name=3e"]) == {"base": 5e5, "name": "3e"}
     settings = load_settings(None, found)
-    assert settings.optimizer.rate == 0.001
+    assert settings.optimizer.lr == 0.001
     assert settings.run.steps == 100
     assert isinstance(settings.run.steps, int)
-    assert settings.data.separate is True
-    assert settings.optimizer.position_rate is None
+    assert settings.data.separate_documents is True
+    assert settings.optimizer.position_lr is None
 
 
 def test_tokens_are_steps():
-    assert load_settings(None, {"run.tokens": 1e6, "run.batch": 8, "data.length": 512}).run.steps == math.ceil(
+    assert load_settings(None, {"run.tokens": 1e6, "run.batch_size": 8, "data.length": 512}).run.steps == math.ceil(
         1e6 / 4096
     )
 
@@ -63,10 +72,17 @@ def test_encodings_that_ask_for_the_trained_length_get_it():
 def test_the_paper_recipe_is_the_papers():
     settings = load_settings("paper-small", {"model.encoding": "cable"})
     assert settings.run.steps == 19_073
-    assert settings.run.batch * settings.data.length == 524_288
-    assert (settings.optimizer.rate, settings.optimizer.rate * settings.optimizer.final) == (6e-4, pytest.approx(6e-5))
-    assert (settings.optimizer.beta1, settings.optimizer.beta2, settings.optimizer.clip) == (0.9, 0.95, 1.0)
-    assert (settings.optimizer.warmup, settings.optimizer.decay, settings.model.vocabulary) == (715, 0.1, 50_304)
+    assert settings.run.batch_size * settings.data.length == 524_288
+    assert (settings.optimizer.lr, settings.optimizer.lr * settings.optimizer.final_lr_ratio) == (
+        6e-4,
+        pytest.approx(6e-5),
+    )
+    assert (settings.optimizer.beta1, settings.optimizer.beta2, settings.optimizer.max_grad_norm) == (0.9, 0.95, 1.0)
+    assert (settings.optimizer.warmup_steps, settings.optimizer.weight_decay, settings.model.vocab_size) == (
+        715,
+        0.1,
+        50_304,
+    )
 
 
 @pytest.mark.parametrize("recipe", sorted(file.stem for file in RECIPES.glob("*.yaml")))
@@ -83,12 +99,12 @@ def test_every_recipe_can_be_read(recipe):
         ({"data.length": "long"}, "data.length must be a number"),
         ({"data.length": 1.5}, "data.length must be int"),
         ({"data.length": 1}, "at least 2"),
-        ({"data.separate": 3}, "data.separate must be bool"),
+        ({"data.separate_documents": 3}, "data.separate_documents must be bool"),
         ({"run.steps": 3, "run.tokens": 3}, "steps or tokens, not both"),
         ({"run.steps": 0}, "at least one step"),
-        ({"run.batch": 0}, "run.batch must be at least 1"),
-        ({"optimizer.rate": -1.0}, "optimizer.rate must not be -1"),
-        ({"optimizer.table_epsilon": 0.0}, "optimizer.table_epsilon must be above 0"),
+        ({"run.batch_size": 0}, "run.batch_size must be at least 1"),
+        ({"optimizer.lr": -1.0}, "optimizer.lr must not be -1"),
+        ({"optimizer.table_eps": 0.0}, "optimizer.table_eps must be above 0"),
         ({"run.precision": "float8"}, "unknown precision"),
     ],
 )
@@ -135,14 +151,14 @@ finally: assert not {{"torch", "transformers"}} & set(sys.modules)
 def test_the_help_of_train_has_the_defaults_of_the_code(task):
     settings = load_settings(None, {} if task is None else {"data.task": task})
     printed = CliRunner().invoke(app, ["train", "--help"], terminal_width=400, env={"COLUMNS": "400"}).output
-    values = {"--length": settings.data.length, "--batch": settings.run.batch, "--steps": settings.run.steps}
+    values = {"--length": settings.data.length, "--batch": settings.run.batch_size, "--steps": settings.run.steps}
     if task is None:
         values |= {
             "--encoding": settings.model.encoding,
             "--preset": settings.model.preset,
             "--seed": settings.run.seed,
         }
-        values |= {"--data": settings.data.corpus, "--tokenizer": settings.data.tokenizer}
+        values |= {"--data": settings.data.source, "--tokenizer": settings.data.tokenizer}
     for option, value in values.items():
         (line,) = [line for line in printed.splitlines() if f" {option} " in line]
         default = re.search(r"\[default: (.*)\]", line)[1]

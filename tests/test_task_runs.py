@@ -12,10 +12,10 @@ from test_train import interrupted_after, same_weights
 from torch.utils.data import DataLoader
 
 from relpos.commands.tasks import evaluate_task
+from relpos.lab.evaluate import task_scoring as score_module
 from relpos.lab.evaluate.task_scoring import score_task, wilson
 from relpos.lab.runs.run import Run, open_run
 from relpos.lab.runs.settings import load_settings
-from relpos.lab.tasks import score as score_module
 from relpos.lab.tasks import task
 from relpos.lab.tasks.tokenizer import task_tokenizer
 from relpos.lab.tasks.windows import TaskWindows
@@ -29,8 +29,8 @@ SMALL = {
     "data.task": "copy",
     "data.length": 16,
     "run.steps": 9,
-    "run.batch": 4,
-    "run.micro": 2,
+    "run.batch_size": 4,
+    "run.micro_batch_size": 2,
     "run.log_every": 1,
     "run.eval_every": 4,
     "run.eval_windows": 4,
@@ -64,7 +64,7 @@ def straight(tmp_path_factory):
 class TestARun:
     def test_says_which_task(self, straight):
         found = yaml.safe_load((straight / "run.yaml").read_text())
-        assert (found["data"]["task"], found["data"]["corpus"]) == ("copy", None)
+        assert (found["data"]["task"], found["data"]["source"]) == ("copy", None)
         assert found["about"]["task"] == {"name": "copy", "hash": task("copy").digest, "words": 30}
         assert "corpus" not in found["about"]
 
@@ -76,7 +76,7 @@ class TestARun:
 
     def test_with_more_steps_is_the_run_that_had_them_from_the_start(self, tmp_path):
         """The sequences do not depend on how many there will be; with a flat rate neither do the weights."""
-        flat = {"optimizer__final": 1.0, "optimizer__warmup": 0}
+        flat = {"optimizer__final_lr_ratio": 1.0, "optimizer__warmup_steps": 0}
         train(settings(tmp_path / "a", run__steps=3, **flat))
         train(settings(tmp_path / "a", run__steps=5, **flat))
         train(settings(tmp_path / "b", run__steps=5, **flat))

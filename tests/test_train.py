@@ -129,7 +129,7 @@ class TestARun:
 
     def test_predicts_the_loss_that_the_model_has(self, straight, settings):
         """The logged held-out loss is that of the saved model on the same windows, computed here by PyTorch."""
-        corpus = open_corpus(settings(straight).data.corpus)
+        corpus = open_corpus(settings(straight).data.source)
         windows = Windows(tokenize(corpus, load_tokenizer("bpe-280", corpus))["heldout"], 16, limit=4)
         model = RelposGPT2ForCausalLM.from_pretrained(straight).eval()
         with torch.no_grad():
@@ -275,7 +275,7 @@ class TestRefusals:
         ("change", "sentence"),
         [
             ({"model__encoding": "alibi"}, "was begun with model.encoding=cable"),
-            ({"optimizer__rate": 0.5}, "optimizer.rate=0.002, and is now asked for optimizer.rate=0.5"),
+            ({"optimizer__lr": 0.5}, "optimizer.lr=0.002, and is now asked for optimizer.lr=0.5"),
             ({"run__seed": 1}, "run.seed=0"),
         ],
     )
@@ -288,18 +288,18 @@ class TestRefusals:
         other.write_text("another text altogether\n" * 60)
         shutil.copytree(straight, tmp_path / "out")
         saved = (tmp_path / "out" / "run.yaml").read_text()
-        old = settings(straight).data.corpus
+        old = settings(straight).data.source
         (tmp_path / "out" / "run.yaml").write_text(saved.replace(old, str(other)))
         with pytest.raises(ValueError, match="has changed since"):
-            train(settings(tmp_path / "out", data__corpus=str(other)))
+            train(settings(tmp_path / "out", data__source=str(other)))
 
     @pytest.mark.parametrize(
         ("change", "sentence"),
         [
             ({"data__length": 4000}, "fewer than a batch of 4 windows of 4000"),
-            ({"run__micro": 3}, "no multiple of run.micro=3"),
-            ({"model__vocabulary": 10}, "the tokenizer has 280 entries"),
-            ({"data__corpus": "/nowhere/a.txt"}, "no file or folder"),
+            ({"run__micro_batch_size": 3}, "no multiple of run.micro_batch_size=3"),
+            ({"model__vocab_size": 10}, "the tokenizer has 280 entries"),
+            ({"data__source": "/nowhere/a.txt"}, "no file or folder"),
         ],
     )
     def test_what_cannot_be_trained(self, settings, tmp_path, change, sentence):
@@ -310,7 +310,11 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"is nan at step \d+: the learning rate may be too high"):
             train(
                 settings(
-                    tmp_path, model__encoding="alibi", optimizer__rate=1e30, optimizer__clip=1e9, optimizer__warmup=0
+                    tmp_path,
+                    model__encoding="alibi",
+                    optimizer__lr=1e30,
+                    optimizer__max_grad_norm=1e9,
+                    optimizer__warmup_steps=0,
                 )
             )
 
@@ -343,7 +347,7 @@ class TestTheEnd:
 
     def test_of_a_run_by_time_the_rate_follows_the_clock(self):
         clock = Clock(minutes=1.0)
-        share = schedule(OptimizerSettings(rate=1.0, final=0.1, warmup=4), None, clock)
+        share = schedule(OptimizerSettings(lr=1.0, final_lr_ratio=0.1, warmup_steps=4), None, clock)
         assert [share(step) for step in range(4)] == pytest.approx([0.2, 0.4, 0.6, 0.8])
         clock.fraction = 0.5
         assert share(10) == pytest.approx(0.55)
@@ -354,7 +358,7 @@ class TestTheEnd:
         assert "warning" not in json.loads((straight / "result.json").read_text())
 
     def test_of_a_run_by_steps_the_rate_is_a_cosine(self):
-        share = schedule(OptimizerSettings(final=0.1, warmup=10), 110, Clock(None))
+        share = schedule(OptimizerSettings(final_lr_ratio=0.1, warmup_steps=10), 110, Clock(None))
         assert share(10) == pytest.approx(1.0)
         assert share(60) == pytest.approx(0.55)
         assert share(110) == pytest.approx(0.1)
@@ -362,19 +366,19 @@ class TestTheEnd:
 
 def test_the_parameters_of_an_encoding_are_a_group_of_their_own():
     model = RelposGPT2ForCausalLM(RelposGPT2Config.preset("nano", vocab_size=300, position="fire"))
-    settings = OptimizerSettings(rate=1e-3, decay=0.1, position_rate=1e-2, position_decay=0.05)
+    settings = OptimizerSettings(lr=1e-3, weight_decay=0.1, position_lr=1e-2, position_weight_decay=0.05)
     matrices, vectors, own = parameter_groups(model, settings)
     assert (matrices["weight_decay"], vectors["weight_decay"], own["weight_decay"]) == (0.1, 0.0, 0.05)
     assert (matrices["lr"], own["lr"]) == (1e-3, 1e-2)
     assert len(own["params"]) == 4 * len(list(model.config.make_position().parameters()))
     assert sum(len(group["params"]) for group in (matrices, vectors, own)) == len(list(model.parameters()))
-    assert parameter_groups(model, OptimizerSettings(rate=1e-3))[2]["weight_decay"] == 0.0
+    assert parameter_groups(model, OptimizerSettings(lr=1e-3))[2]["weight_decay"] == 0.0
 
 
 @pytest.mark.parametrize("name", ["clipped", {"name": "sum", "parts": ["clipped", "t5"]}])
 def test_tables_of_distances_have_a_rate_and_an_epsilon_of_their_own(name):
     model = RelposGPT2ForCausalLM(RelposGPT2Config.preset("nano", vocab_size=300, position=name))
-    settings = OptimizerSettings(rate=1e-3, position_rate=1e-2, table_rate=0.1, table_epsilon=1e-4)
+    settings = OptimizerSettings(lr=1e-3, position_lr=1e-2, table_lr=0.1, table_eps=1e-4)
     optimizer = torch.optim.AdamW(parameter_groups(model, settings), eps=1e-8)
     *others, tables = optimizer.param_groups
     assert (tables["lr"], tables["eps"], tables["weight_decay"]) == (0.1, 1e-4, 0.0)
@@ -385,7 +389,7 @@ def test_tables_of_distances_have_a_rate_and_an_epsilon_of_their_own(name):
     }
     assert len(tables["params"]) == 4
     assert [group["eps"] for group in others] == [1e-8] * len(others)
-    assert parameter_groups(model, OptimizerSettings(rate=1e-3, position_rate=1e-2))[-1]["lr"] == 1e-2
+    assert parameter_groups(model, OptimizerSettings(lr=1e-3, position_lr=1e-2))[-1]["lr"] == 1e-2
 
 
 @pytest.mark.parametrize("encoding", ["alibi", "fire", "cable", "learned", "rope"])

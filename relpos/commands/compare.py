@@ -68,11 +68,11 @@ def compare(
         named = {
             "model.preset": preset,
             "data.length": length,
-            "data.corpus": data,
+            "data.source": data,
             "run.steps": steps,
             "run.tokens": tokens,
             "run.minutes": minutes,
-            "run.batch": batch,
+            "run.batch_size": batch,
         }
         settings = {key: value for key, value in named.items() if value is not None}
         plan = make_plan(

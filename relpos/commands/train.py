@@ -16,7 +16,8 @@ def _default(text: object, task: object = None) -> str:
 
 def train(
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings by dotted key: optimizer.decay=0.")
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings by dotted key: optimizer.weight_decay=0."),
     ] = None,
     encoding: Annotated[
         str | None, typer.Option(help=f"An encoding's name (relpos ls).  {_default(defaults.ENCODING)}")
@@ -67,15 +68,15 @@ def train(
         "model.encoding": encoding,
         "model.preset": preset,
         "data.length": length,
-        "data.corpus": data,
+        "data.source": data,
         "data.task": task,
         "data.tokenizer": tokenizer,
         "run.out": out,
         "run.steps": steps,
         "run.tokens": tokens,
         "run.minutes": minutes,
-        "run.batch": batch,
-        "optimizer.rate": rate,
+        "run.batch_size": batch,
+        "optimizer.lr": rate,
         "run.seed": seed,
     }
     named: dict[str, object] = {key: value for key, value in given.items() if value is not None}

@@ -23,11 +23,11 @@ BATCH = 2  # windows per step: in so short a time, more steps of less
 # Held-out loss at the start and at the end only, and few checkpoints: both take time from the training.
 QUIET = {"run.eval_every": 10**6, "run.save_every": 100}
 # The few numbers that make a curve of the distance hardly leave their start at the rate of the weights.
-CURVE = {"optimizer.position_rate": 0.03}
+CURVE = {"optimizer.position_lr": 0.03}
 # A tenth of nano's. At nano's own, AdamW moves the gates along the direction that all
 # tokens have in common faster than the inputs change, until ReLU is 0 for every token: several heads of the last layer
 # end with a bias of exactly 0. docs/figures.md has the experiments.
-GATES = {"optimizer.position_rate": 2e-4}
+GATES = {"optimizer.position_lr": 2e-4}
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +174,7 @@ def _training(
         "model.encoding": figure.encoding,
         "model.preset": preset,
         "data.length": LENGTH,
-        "run.batch": BATCH,
+        "run.batch_size": BATCH,
         "run.out": str(folder),
         **{key: value for key, value in ends.items() if value is not None},
         **QUIET,

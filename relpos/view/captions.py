@@ -7,7 +7,7 @@ from relpos.view.maps import Map
 from relpos.view.numbers import Share
 
 if TYPE_CHECKING:
-    from relpos.lab.runs.inputs import Sample
+    from relpos.lab.runs.inputs import ModelInput
 
 NO_NUMBER = "–"  # in place of a ratio where nothing varies
 ZERO, FLAT = "bias exactly 0", "practically constant"  # what is noted of a head that does nothing, or nearly
@@ -28,7 +28,7 @@ def training_sentence(told: dict[str, Any]) -> str:
     return f"Trained {told['steps']:,} steps, {many} tokens{loss}."
 
 
-def input_words(sample: "Sample") -> dict[str, Any]:
+def input_words(sample: "ModelInput") -> dict[str, Any]:
     """What was read."""
     return {
         "document": sample.document,

@@ -14,7 +14,7 @@ from relpos.view import captions
 from relpos.view.layers import Layer, encoding_layer, input_free_layers, model_layers
 
 if TYPE_CHECKING:
-    from relpos.lab.runs.inputs import Sample
+    from relpos.lab.runs.inputs import ModelInput
     from relpos.lab.runs.run import Run
 
 LENGTH, HEADS, HEAD_DIM = 512, 12, 64  # unless given
@@ -157,7 +157,9 @@ def _open(what: "str | Path | Run") -> "Run":
     return open_run(what)
 
 
-def _inputs(run: "Run", length: int | None, seed: int, text: tuple[str, str] | None) -> "tuple[Sample, Sample | None]":
+def _inputs(
+    run: "Run", length: int | None, seed: int, text: tuple[str, str] | None
+) -> "tuple[ModelInput, ModelInput | None]":
     """What the model reads, and another input of the same length where there is one."""
     from relpos.lab.runs.inputs import heldout_samples, text_sample
 

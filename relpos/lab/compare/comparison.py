@@ -29,13 +29,13 @@ SEEDS = 3
 EVAL_TOKENS = 2**17
 # Where a comparison's parts start from other defaults than `relpos train`. With as much data, many steps of little each
 # bring small models further: rope, which must learn to look at what is near, comes up to alibi, which need not.
-SHARED = {"data.length": 256, "run.batch": 2, "run.keep": 1, **TABLES}
+SHARED = {"data.length": 256, "run.batch_size": 2, "run.keep_checkpoints": 1, **TABLES}
 STEPS = 1200  # of parts of a comparison that says nothing of their end
 ENDS = ("run.steps", "run.tokens", "run.minutes")
 
 
 @dataclass(frozen=True)
-class Part:
+class Trial:
     """One encoding with one seed: what is trained and evaluated by itself."""
 
     encoding: str  # a name, with options after colons: rope:base=500000
@@ -48,7 +48,7 @@ class Part:
 
 
 @dataclass
-class Plan:
+class Comparison:
     """All of a comparison but its results."""
 
     encodings: list[str]
@@ -64,11 +64,11 @@ class Plan:
         """The trained length."""
         return int(self.settings["data.length"])
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[Trial]:
         """The parts in the order they are taken: every encoding once before any is taken again."""
-        return [Part(encoding, seed) for seed in range(self.seeds) for encoding in self.encodings]
+        return [Trial(encoding, seed) for seed in range(self.seeds) for encoding in self.encodings]
 
-    def settings_of(self, part: Part, out: Path) -> Settings:
+    def settings_of(self, part: Trial, out: Path) -> Settings:
         """The settings of a part's training run."""
         return load_settings(None, {**self.settings, **own_settings(part, out)})
 
@@ -79,13 +79,13 @@ class Plan:
         words += ["--positions", str(self.positions), "--eval-tokens", str(self.eval_tokens), "--out", str(out)]
         return shlex.join(words + [f"{k}={v}" for k, v in self.settings.items() if k != "data.length"])
 
-    def train_command(self, part: Part, out: Path) -> str:
+    def train_command(self, part: Trial, out: Path) -> str:
         """The command that trains one part by itself."""
         words = ["relpos", "train"]
         return shlex.join(words + [f"{k}={v}" for k, v in {**own_settings(part, out), **self.settings}.items()])
 
 
-def own_settings(part: Part, out: Path) -> dict[str, Any]:
+def own_settings(part: Trial, out: Path) -> dict[str, Any]:
     """What a part does not share with the others."""
     name, *options = part.encoding.split(":")
     found = {f"model.options.{key}": value for key, value in parse_overrides(options).items()}
@@ -101,7 +101,7 @@ def make_plan(
     eval_tokens: int | None = None,
     settings: Mapping[str, Any] | None = None,
     command: str | None = None,
-) -> Plan:
+) -> Comparison:
     """The plan of a folder, made or added to, and saved there.
 
     What is not given is as it was, or has its default. Encodings, seeds and lengths are added to those that are there;
@@ -122,7 +122,7 @@ def make_plan(
             plan = _new(asked, seeds, tried, positions, eval_tokens, given)
             _check(plan, out)
         else:
-            plan = Plan(
+            plan = Comparison(
                 _united(before.encodings, asked),
                 max(before.seeds, seeds or 1),
                 sorted({*before.lengths, *tried}),
@@ -139,10 +139,10 @@ def make_plan(
     return plan
 
 
-def load_plan(out: Path) -> Plan:
+def load_plan(out: Path) -> Comparison:
     """The plan of a comparison's folder."""
     try:
-        return Plan(**read_yaml(out / FILE))
+        return Comparison(**read_yaml(out / FILE))
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no comparison in {out}: it has no {FILE}.") from None
     except TypeError as error:
@@ -156,14 +156,14 @@ def _new(
     positions: int | None,
     eval_tokens: int | None,
     settings: Mapping[str, Any],
-) -> Plan:
+) -> Comparison:
     shared = {**SHARED, **settings}
     if not any(shared.get(key) for key in ENDS):
         shared["run.steps"] = STEPS
     length = load_settings(None, shared).data.length
     wanted = sorted({length, *(lengths or (length * multiple for multiple in MULTIPLES))})
     long = max(found for found in wanted if found <= max(LONG * length, wanted[0]))
-    return Plan(
+    return Comparison(
         _united((), encodings or ENCODINGS),
         seeds or SEEDS,
         wanted,
@@ -183,14 +183,14 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, **new}
 
 
-def _check(plan: Plan, out: Path) -> None:
+def _check(plan: Comparison, out: Path) -> None:
     """Check every encoding with its options, and the data, before anything is trained."""
     for encoding in plan.encodings:
         if not re.fullmatch(r"[\w.:=+-]+", encoding):
             raise ValueError(
                 f"{encoding!r} is no encoding: give a name, or a name with options as in rope:base=500000."
             )
-        settings = plan.settings_of(Part(encoding, 0), out)
+        settings = plan.settings_of(Trial(encoding, 0), out)
         try:
             check_encoding(settings.model)
         except (TypeError, ValueError) as error:
@@ -201,11 +201,11 @@ def _check(plan: Plan, out: Path) -> None:
             f"a comparison measures perplexity on text, and the task {data.task} has none: train with "
             f"relpos train --task {data.task}, and score with relpos evaluate RUN --task {data.task}."
         )
-    assert data.corpus is not None
-    open_corpus(data.corpus)  # a file or folder that does not exist is refused here
+    assert data.source is not None
+    open_corpus(data.source)  # a file or folder that does not exist is refused here
 
 
-def _check_same(before: Plan, plan: Plan, out: Path) -> None:
+def _check_same(before: Comparison, plan: Comparison, out: Path) -> None:
     old, new = (
         {**flatten(dataclasses.asdict(one.settings_of(before.parts()[0], out))), **_measured(one)}
         for one in (before, plan)
@@ -219,5 +219,5 @@ def _check_same(before: Plan, plan: Plan, out: Path) -> None:
             )
 
 
-def _measured(plan: Plan) -> dict[str, int]:
+def _measured(plan: Comparison) -> dict[str, int]:
     return {"positions": plan.positions, "eval_tokens": plan.eval_tokens}

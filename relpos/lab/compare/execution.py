@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from relpos.lab.compare.comparison import Part, load_plan
+from relpos.lab.compare.comparison import Trial, load_plan
 from relpos.lab.compare.trial import DONE, FAILED, HELD, LOCK, LOG, finished, read_record, write_record
 from relpos.system.lock import HeldError, Lock
 from relpos.system.progress import LiveLine, clock_time
@@ -21,7 +21,7 @@ AGAIN = 5.0  # seconds until a part that another process holds is tried again
 
 def compare(
     out: Path, workers: int = 1, say: Callable[[str], None] = print, after: Callable[[], object] | None = None
-) -> dict[Part, str]:
+) -> dict[Trial, str]:
     """Run every part of the folder's plan that is not finished; give those that failed, each with its sentence.
 
     `after` is called whenever a part has ended. A part that failed before is tried once more; one that fails now is
@@ -53,9 +53,9 @@ class Crew:
         self.plan = load_plan(out)
         # A failure counts as this comparison's own only if it came after this moment.
         self.attempts = {part: int(self._record(part).get("attempts", 0)) for part in self.plan.parts()}
-        self.running: dict[Part, tuple[subprocess.Popen[bytes], float]] = {}
-        self.held: dict[Part, float] = {}  # by others, and when to try again
-        self.over: dict[Part, dict[str, Any]] = {}  # finished or failed, with what is known of them
+        self.running: dict[Trial, tuple[subprocess.Popen[bytes], float]] = {}
+        self.held: dict[Trial, float] = {}  # by others, and when to try again
+        self.over: dict[Trial, dict[str, Any]] = {}  # finished or failed, with what is known of them
         self.news = False
         self.line = LiveLine(sys.stderr)
         self.next_line = time.monotonic() + EVERY
@@ -76,7 +76,7 @@ class Crew:
                 self._begin(part)
         return bool(self.running or self._left())
 
-    def failed(self) -> dict[Part, str]:
+    def failed(self) -> dict[Trial, str]:
         """The parts that have failed, each with its sentence."""
         errors = {part: self._record(part).get("error") for part in self.plan.parts()}
         return {part: error for part, error in errors.items() if error is not None}
@@ -97,10 +97,10 @@ class Crew:
             self.next_line = time.monotonic() + EVERY
             self.line(self._line())
 
-    def _record(self, part: Part) -> dict[str, Any]:
+    def _record(self, part: Trial) -> dict[str, Any]:
         return read_record(self.out, part)
 
-    def _left(self) -> list[Part]:
+    def _left(self) -> list[Trial]:
         """The parts that are neither finished nor have failed since this began."""
         for part in self.plan.parts():
             if part in self.over or part in self.running:
@@ -112,7 +112,7 @@ class Crew:
                 self.news = self.news or self.held.pop(part, None) is not None
         return [part for part in self.plan.parts() if part not in self.over]
 
-    def _begin(self, part: Part) -> None:
+    def _begin(self, part: Trial) -> None:
         folder = self.out / part.name
         folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "relpos.lab.compare.trial", str(self.out), part.encoding, str(part.seed)]
@@ -128,7 +128,7 @@ class Crew:
             )
         self.running[part] = process, time.monotonic()
 
-    def _end(self, part: Part, code: int, seconds: float) -> None:
+    def _end(self, part: Trial, code: int, seconds: float) -> None:
         if code not in (DONE, FAILED, HELD):
             code = self._record_crash(part, code)
         if code == HELD:
@@ -143,7 +143,7 @@ class Crew:
         words = f"done in {clock_time(seconds)}" if error is None else f"failed after {clock_time(seconds)}: {error}"
         self.tell(f"{part.name} {words}   ({self._count()})")
 
-    def _record_crash(self, part: Part, code: int) -> int:
+    def _record_crash(self, part: Trial, code: int) -> int:
         """Write down for a part that it failed, since its process could not; unless another has taken it up."""
         why = f"its process ended with code {code}: see {part.name}/{LOG}."
         if code < 0:
@@ -160,7 +160,7 @@ class Crew:
             return HELD
         return FAILED
 
-    def _holder(self, part: Part) -> str:
+    def _holder(self, part: Trial) -> str:
         return (self.out / part.name / LOCK).read_text(encoding="utf-8").strip() or "another process"
 
     def tell(self, text: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from relpos.lab.compare.comparison import Part, Plan, load_plan
+from relpos.lab.compare.comparison import Comparison, Trial, load_plan
 from relpos.lab.compare.paired_test import DRAWS, LEVEL, Standing
 from relpos.lab.compare.summary import (
     Perplexities,
@@ -45,7 +45,7 @@ def write_report(out: Path) -> tuple[Path, Path]:
     return html, markdown
 
 
-def make_report(plan: Plan, records: Records, out: Path) -> list[Block]:
+def make_report(plan: Comparison, records: Records, out: Path) -> list[Block]:
     """The report's blocks; its pictures are drawn into the folder."""
     table, standings = make_table(plan, records), make_standings(plan, records)
     done = sum(finished(record, plan, part) for part, record in records.items())
@@ -81,7 +81,7 @@ def _listed(title: str, items: list[str]) -> list[Block]:
     return [Text(title), Items(items)] if items else []
 
 
-def perplexities(plan: Plan, table: Perplexities, standings: Standings) -> Table:
+def perplexities(plan: Comparison, table: Perplexities, standings: Standings) -> Table:
     """The table in the paper's layout: one row per encoding, one column per length."""
     rows = {encoding: [str(cell) for cell in row.values()] for encoding, row in table.items()}
     bold = {
@@ -93,13 +93,13 @@ def perplexities(plan: Plan, table: Perplexities, standings: Standings) -> Table
     return _by_length(plan, rows, bold)
 
 
-def _by_length(plan: Plan, rows: dict[str, list[str]], bold: set[tuple[int, int]] | None = None) -> Table:
+def _by_length(plan: Comparison, rows: dict[str, list[str]], bold: set[tuple[int, int]] | None = None) -> Table:
     head = [f"{length} (trained)" if length == plan.length else str(length) for length in plan.lengths]
     cells = [[f"`{encoding}`", *row] for encoding, row in rows.items()]
     return Table(["encoding", *head], cells, bold or set(), 1 + plan.lengths.index(plan.length))
 
 
-def _differences(plan: Plan, standings: Standings) -> list[Block]:
+def _differences(plan: Comparison, standings: Standings) -> list[Block]:
     """The paired differences from the lowest of each length."""
     if not any(at_length.differences for at_length in standings.values()):
         return []
@@ -132,7 +132,7 @@ def _difference(at_length: Standing | None, encoding: str) -> str:
     return f"{found.mean:+.3f}{'*' if found.passes else ''} {bounds}"
 
 
-def _bits(plan: Plan, records: Records) -> list[Block]:
+def _bits(plan: Comparison, records: Records) -> list[Block]:
     """Bits per byte, where the evaluations have them."""
     rows = make_bits(plan, records)
     text = Text(
@@ -142,7 +142,7 @@ def _bits(plan: Plan, records: Records) -> list[Block]:
     return [Heading("Bits per byte"), text, _by_length(plan, rows)] if rows else []
 
 
-def _curves(plan: Plan, table: Perplexities, out: Path) -> list[Block]:
+def _curves(plan: Comparison, table: Perplexities, out: Path) -> list[Block]:
     """Perplexity over length: the mean, and a band from the lowest seed to the highest."""
     series: dict[str, list[dict[str, Any]]] = {}
     for encoding, row in table.items():
@@ -163,9 +163,9 @@ def _curves(plan: Plan, table: Perplexities, out: Path) -> list[Block]:
     return [Heading("Past the trained length"), Image(file, "Perplexity by length; the band spans the seeds.")]
 
 
-def _positions(plan: Plan, records: Records, out: Path) -> list[Block]:
+def _positions(plan: Comparison, records: Records, out: Path) -> list[Block]:
     """Loss over position, of the first seed."""
-    found = {encoding: records[Part(encoding, 0)].get("positions") for encoding in plan.encodings}
+    found = {encoding: records[Trial(encoding, 0)].get("positions") for encoding in plan.encodings}
     series = {encoding: one["bins"] for encoding, one in found.items() if one is not None and one["bins"]}
     if not series:
         return []
@@ -180,11 +180,11 @@ def _positions(plan: Plan, records: Records, out: Path) -> list[Block]:
     return [Heading("Loss by position"), Text(text), Image(file, f"Loss by position in windows of {plan.positions}.")]
 
 
-def _last_layers(plan: Plan, records: Records, out: Path) -> list[Block]:
+def _last_layers(plan: Comparison, records: Records, out: Path) -> list[Block]:
     """A strip of heat maps an encoding: the last layer of its first seed. Drawn once, when it has been trained."""
     found: list[Block] = []
     for encoding in plan.encodings:
-        part = Part(encoding, 0)
+        part = Trial(encoding, 0)
         file, weights = out / FIGURES / f"{part.name}.png", out / part.name / "model.safetensors"
         if "training" not in records[part] or not weights.exists():
             continue
@@ -203,14 +203,14 @@ def _last_layers(plan: Plan, records: Records, out: Path) -> list[Block]:
     return [Heading("The last layer"), text, *found] if found else []
 
 
-def costs(plan: Plan, records: Records) -> Table:
+def costs(plan: Comparison, records: Records) -> Table:
     """Size, speed and memory of each encoding: means over its seeds."""
     longest = plan.lengths[-1]
     head = ["encoding", "parameters", "steps", "tokens", "training tokens/s", "training seconds", "training memory"]
     head += [f"evaluating tokens/s at {plan.length}", f"at {longest}", f"memory at {longest}"]
     rows = []
     for encoding in plan.encodings:
-        found = [records[Part(encoding, seed)] for seed in range(plan.seeds)]
+        found = [records[Trial(encoding, seed)] for seed in range(plan.seeds)]
         trained = [record["training"] for record in found if "training" in record]
         sizes = [record["about"]["parameters"] for record in found if "about" in record]
         home, far = (
@@ -243,18 +243,19 @@ def _bytes(number: float) -> str:
     return f"{number / 2**20:,.0f} MiB"
 
 
-def _what(plan: Plan, out: Path) -> str:
+def _what(plan: Comparison, out: Path) -> str:
     settings = plan.settings_of(plan.parts()[0], out)
     run = settings.run
     ends = []
     if run.steps is not None:
-        ends.append(f"{run.steps:,} steps ({run.steps * run.batch * plan.length:,} tokens)")
+        ends.append(f"{run.steps:,} steps ({run.steps * run.batch_size * plan.length:,} tokens)")
     if run.minutes is not None:
         ends.append(f"{run.minutes:g} minutes")
     text = (
-        f"GPT-2 {settings.model.preset}, {run.batch} windows of {plan.length} tokens per step, {' or '.join(ends)} on "
-        f"`{settings.data.corpus}`, {several(plan.seeds, 'seed')}. With the same seed all encodings read the same "
-        "windows in the same order and start from the same weights, wherever they have the same ones."
+        f"GPT-2 {settings.model.preset}, {run.batch_size} windows of {plan.length} tokens per step, "
+        f"{' or '.join(ends)} on `{settings.data.source}`, {several(plan.seeds, 'seed')}. With the "
+        "same seed all encodings read the same windows in the same order and start from the same weights, wherever "
+        "they have the same ones."
     )
     if run.minutes is not None:
         text += (
@@ -273,8 +274,8 @@ def _cost_text(records: Records) -> str:
     )
 
 
-def _making(plan: Plan, records: Records, out: Path) -> list[Block]:
-    first = [Part(encoding, 0) for encoding in plan.encodings]
+def _making(plan: Comparison, records: Records, out: Path) -> list[Block]:
+    first = [Trial(encoding, 0) for encoding in plan.encodings]
     single = [plan.train_command(part, out) for part in first]
     lengths = ",".join(map(str, plan.lengths))
     tokens = f"--tokens {plan.eval_tokens}"

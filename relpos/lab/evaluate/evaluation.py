@@ -17,7 +17,7 @@ from relpos.lab.data.tokens import Tokens, tokenize
 from relpos.lab.evaluate import protocols
 from relpos.lab.evaluate.bootstrap import bootstrap, interval
 from relpos.lab.evaluate.file_names import question_stem
-from relpos.lab.evaluate.protocols import LAST, TOKENS, Plan, Window
+from relpos.lab.evaluate.protocols import LAST, TOKENS, ScoredWindows, Window
 from relpos.lab.evaluate.scaled_rope import check_scaling, scaled_run
 from relpos.lab.evaluate.scoring import Losses, Scorer
 from relpos.lab.evaluate.units import Units, unit_sums, units_of, warnings
@@ -198,7 +198,7 @@ def check_lengths(lengths: Sequence[int]) -> list[int]:
 
 def make_plan(
     text: Tokens, lengths: list[int], protocol: str, stride: int | None, last: int | None, tokens: int | None
-) -> Plan:
+) -> ScoredWindows:
     """The windows of a protocol; options that are not its own are refused."""
     if protocol not in TOKENS:
         raise unknown("protocol", protocol, TOKENS)
@@ -229,7 +229,7 @@ def bin_edges(length: int) -> NDArray[np.int64]:
     return np.array([0, *(step for step in steps if step < length), length])
 
 
-def _control(run: Run, plan: Plan, stride: int | None) -> tuple[int, list[Window]]:
+def _control(run: Run, plan: ScoredWindows, stride: int | None) -> tuple[int, list[Window]]:
     """The control's length, and its windows."""
     if run.trained_length is None:
         raise ValueError(f"{run.folder} does not say how long it was trained, which is the length of the control.")

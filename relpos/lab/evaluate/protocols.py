@@ -23,7 +23,7 @@ class Window(NamedTuple):
 
 
 @dataclass
-class Plan:
+class ScoredWindows:
     """The windows of every length that the text is long enough for, and a sentence for every other."""
 
     windows: dict[int, list[Window]] = field(default_factory=dict)
@@ -35,12 +35,12 @@ class Plan:
         return max((length for length in lengths if length <= allowed), default=None)
 
 
-def windows(text: Tokens, lengths: Sequence[int], tokens: int) -> Plan:
+def windows(text: Tokens, lengths: Sequence[int], tokens: int) -> ScoredWindows:
     """Non-overlapping windows, every token scored: the paper's.
 
     The text is cut into blocks of the longest length, and each block into windows of every length.
     """
-    plan, room = Plan(), len(text) - 1
+    plan, room = ScoredWindows(), len(text) - 1
     longest = plan.longest(
         lengths, room, lambda length: f"the text has {len(text)} tokens; a window needs {length + 1}."
     )
@@ -54,9 +54,9 @@ def windows(text: Tokens, lengths: Sequence[int], tokens: int) -> Plan:
     return plan
 
 
-def last(text: Tokens, lengths: Sequence[int], tokens: int, scored: int) -> Plan:
+def last(text: Tokens, lengths: Sequence[int], tokens: int, scored: int) -> ScoredWindows:
     """The last `scored` tokens of a window, the same ones at every length, with the whole window in one document."""
-    plan, documents = Plan(), _documents(text)
+    plan, documents = ScoredWindows(), _documents(text)
     longest = plan.longest(lengths, *_inside_one(documents))
     if longest is None:
         return plan
@@ -68,9 +68,9 @@ def last(text: Tokens, lengths: Sequence[int], tokens: int, scored: int) -> Plan
     return plan
 
 
-def sliding(text: Tokens, lengths: Sequence[int], tokens: int, stride: int | None) -> Plan:
+def sliding(text: Tokens, lengths: Sequence[int], tokens: int, stride: int | None) -> ScoredWindows:
     """Every token scored once, by a window that moves by `stride`: at least length − stride tokens stand before it."""
-    plan, room = Plan(), len(text) - 1
+    plan, room = ScoredWindows(), len(text) - 1
     longest = plan.longest(
         lengths,
         room // 2,
@@ -92,9 +92,9 @@ def sliding(text: Tokens, lengths: Sequence[int], tokens: int, stride: int | Non
     return plan
 
 
-def positions(text: Tokens, length: int, tokens: int) -> Plan:
+def positions(text: Tokens, length: int, tokens: int) -> ScoredWindows:
     """Non-overlapping windows inside one document, every token scored, and its position in the window remembered."""
-    plan, documents = Plan(), _documents(text)
+    plan, documents = ScoredWindows(), _documents(text)
     if plan.longest([length], *_inside_one(documents)) is None:
         return plan
     starts = [start for begin, stop in documents for start in range(begin, stop - length, length)]

@@ -52,7 +52,7 @@ class Scorer:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model, self.text, self.folder, self.countdown = run.model.to(self.device), text, folder, countdown
         self.units = units
-        self.separate = run.settings is not None and run.settings.data.separate  # as it was trained
+        self.separate = run.settings is not None and run.settings.data.separate_documents  # as it was trained
         self.identity = {**identity, "weights": run.checksum, "config": _config(run), "separate": self.separate}
         if units.block is not None:
             self.identity["block"] = units.block

@@ -13,7 +13,7 @@ from torch import Tensor
 from relpos.lab.runs.model_card import refresh_card
 from relpos.lab.runs.run import EVALUATION, Run
 from relpos.lab.tasks.registry import task as task_of
-from relpos.lab.tasks.task import Sample, Task
+from relpos.lab.tasks.task import Example, Task
 from relpos.system.files import write_text
 from relpos.system.progress import Countdown
 
@@ -119,7 +119,7 @@ def _score_length(
     ]
 
 
-def _batches(task: Task, length: int, samples: int, seed: int) -> Iterator[list[Sample]]:
+def _batches(task: Task, length: int, samples: int, seed: int) -> Iterator[list[Example]]:
     size = max(1, TOKENS // length)
     for start in range(0, samples, size):
         yield [
@@ -129,7 +129,7 @@ def _batches(task: Task, length: int, samples: int, seed: int) -> Iterator[list[
 
 
 @torch.inference_mode()
-def answers_right(model: Any, samples: Sequence[Sample]) -> list[Tensor]:
+def answers_right(model: Any, samples: Sequence[Example]) -> list[Tensor]:
     """Of each sequence, which of its answers the model holds most likely.
 
     Logits exist for the answers alone; the rest of a sequence costs its hidden states.

@@ -14,7 +14,7 @@ WORDS = 12  # of an input that are told
 
 
 @dataclass(frozen=True)
-class Sample:
+class ModelInput:
     """Token ids, and where they come from."""
 
     ids: Tensor  # (length,)
@@ -23,7 +23,7 @@ class Sample:
     words: str  # the first ones
 
 
-def heldout_samples(run: Run, length: int, seed: int, count: int = 2) -> list[Sample]:
+def heldout_samples(run: Run, length: int, seed: int, count: int = 2) -> list[ModelInput]:
     """Windows of `length` tokens of the run's held-out text, at random: `count` of them, or as many as there are.
 
     They do not overlap, and each stands in one document; only if no document is so long do they run across documents.
@@ -44,18 +44,18 @@ def heldout_samples(run: Run, length: int, seed: int, count: int = 2) -> list[Sa
         start = int(tokens.starts[document]) + offset
         ids = torch.from_numpy(tokens.ids[start : start + length].astype(np.int64))
         name = next(itertools.islice(corpus.part("heldout"), document, None)).name
-        samples.append(Sample(ids, name, offset, first_words(run, ids)))
+        samples.append(ModelInput(ids, name, offset, first_words(run, ids)))
     return samples
 
 
-def text_sample(run: Run, text: str, name: str, length: int | None) -> Sample:
+def text_sample(run: Run, text: str, name: str, length: int | None) -> ModelInput:
     """A text of one's own, its first `length` tokens; all of them unless given."""
     ids = torch.tensor(run.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
     if len(ids) == 0:
         raise ValueError(f"{name} has no tokens: give some text.")
     if length is not None and length > len(ids):
         raise ValueError(f"{name} has {len(ids)} tokens, fewer than the length {length}.")
-    return Sample(ids[:length], name, 0, first_words(run, ids))
+    return ModelInput(ids[:length], name, 0, first_words(run, ids))
 
 
 def first_words(run: Run, ids: Tensor) -> str:

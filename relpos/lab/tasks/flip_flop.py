@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.random import Generator
 
-from relpos.lab.tasks.task import Sample, Task
+from relpos.lab.tasks.task import Example, Task
 
 ACTS, BITS = ("w", "r", "i"), ("0", "1")
 WRITE, READ, _ = range(3)
@@ -20,7 +20,7 @@ class FlipFlop(Task):
     shortest = 16
     chance = 1 / len(BITS)
 
-    def sample(self, rng: Generator, length: int, depth: float | None = None) -> Sample:
+    def sample(self, rng: Generator, length: int, depth: float | None = None) -> Example:
         pairs = length // 2
         acts = rng.choice(3, pairs, p=SHARES)
         acts[0], acts[-1] = WRITE, READ
@@ -31,4 +31,4 @@ class FlipFlop(Task):
         ids[-2 * pairs :: 2], ids[-2 * pairs + 1 :: 2] = self.ids(ACTS)[acts], self.ids(BITS)[bits]
         answers = np.zeros(length, dtype=np.bool_)
         answers[-2 * pairs + 1 :: 2] = acts == READ
-        return Sample(ids, answers)
+        return Example(ids, answers)

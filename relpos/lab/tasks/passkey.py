@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.random import Generator
 
-from relpos.lab.tasks.task import Sample, Task
+from relpos.lab.tasks.task import Example, Task
 
 FILLER = "the grass is green . the sky is blue . the sun is yellow . here we go . there and back again ."
 NEEDLE = "the pass key is"
@@ -24,7 +24,7 @@ class Passkey(Task):
     chance = 1 / len(DIGITS)
     has_depth = True
 
-    def sample(self, rng: Generator, length: int, depth: float | None = None) -> Sample:
+    def sample(self, rng: Generator, length: int, depth: float | None = None) -> Example:
         key = rng.choice(self.ids(DIGITS), KEY)
         depth = float(rng.random()) if depth is None else depth
         room = length - self.shortest
@@ -35,4 +35,4 @@ class Passkey(Task):
         ids = np.concatenate([filler[:before], needle, key, after, filler[before:], question, key])
         answers = np.zeros(length, dtype=np.bool_)
         answers[-KEY:] = True
-        return Sample(ids, answers, depth)
+        return Example(ids, answers, depth)

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.random import Generator
 
-from relpos.lab.tasks.task import Sample, Task
+from relpos.lab.tasks.task import Example, Task
 
 PAIRS = 4  # at every length: only their distance grows
 KEYS = tuple(f"k{i}" for i in range(16))
@@ -20,7 +20,7 @@ class Recall(Task):
     shortest = 4 * PAIRS + 1
     chance = 1 / len(VALUES)
 
-    def sample(self, rng: Generator, length: int, depth: float | None = None) -> Sample:
+    def sample(self, rng: Generator, length: int, depth: float | None = None) -> Example:
         keys = rng.choice(self.ids(KEYS), PAIRS, replace=False)
         values = rng.choice(self.ids(VALUES), PAIRS)
         ids = np.full(length, self.vocabulary["."])
@@ -33,4 +33,4 @@ class Recall(Task):
         ids[body + 1 :: 2], ids[body + 2 :: 2] = keys[order], values[order]
         answers = np.zeros(length, dtype=np.bool_)
         answers[body + 2 :: 2] = True
-        return Sample(ids, answers)
+        return Example(ids, answers)

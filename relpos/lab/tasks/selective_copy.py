@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.random import Generator
 
-from relpos.lab.tasks.task import Sample, Task
+from relpos.lab.tasks.task import Example, Task
 
 LETTERS = tuple("abcdefghijklmnop")
 COUNT = 16  # at every length: only the gaps grow
@@ -19,7 +19,7 @@ class SelectiveCopy(Task):
     shortest = 2 * COUNT + 1
     chance = 1 / len(LETTERS)
 
-    def sample(self, rng: Generator, length: int, depth: float | None = None) -> Sample:
+    def sample(self, rng: Generator, length: int, depth: float | None = None) -> Example:
         letters = rng.choice(self.ids(LETTERS), COUNT)
         ids = np.full(length, self.vocabulary["."])
         ids[np.sort(rng.choice(length - COUNT - 1, COUNT, replace=False))] = letters
@@ -27,4 +27,4 @@ class SelectiveCopy(Task):
         ids[-COUNT:] = letters
         answers = np.zeros(length, dtype=np.bool_)
         answers[-COUNT:] = True
-        return Sample(ids, answers)
+        return Example(ids, answers)

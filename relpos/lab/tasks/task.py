@@ -10,14 +10,14 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-Part = Literal["train", "heldout"]
+Portion = Literal["train", "heldout"]
 PAD, UNKNOWN = "<pad>", "<unk>"  # the first two entries of every vocabulary
 HELDOUT_SHARE = 10  # one sequence in ten is held out
 EXAMPLE = 40  # tokens
 
 
 @dataclass(frozen=True)
-class Sample:
+class Example:
     """One sequence."""
 
     ids: NDArray[np.int64]  # (length,)
@@ -51,7 +51,7 @@ class Task:
         first = self.draw(2 * self.shortest, 0, 0, "train")
         return hashlib.sha256(f"{' '.join(self.vocabulary)} {self.text(first)}".encode()).hexdigest()[:24]
 
-    def sample(self, rng: Generator, length: int, depth: float | None = None) -> Sample:
+    def sample(self, rng: Generator, length: int, depth: float | None = None) -> Example:
         """A sequence of exactly `length` tokens; `depth` only where the task has one, anywhere unless given."""
         raise NotImplementedError
 
@@ -59,7 +59,7 @@ class Task:
         """The ids of words."""
         return np.array([self.vocabulary[word] for word in words], dtype=np.int64)
 
-    def text(self, sample: Sample) -> str:
+    def text(self, sample: Example) -> str:
         """A sequence as people read it, its answers in brackets."""
         words = list(self.vocabulary)
         told = zip(sample.ids, sample.answers, strict=True)
@@ -74,7 +74,7 @@ class Task:
         if length < self.shortest:
             raise ValueError(f"a sequence of {self.name} has at least {self.shortest} tokens, not {length}.")
 
-    def draw(self, length: int, seed: int, index: int, part: Part, depth: float | None = None) -> Sample:
+    def draw(self, length: int, seed: int, index: int, part: Portion, depth: float | None = None) -> Example:
         """The sequence of a number, always the same.
 
         The part that a sequence belongs to is decided by its content, as with documents: whatever the seeds, none that

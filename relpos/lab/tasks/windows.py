@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from relpos.lab.data.tokens import IGNORED
-from relpos.lab.tasks.task import Part, Task
+from relpos.lab.tasks.task import Portion, Task
 
 
 class TaskWindows(Dataset[dict[str, Tensor]]):
@@ -19,7 +19,7 @@ class TaskWindows(Dataset[dict[str, Tensor]]):
     def __init__(
         self,
         task: Task,
-        part: Part,
+        part: Portion,
         length: int,
         count: int,
         seed: int = 0,

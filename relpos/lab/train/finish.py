@@ -86,7 +86,7 @@ def _result(settings: Settings, out: Path, step: int, clock: Clock) -> dict[str,
     losses = {name: [entry[name] for entry in read_log(out) if name in entry] for name in LOSSES}
     result: dict[str, Any] = {
         "step": step,
-        "tokens": step * settings.run.batch * settings.data.length,
+        "tokens": step * settings.run.batch_size * settings.data.length,
         "seconds": round(clock.seconds, 1),
         "loss": losses["loss"][-1] if losses["loss"] else None,
         "heldout": losses["heldout"][-1] if losses["heldout"] else None,
@@ -98,7 +98,7 @@ def _result(settings: Settings, out: Path, step: int, clock: Clock) -> dict[str,
 
 def _too_short(settings: Settings, step: int) -> str | None:
     """The warning for a run that the clock ended before its learning rate had come up."""
-    minutes, steps, warmup = settings.run.minutes, settings.run.steps, settings.optimizer.warmup or 0
+    minutes, steps, warmup = settings.run.minutes, settings.run.steps, settings.optimizer.warmup_steps or 0
     if minutes is None or step > max(warmup, 1) or (steps is not None and step >= steps):
         return None
     rises = f", and the learning rate rises over the first {warmup}" if warmup else ""

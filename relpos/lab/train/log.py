@@ -14,7 +14,7 @@ from relpos.lab.train.clock import Clock
 from relpos.system.files import write_text
 from relpos.system.progress import LiveLine, clock_time
 
-KEYS = {"loss": "loss", "eval_loss": "heldout", "learning_rate": "rate", "grad_norm": "gradient"}
+KEYS = {"loss": "loss", "eval_loss": "heldout", "learning_rate": "lr", "grad_norm": "gradient"}
 
 
 class Log(TrainerCallback):

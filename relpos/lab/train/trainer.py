@@ -166,27 +166,27 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
     tables = {id(module.get_parameter(name)) for module in encodings for name in module.tables}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     others = [parameter for parameter in trained if id(parameter) not in own]
-    rate = settings.rate if settings.position_rate is None else settings.position_rate
-    table_rate = rate if settings.table_rate is None else settings.table_rate
-    shared = {"weight_decay": settings.position_decay}
+    rate = settings.lr if settings.position_lr is None else settings.position_lr
+    table_rate = rate if settings.table_lr is None else settings.table_lr
+    shared = {"weight_decay": settings.position_weight_decay}
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in others if p.dim() >= 2], "weight_decay": settings.decay, "lr": settings.rate},
-        {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0, "lr": settings.rate},
+        {"params": [p for p in others if p.dim() >= 2], "weight_decay": settings.weight_decay, "lr": settings.lr},
+        {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0, "lr": settings.lr},
         {"params": [p for p in trained if id(p) in own - tables], "lr": rate, **shared},
-        {"params": [p for p in trained if id(p) in tables], "lr": table_rate, "eps": settings.table_epsilon, **shared},
+        {"params": [p for p in trained if id(p) in tables], "lr": table_rate, "eps": settings.table_eps, **shared},
     ]
     return [group for group in groups if group["params"]]
 
 
 def schedule(settings: OptimizerSettings, steps: int | None, clock: Clock) -> Callable[[int], float]:
     """The learning rate's share at a step: a linear warm-up, then a cosine to `final`, over the steps or the time."""
-    warmup = settings.warmup or 0
+    warmup = settings.warmup_steps or 0
 
     def share(step: int) -> float:
         if step < warmup:
             return (step + 1) / (warmup + 1)
         done = clock.fraction if steps is None else (step - warmup) / max(steps - warmup, 1)
-        return settings.final + (1 - settings.final) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+        return settings.final_lr_ratio + (1 - settings.final_lr_ratio) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
     return share
 

@@ -99,12 +99,12 @@ def build_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> Relpo
     What two encodings have in common starts with the same numbers: those of a model without an encoding.
     """
     given = settings.model
-    vocabulary = given.vocabulary or len(tokenizer)
+    vocabulary = given.vocab_size or len(tokenizer)
     if vocabulary < len(tokenizer):
-        raise ValueError(f"model.vocabulary is {vocabulary}, but the tokenizer has {len(tokenizer)} entries.")
+        raise ValueError(f"model.vocab_size is {vocabulary}, but the tokenizer has {len(tokenizer)} entries.")
     config = {
         "vocab_size": vocabulary,
-        "share_position": given.share,
+        "share_position": given.share_position,
         "resid_pdrop": given.dropout,
         "embd_pdrop": given.dropout,
         "bos_token_id": tokenizer.bos_token_id,
@@ -131,7 +131,7 @@ def _make_trainer(
     new: bool,
 ) -> RelposTrainer:
     optimizer, run = settings.optimizer, settings.run
-    micro, accumulation = _shares(run.batch, run.micro, state.num_processes)
+    micro, accumulation = _shares(run.batch_size, run.micro_batch_size, state.num_processes)
     gpu = torch.cuda.is_available()
     half = run.precision == "bfloat16" or (run.precision is None and gpu and torch.cuda.is_bf16_supported())
     transformers.utils.logging.disable_progress_bar()
@@ -142,12 +142,12 @@ def _make_trainer(
         per_device_train_batch_size=micro,
         per_device_eval_batch_size=_eval_batch(len(data.heldout), micro, state.num_processes),
         gradient_accumulation_steps=accumulation,
-        gradient_checkpointing=settings.model.checkpointing,
+        gradient_checkpointing=settings.model.gradient_checkpointing,
         optim="adamw_torch_fused",
-        learning_rate=optimizer.rate,
+        learning_rate=optimizer.lr,
         adam_beta1=optimizer.beta1,
         adam_beta2=optimizer.beta2,
-        max_grad_norm=optimizer.clip,
+        max_grad_norm=optimizer.max_grad_norm,
         logging_steps=run.log_every,
         logging_nan_inf_filter=False,
         eval_strategy="steps",
@@ -177,11 +177,11 @@ def _make_trainer(
         train_dataset=data.train,
         eval_dataset=data.heldout,
         processing_class=data.tokenizer,
-        callbacks=[clock, Log(out, run.batch * settings.data.length, clock)],
+        callbacks=[clock, Log(out, run.batch_size * settings.data.length, clock)],
         optimizer_settings=optimizer,
         clock=clock,
         steps=run.steps,
-        keep=run.keep,
+        keep=run.keep_checkpoints,
     )
     trainer.remove_callback(PrinterCallback)
     if state.is_main_process:
@@ -196,7 +196,9 @@ def _shares(batch: int, micro: int | None, processes: int) -> tuple[int, int]:
     share = batch // processes
     micro = min(micro or share, share)
     if share % micro:
-        raise ValueError(f"each process has {share} windows a step, which is no multiple of run.micro={micro}.")
+        raise ValueError(
+            f"each process has {share} windows a step, which is no multiple of run.micro_batch_size={micro}."
+        )
     return micro, share // micro
 
 
@@ -214,12 +216,12 @@ def _check_settings(settings: Settings, before: Settings, out: Path) -> None:
     """A folder is resumed only with the settings it was started with."""
     old, new = (flatten(dataclasses.asdict(each)) for each in (before, settings))
     for key in new:
-        if key not in FREE and key != "optimizer.warmup" and old[key] != new[key]:
+        if key not in FREE and key != "optimizer.warmup_steps" and old[key] != new[key]:
             raise ValueError(
                 f"{out} was begun with {key}={old[key]}, and is now asked for {key}={new[key]}: "
                 "give the same settings to resume, or choose another --out."
             )
-    settings.optimizer.warmup = before.optimizer.warmup
+    settings.optimizer.warmup_steps = before.optimizer.warmup_steps
 
 
 def _check_data(about: Mapping[str, Any], before: Mapping[str, Any], out: Path) -> None:

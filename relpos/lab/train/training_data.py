@@ -36,15 +36,15 @@ def open_data(settings: Settings) -> Data:
 
 def _open_text(settings: Settings) -> Data:
     data, run = settings.data, settings.run
-    assert data.corpus is not None
-    corpus = open_corpus(data.corpus, data.text, data.subset, keep_line_ends=data.keep_line_ends)
+    assert data.source is not None
+    corpus = open_corpus(data.source, data.text_field, data.subset, keep_line_ends=data.keep_line_ends)
     tokenizer = load_tokenizer(data.tokenizer or "gpt2", corpus)
     tokens = tokenize(corpus, tokenizer)
     about = {"corpus": {"name": corpus.name, "hash": corpus.hash, "documents": dict(corpus.counts)}}
     return Data(
         tokenizer,
-        Windows(tokens["train"], data.length, data.separate, multiple=run.batch),
-        Windows(tokens["heldout"], data.length, data.separate, run.eval_windows),
+        Windows(tokens["train"], data.length, data.separate_documents, multiple=run.batch_size),
+        Windows(tokens["heldout"], data.length, data.separate_documents, run.eval_windows),
         "random",
         {**about, "tokens": {part: len(found) for part, found in tokens.items()}},
     )
