@@ -32,7 +32,7 @@ from relpos.lab.runs.settings import OptimizerSettings
 from relpos.lab.train.clock import Clock
 from relpos.lab.train.trainer import RelposTrainer, parameter_groups
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM, gpt2
-from relpos.models.presets import sizes
+from relpos.models.presets import preset as preset_of
 
 # preset, length, batch, vocabulary, and how many times its tokens/s ours must have: {other: ratio}
 CASES = [
@@ -92,7 +92,9 @@ def measure(preset: str, length: int, batch: int, vocabulary: int, rounds: int) 
     torch.manual_seed(0)
     tokens = torch.randint(0, vocabulary, (batch, length))
     ours = RelposGPT2ForCausalLM(RelposGPT2Config.preset(preset, vocab_size=vocabulary, position="kerple_log")).train()
-    config = transformers.GPT2Config(**sizes(preset), vocab_size=vocabulary, attn_implementation="sdpa")
+    config = transformers.GPT2Config(
+        **gpt2.FAMILY.sizes(preset_of(preset)), vocab_size=vocabulary, attn_implementation="sdpa"
+    )
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
     config.bos_token_id = config.eos_token_id = 0
     theirs = transformers.GPT2LMHeadModel(config).train()

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import relpos
 from relpos.encodings.encoding import Encoding
 from relpos.models import PRESETS, RelposGPT2Config, RelposGPT2ForCausalLM, RelposGPT2Model
-from relpos.models.loss import next_token_loss, token_losses
+from relpos.models.loss import masked_token_loss, next_token_loss, token_losses
 from relpos.models.position_ids import read_position_ids
 
 VOCABULARY = 61
@@ -153,7 +153,11 @@ def test_the_presets_have_gpt2s_sizes(preset, millions):
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in RelposGPT2Model(config).parameters())
     assert count / 1e6 == pytest.approx(millions, abs=0.06)
-    assert (config.n_layer, config.n_head, config.n_embd) == PRESETS[preset]
+    assert (config.n_layer, config.n_head, config.n_embd) == (
+        PRESETS[preset].layers,
+        PRESETS[preset].heads,
+        PRESETS[preset].width,
+    )
 
 
 def test_beams_and_fixed_caches_keep_the_gates(tmp_path):
@@ -251,20 +255,38 @@ class TestLoss:
         for a, b in zip((ours, *found), (theirs, *expected), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
-    @pytest.mark.parametrize("more", [0, 1])
-    def test_of_every_token_is_pytorchs(self, more):
+    @pytest.mark.parametrize("with_bias", [False, True])
+    def test_of_every_token_is_pytorchs(self, with_bias):
         hidden, weight = torch.randn(3, 17, 8, dtype=torch.float64), torch.randn(29, 8, dtype=torch.float64)
-        labels = torch.randint(0, 29, (3, 17 + more))
-        labels[0, 4:9] = labels[2, :] = -100
-        ours = token_losses(hidden, weight, labels, rows=7)
-        logits = (hidden @ weight.T)[:, : 16 + more].transpose(1, 2)  # (batch, vocabulary, length)
-        torch.testing.assert_close(ours, F.cross_entropy(logits, labels[:, 1:], reduction="none"))
-        assert (ours == 0).sum() == 5 + 16 + more
+        bias = torch.randn(29, dtype=torch.float64) if with_bias else None
+        targets = torch.randint(0, 29, (3, 17))
+        targets[0, 4:9] = targets[2, :] = -100
+        ours = token_losses(hidden, weight, targets, bias, rows=7)
+        logits = F.linear(hidden, weight, bias).transpose(1, 2)  # (batch, vocabulary, length)
+        torch.testing.assert_close(ours, F.cross_entropy(logits, targets, reduction="none"))
+        assert (ours == 0).sum() == 5 + 17
+        with pytest.raises(ValueError, match="targets must be"):
+            token_losses(hidden, weight, targets[:, :9])
+
+    @pytest.mark.parametrize("with_bias", [False, True])
+    def test_of_masked_tokens_is_pytorchs_with_all_gradients(self, with_bias):
+        inputs = [torch.randn(3, 17, 8), torch.randn(29, 8), *([torch.randn(29)] if with_bias else [])]
+        labels = torch.full((3, 17), -100)
+        labels[0, 3:9], labels[1, 0], labels[2, 16] = torch.arange(6), 28, 5
+        both = [[x.double().requires_grad_() for x in inputs] for _ in range(2)]
+        (hidden, weight, *bias), (other, other_weight, *other_bias) = both
+        ours = masked_token_loss(hidden, weight, labels, *bias, rows=3)
+        theirs = F.cross_entropy(F.linear(other, other_weight, *other_bias).flatten(0, 1), labels.flatten())
+        torch.testing.assert_close(ours, theirs)
+        for mine, expected in zip(
+            torch.autograd.grad(ours, both[0]), torch.autograd.grad(theirs, both[1]), strict=True
+        ):
+            torch.testing.assert_close(mine, expected)
         with pytest.raises(ValueError, match="labels must be"):
-            token_losses(hidden, weight, labels[:, :9])
+            masked_token_loss(hidden, weight, labels[:, :9])
 
     @pytest.mark.parametrize("label", [-1, -99, -101, 29, 2**40])
-    @pytest.mark.parametrize("loss", [next_token_loss, token_losses])
+    @pytest.mark.parametrize("loss", [next_token_loss, masked_token_loss, token_losses])
     def test_refuses_a_label_that_is_no_token_as_pytorch_does(self, loss, label):
         hidden, weight = torch.randn(1, 6, 8), torch.randn(29, 8)
         labels = torch.tensor([[3, 4, label, -100, 5, 6]])
@@ -364,7 +386,7 @@ def test_after_import_relpos_the_auto_classes_open_our_folders(imports, tmp_path
         (lambda: build("alibi", n_head=5), "no multiple of the 5 heads"),
         (lambda: RelposGPT2Config.preset("huge"), "unknown preset 'huge'"),
         (lambda: build("alibi", activation_function="relu"), "gelu_new"),
-        (lambda: build("alibi", attn_pdrop=0.1).train()(ids(1, 4)), "attn_pdrop"),
+        (lambda: build("alibi", attn_pdrop=0.1).train()(ids(1, 4)), "never materialised"),
         (lambda: build("alibi")(ids(1, 4), output_attentions=True), "relpos.scores"),
         (lambda: build("alibi")(ids(1, 4), attention_mask=torch.ones(1, 3)), "attention_mask must be"),
         (lambda: build("alibi")(None), "one of the two"),

@@ -39,8 +39,7 @@ def train(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="gpt2, or bpe-N trained on the data.  "
-            f"[default: {defaults.NANO_TOKENIZER} for nano, else {defaults.TOKENIZER}]"
+            help="gpt2, or bpe-N trained on the data.  [default: that of the preset: bpe-4096 for nano, else gpt2]"
         ),
     ] = None,
     out: Annotated[str | None, typer.Option(help="The run's folder.  [default: runs/[TASK-]ENCODING-PRESET]")] = None,

@@ -37,6 +37,7 @@ FILES = {  # name: file and class
     "sinusoidal": ("sinusoidal", "Sinusoidal"),
     "sum": ("sum", "Together"),
     "t5": ("t5", "T5"),
+    "window": ("window", "Window"),
     "xpos": ("xpos", "Xpos"),
 }
 _registered: dict[str, type["Encoding"]] = {}

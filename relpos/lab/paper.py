@@ -11,7 +11,7 @@ from typing import Any
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import encoding
 from relpos.lab.runs.settings import TABLES
-from relpos.models.presets import sizes
+from relpos.models.presets import preset as preset_of
 from relpos.system.files import write_text
 from relpos.view.page import INDEX, write_index
 from relpos.view.picture import draw
@@ -98,8 +98,7 @@ def draw_figures(
     """
     shown = choose(numbers)
     album = Album(out, seed, say)
-    size = sizes(preset)
-    heads, head_dim = size["n_head"], size["n_embd"] // size["n_head"]
+    heads, head_dim = preset_of(preset).heads, preset_of(preset).head_dim
     trainings = {}
     for figure in shown:
         folder = runs / f"figures-{figure.encoding}-{preset}"

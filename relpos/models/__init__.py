@@ -1,25 +1,24 @@
-"""Language models with any encoding, as transformers models."""
+"""Models with any encoding, as transformers models: one file per family, behind the interface in `family`.
 
-from typing import TYPE_CHECKING, Any
+from relpos.models import RelposLlamaConfig, RelposLlamaForCausalLM
+
+model = RelposLlamaForCausalLM(RelposLlamaConfig.preset("nano", position="cable", vocab_size=4096))
+"""
+
+import importlib
+from typing import Any
 
 from relpos.models.presets import PRESETS
+from relpos.models.registry import FAMILIES
 
-if TYPE_CHECKING:
-    from relpos.models.gpt2 import RelposGPT2ForCausalLM as RelposGPT2ForCausalLM
-    from relpos.models.gpt2 import RelposGPT2Model as RelposGPT2Model
-    from relpos.models.gpt2_config import RelposGPT2Config as RelposGPT2Config
+_CLASSES = {cls: family for family, entry in FAMILIES.items() for cls in entry.classes.values()}  # class: its file
 
-__all__ = ["PRESETS", "RelposGPT2Config", "RelposGPT2ForCausalLM", "RelposGPT2Model"]
+__all__ = ["FAMILIES", "PRESETS"]
+__all__ += list(_CLASSES)
 
 
 def __getattr__(name: str) -> Any:
     # transformers takes seconds to import, and `import relpos` passes through here.
-    if name == "RelposGPT2Config":
-        from relpos.models.gpt2_config import RelposGPT2Config
-
-        return RelposGPT2Config
-    if name in __all__:
-        from relpos.models import gpt2
-
-        return getattr(gpt2, name)
+    if name in _CLASSES:
+        return getattr(importlib.import_module(f"relpos.models.{_CLASSES[name]}"), name)
     raise AttributeError(f"module 'relpos.models' has no attribute {name!r}")

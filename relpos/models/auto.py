@@ -14,9 +14,14 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-CONFIGS = {"relpos_gpt2": "RelposGPT2Config"}  # model type: class in relpos.models
-MODELS = {"relpos_gpt2": "RelposGPT2Model"}
-CAUSAL_LMS = {"relpos_gpt2": "RelposGPT2ForCausalLM"}
+from relpos.models.registry import FAMILIES, PREFIX
+
+CLASSES = {f"{PREFIX}{name}": entry.classes for name, entry in FAMILIES.items()}  # by model type, for each Auto class
+TABLES = {  # of the Auto classes of models
+    "AutoModel": "MODEL_MAPPING_NAMES",
+    "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "AutoModelForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+}
 
 CONFIGURATION = "transformers.models.auto.configuration_auto"
 MODELING = "transformers.models.auto.modeling_auto"
@@ -24,23 +29,25 @@ MODELING = "transformers.models.auto.modeling_auto"
 
 def name_configs(auto: ModuleType) -> None:
     """Write our model types into AutoConfig's table."""
-    auto.CONFIG_MAPPING_NAMES.update(CONFIGS)
+    auto.CONFIG_MAPPING_NAMES.update({model_type: classes["AutoConfig"] for model_type, classes in CLASSES.items()})
 
 
 def name_models(auto: ModuleType) -> None:
-    """Write our models into the tables of AutoModel and AutoModelForCausalLM."""
-    auto.MODEL_MAPPING_NAMES.update(MODELS)
-    auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.update(CAUSAL_LMS)
+    """Write our models into the tables of the Auto classes."""
+    for auto_class, table in TABLES.items():
+        getattr(auto, table).update(
+            {model_type: classes[auto_class] for model_type, classes in CLASSES.items() if auto_class in classes}
+        )
 
 
 def register_classes(auto: ModuleType) -> None:
-    """Register with Auto classes that are there already: their tables have been read, so the classes themselves."""
+    """Register with Auto classes that are imported already: their tables have been read, so the classes themselves."""
     models = importlib.import_module("relpos.models")
-    for model_type, name in CONFIGS.items():
-        config = getattr(models, name)
+    for model_type, classes in CLASSES.items():
+        config = getattr(models, classes["AutoConfig"])
         sys.modules[CONFIGURATION].AutoConfig.register(model_type, config, exist_ok=True)
-        auto.AutoModel.register(config, getattr(models, MODELS[model_type]), exist_ok=True)
-        auto.AutoModelForCausalLM.register(config, getattr(models, CAUSAL_LMS[model_type]), exist_ok=True)
+        for auto_class in TABLES.keys() & classes.keys():
+            getattr(auto, auto_class).register(config, getattr(models, classes[auto_class]), exist_ok=True)
 
 
 class _Then(Loader):
@@ -78,7 +85,7 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         package, _, last = fullname.rpartition(".")
-        if package == "transformers.models" and last in CONFIGS:
+        if package == "transformers.models" and last in CLASSES:
             return ModuleSpec(fullname, _Window())
         act = self.awaited.pop(fullname, None)
         if act is None:

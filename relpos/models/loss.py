@@ -1,4 +1,4 @@
-"""Cross-entropy of next tokens without a length × vocabulary tensor."""
+"""Cross-entropy of predicted tokens without a length × vocabulary tensor."""
 
 from typing import Any
 
@@ -14,23 +14,26 @@ class _ChunkedCrossEntropy(Function):
     """Loss and gradients in one pass over chunks of tokens.
 
     The gradient of a chunk's logits is at hand when its loss is, so it is used at once: the logits are computed once,
-    as without chunks, and dropped. What waits for the backward has the sizes of hidden and weight.
+    as without chunks, and dropped. What waits for the backward has the sizes of hidden, weight and bias.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, count: Tensor, rows: int) -> Tensor:
-        for_hidden, for_weight = ctx.needs_input_grad[:2]
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, count: Tensor, rows: int
+    ) -> Tensor:
+        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden) if for_hidden else None  # (tokens, width)
         d_weight = torch.zeros_like(weight, dtype=hidden.dtype) if for_weight else None  # (vocabulary, width)
-        used = weight.to(hidden.dtype)
+        d_bias = torch.zeros_like(bias, dtype=hidden.dtype) if for_bias and bias is not None else None  # (vocabulary,)
+        used, used_bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
         total = torch.zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
         for start in range(0, len(targets), rows):
             chunk = slice(start, start + rows)
             counts = (targets[chunk] != IGNORED)[:, None]  # (rows, 1)
             target = targets[chunk, None].masked_fill(~counts, 0)
-            logits, normaliser = _logits(hidden[chunk], used, total.dtype)
+            logits, normaliser = _logits(hidden[chunk], used, used_bias, total.dtype)
             total += ((normaliser - logits.gather(1, target)) * counts).sum()
-            if d_hidden is None and d_weight is None:
+            if d_hidden is None and d_weight is None and d_bias is None:
                 continue
             slope = logits.sub_(normaliser).exp_()  # softmax − one-hot, in the memory of the logits
             slope.scatter_add_(1, target, -torch.ones_like(normaliser))
@@ -39,7 +42,13 @@ class _ChunkedCrossEntropy(Function):
                 torch.mm(slope, used, out=d_hidden[chunk])
             if d_weight is not None:
                 d_weight.addmm_(slope.T, hidden[chunk])
-        ctx.gradients = d_hidden, None if d_weight is None else d_weight.to(weight.dtype)
+            if d_bias is not None:
+                d_bias += slope.sum(dim=0)
+        ctx.gradients = (
+            d_hidden,
+            None if d_weight is None else d_weight.to(weight.dtype),
+            None if d_bias is None or bias is None else d_bias.to(bias.dtype),
+        )
         return total / count
 
     @staticmethod
@@ -57,45 +66,107 @@ def next_token_loss(
 
     Args:
         hidden: (batch, length, width).
-        weight: the output matrix, (vocabulary, width).
+        weight: The output matrix, (vocabulary, width).
         labels: (batch, length), −100 where nothing is predicted; or (batch, length + 1), and the last hidden state
             predicts too.
-        count: divides the sum; without it, the number of predicted labels does.
-        rows: how many tokens have logits at a time.
+        count: Divides the sum; by default the number of predicted labels.
+        rows: Number of tokens whose logits exist at a time.
 
     Returns:
         The loss, a scalar with gradients to hidden and weight.
 
     Raises:
-        TypeError: the labels are not torch.int64.
-        ValueError: the labels have another shape, or one is neither a token nor −100.
+        TypeError: The labels are not torch.int64.
+        ValueError: The labels have another shape, or one is neither a token nor −100.
     """
-    before, targets = _pairs(hidden, labels, len(weight))
+    return _mean_loss(*_pairs(hidden, labels, len(weight)), weight, None, count, rows)
+
+
+def masked_token_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None = None,
+    count: Tensor | int | None = None,
+    rows: int | None = None,
+) -> Tensor:
+    """Mean cross-entropy of each label given the hidden state at its own place.
+
+    Only the labels that are predicted cost anything, as a masked model predicts few of its tokens.
+
+    Args:
+        hidden: (batch, length, width).
+        weight: The output matrix, (vocabulary, width).
+        labels: (batch, length), −100 where nothing is predicted.
+        bias: Of the output, (vocabulary,).
+        count: Divides the sum; by default the number of predicted labels.
+        rows: Number of tokens whose logits exist at a time.
+
+    Returns:
+        The loss, a scalar with gradients to hidden, weight and bias.
+
+    Raises:
+        TypeError: The labels are not torch.int64.
+        ValueError: The labels have another shape, or one is neither a token nor −100.
+    """
+    if labels.shape != hidden.shape[:2]:
+        raise ValueError(f"labels must be (batch, length) = {tuple(hidden.shape[:2])}, not {tuple(labels.shape)}.")
+    targets = labels.reshape(-1)
+    check_labels(targets, len(weight))
+    predicted = (targets != IGNORED).nonzero()[:, 0]
+    return _mean_loss(hidden.reshape(-1, hidden.shape[-1])[predicted], targets[predicted], weight, bias, count, rows)
+
+
+def _mean_loss(
+    hidden: Tensor,
+    targets: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    count: Tensor | int | None,
+    rows: int | None,
+) -> Tensor:
     if count is None:
         count = (targets != IGNORED).sum().clamp(min=1)
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     count = torch.as_tensor(count, dtype=dtype, device=hidden.device)
     rows = rows or max(1, LOGITS // len(weight))
     with torch.autocast(hidden.device.type, enabled=False):
-        loss: Tensor = _ChunkedCrossEntropy.apply(before, weight, targets, count, rows)  # type: ignore[no-untyped-call]
+        loss: Tensor = _ChunkedCrossEntropy.apply(hidden, weight, bias, targets, count, rows)  # type: ignore[no-untyped-call]
     return loss
 
 
 @torch.no_grad()
-def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor, rows: int | None = None) -> Tensor:
-    """The cross-entropy of every label by itself: (batch, labels − 1), 0 where nothing is predicted. Without gradients.
+def token_losses(
+    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None, rows: int | None = None
+) -> Tensor:
+    """The cross-entropy of every target by itself, without gradients. Only what is predicted costs anything.
 
-    Arguments and errors as for `next_token_loss`. Only what is predicted costs anything.
+    Args:
+        hidden: (batch, length, width), the states that predict.
+        weight: The output matrix, (vocabulary, width).
+        targets: (batch, length), what each state predicts: of a causal model the token after it; −100 for nothing.
+        bias: Of the output, (vocabulary,).
+        rows: Number of tokens whose logits exist at a time.
+
+    Returns:
+        (batch, length), 0 where nothing is predicted.
+
+    Raises:
+        TypeError: The targets are not torch.int64.
+        ValueError: The targets have another shape, or one is neither a token nor −100.
     """
-    before, targets = _pairs(hidden, labels, len(weight))
+    if targets.shape != hidden.shape[:2]:
+        raise ValueError(f"targets must be (batch, length) = {tuple(hidden.shape[:2])}, not {tuple(targets.shape)}.")
+    wanted, states = targets.reshape(-1), hidden.reshape(-1, hidden.shape[-1])
+    check_labels(wanted, len(weight))
     dtype = torch.promote_types(hidden.dtype, torch.float32)
-    losses = torch.zeros(len(targets), dtype=dtype, device=hidden.device)
+    losses = torch.zeros(len(wanted), dtype=dtype, device=hidden.device)
     with torch.autocast(hidden.device.type, enabled=False):
-        used = weight.to(hidden.dtype)
-        for chunk in torch.split((targets != IGNORED).nonzero()[:, 0], rows or max(1, LOGITS // len(weight))):
-            logits, normaliser = _logits(before[chunk], used, dtype)
-            losses[chunk] = (normaliser - logits.gather(1, targets[chunk, None]))[:, 0]
-    return losses.view(len(labels), -1)
+        used, used_bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
+        for chunk in torch.split((wanted != IGNORED).nonzero()[:, 0], rows or max(1, LOGITS // len(weight))):
+            logits, normaliser = _logits(states[chunk], used, used_bias, dtype)
+            losses[chunk] = (normaliser - logits.gather(1, wanted[chunk, None]))[:, 0]
+    return losses.view(targets.shape)
 
 
 def _pairs(hidden: Tensor, labels: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
@@ -136,7 +207,8 @@ def check_labels(targets: Tensor, vocabulary: int) -> None:
         )
 
 
-def _logits(hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The logits of a chunk (rows, vocabulary), and the logarithm of the sum of their exponentials (rows, 1)."""
-    logits = (hidden @ weight.T).to(dtype)
+    logits = hidden @ weight.T if bias is None else torch.addmm(bias, hidden, weight.T)
+    logits = logits.to(dtype)
     return logits, logits.logsumexp(dim=-1, keepdim=True)

@@ -1,6 +1,6 @@
 """One layer of attention on one input, laid open: any rows of its maps, written out when asked for."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Form, Scaled, Toeplitz, terms
 
 if TYPE_CHECKING:
-    from relpos.models.gpt2 import RelposGPT2ForCausalLM
+    from transformers import PreTrainedModel
 
 MAPS = ("bias", "scores", "weights")
 
@@ -81,44 +81,62 @@ def open_layer(
 
 
 @torch.no_grad()
-def model_layers(model: "RelposGPT2ForCausalLM", ids: Tensor, numbers: Iterable[int]) -> list[Layer]:
-    """The layers of these numbers (1 is the first) of a model that reads the token ids (length,)."""
-    inputs: dict[int, tuple[Tensor, Encoding | None]] = {}
+def model_layers(model: "PreTrainedModel", ids: Tensor, numbers: Iterable[int]) -> list[Layer]:
+    """The layers of a model that reads some tokens.
 
-    def keep(attention: Any, given: tuple[Tensor, ...], named: dict[str, Any]) -> None:
-        shared = named["shared"]
-        inputs[attention.layer + 1] = given[0], attention.position if shared is None else shared
+    Args:
+        model: Of one of our families.
+        ids: Token ids (length,).
+        numbers: Of the layers, 1 is the first.
 
-    chosen: dict[int, Any] = {number: model.transformer.h[number - 1].attn for number in numbers}
-    hooks = [attention.register_forward_pre_hook(keep, with_kwargs=True) for attention in chosen.values()]
+    Raises:
+        ValueError: What a layer reads is not finite.
+    """
+    from relpos.models.family import family_of
+
+    family = family_of(model)
+    chosen = {number: family.layers(model)[number - 1] for number in numbers}
+    inputs: dict[int, Tensor] = {}
+
+    def keep(number: int) -> Callable[[Any, tuple[Tensor, ...]], None]:
+        return lambda module, arguments: inputs.update({number: arguments[0]})
+
+    hooks = [layer.attention.register_forward_pre_hook(keep(number)) for number, layer in chosen.items()]
     try:
-        model.transformer(ids[None].to(model.device), use_cache=False)
+        family.hidden(model, ids[None].to(model.device))
     finally:
         for hook in hooks:
             hook.remove()
     layers = []
-    for number, attention in chosen.items():
-        x, position = inputs[number]
+    for number, layer in chosen.items():
+        x = inputs[number]
         if not bool(x.isfinite().all()):
             raise ValueError(f"what layer {number} reads is not finite: the model's weights are broken.")
-        q, k, _ = attention.project(x)
-        layers.append(open_layer(number, q, k, position, x, attention.scale))
+        q, k, _ = layer.attention.project(x)
+        layers.append(open_layer(number, q, k, layer.position, x, layer.attention.scale))
     return layers
 
 
 @torch.no_grad()
-def input_free_layers(model: "RelposGPT2ForCausalLM", length: int, numbers: Iterable[int]) -> list[Layer]:
-    """The layers of these numbers (1 is the first) for any input of so many tokens: only their bias may be looked at.
+def input_free_layers(model: "PreTrainedModel", length: int, numbers: Iterable[int]) -> list[Layer]:
+    """The layers of a model for any input of so many tokens: only their bias may be looked at.
 
     The bias must be the same for every input. Nothing is read, which for a long input takes far longer than the bias.
+
+    Args:
+        model: Of one of our families.
+        length: Number of tokens.
+        numbers: Of the layers, 1 is the first.
     """
+    from relpos.models.family import family_of
+
+    all_layers = family_of(model).layers(model)
     layers = []
     for number in numbers:
-        attention: Any = model.transformer.h[number - 1].attn
-        shared: Any = model.transformer.position
+        layer = all_layers[number - 1]
         q = torch.zeros(1, dtype=model.dtype, device=model.device)
-        q = q.expand(1, attention.heads, length, attention.head_dim)
-        layers.append(open_layer(number, q, q, shared or attention.position, None, attention.scale))
+        q = q.expand(1, layer.attention.heads, length, layer.attention.head_dim)
+        layers.append(open_layer(number, q, q, layer.position, None, layer.attention.scale))
     return layers
 
 

@@ -93,11 +93,12 @@ def model_subject(
 ) -> Subject:
     """A trained model on one input; `input_free` if only what does not depend on the input is looked at."""
     run = _open(what)
-    _refuse_sizes(str(run.folder), run.model.config.n_head, heads, head_dim, options)
-    depth = len(run.model.transformer.h)
+    attention_layers = run.family.layers(run.model)
+    _refuse_sizes(str(run.folder), attention_layers[0].attention.heads, heads, head_dim, options)
+    depth = len(attention_layers)
     numbers = _layer_numbers(layer, depth)
     shown, other = _inputs(run, length, seed, text)
-    if input_free and static_bias(run.model.config.make_position()):
+    if input_free and all(static_bias(attention_layers[number - 1].position) for number in numbers):
         layers = input_free_layers(run.model, len(shown.ids), numbers)
         others = None if other is None else layers
     else:
@@ -121,14 +122,14 @@ def model_subject(
         "compared_with": None if other is None else captions.input_words(other),
     }
     named = [_token_name(run.tokenizer.decode([int(one)])) for one in shown.ids[: MOST_LABELS + 1]]
-    told = f"{run.encoding}, GPT-2{preset}, {which}"
+    told = f"{run.encoding}, {run.family.title}{preset}, {which}"
     place = card(run.encoding).place
     return Subject(run.encoding, place, layers, others, run.folder.name, told, ending.strip(), about, named)
 
 
-def static_bias(made: Encoding) -> bool:
+def static_bias(made: Encoding | None) -> bool:
     """Whether an encoding adds a bias that is the same for every input."""
-    return made.place == "score" and not made.needs_hidden and not made.needs_scores
+    return made is not None and made.place == "score" and not made.needs_hidden and not made.needs_scores
 
 
 def _refuse_sizes(name: str, own: int, heads: int | None, head_dim: int | None, options: Mapping[str, Any]) -> None:

@@ -24,6 +24,7 @@ from relpos.lab.compare.summary import (
     several,
 )
 from relpos.lab.compare.trial import finished
+from relpos.models.registry import entry
 from relpos.system.files import write_text
 from relpos.view.curves import draw_curves, draw_position_panels
 from relpos.view.document import Block, Code, Heading, Image, Items, Table, Text, to_html, to_markdown
@@ -252,7 +253,8 @@ def _what(plan: Comparison, out: Path) -> str:
     if run.minutes is not None:
         ends.append(f"{run.minutes:g} minutes")
     text = (
-        f"GPT-2 {settings.model.preset}, {run.batch_size} windows of {plan.length} tokens per step, "
+        f"{entry(settings.model.family).title} {settings.model.preset}, {run.batch_size} windows of {plan.length} "
+        "tokens per step, "
         f"{' or '.join(ends)} on `{settings.data.source}`, {several(plan.seeds, 'seed')}. With the "
         "same seed all encodings read the same windows in the same order and start from the same weights, wherever "
         "they have the same ones."

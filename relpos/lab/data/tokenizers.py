@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2TokenizerFast, PreTrainedTokenizerFast
 
+from relpos.errors import unknown
 from relpos.lab.data.corpus import Corpus
 from relpos.lab.runs.settings import bpe_entries
 from relpos.system.files import cache_folder, written_whole
@@ -24,6 +25,17 @@ def load_tokenizer(name: str, corpus: Corpus) -> PreTrainedTokenizerFast:
     """A tokenizer by name: "gpt2", or "bpe-4096" for a byte-level BPE of so many entries, trained on the corpus."""
     entries = bpe_entries(name)
     return gpt2_tokenizer() if entries is None else _trained(corpus, entries)
+
+
+def published_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """A tokenizer that comes with a package, by name: "gpt2".
+
+    Raises:
+        ValueError: There is no such tokenizer.
+    """
+    if name != "gpt2":
+        raise unknown("tokenizer", name, ("gpt2",))
+    return gpt2_tokenizer()
 
 
 def gpt2_tokenizer() -> GPT2TokenizerFast:

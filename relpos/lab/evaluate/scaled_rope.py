@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from relpos.encodings.registry import card, encoding
+from relpos.encodings.registry import card
 from relpos.encodings.rope_scaling import SCALINGS
 from relpos.errors import unknown
 from relpos.lab.runs.run import Run, open_run
+from relpos.models.positions import make_encoding
 
 
 def scaled_run(run: Run, scaling: str, length: int) -> Run:
@@ -21,7 +22,7 @@ def check_scaling(run: Run, scaling: str) -> None:
     if run.trained_length is None:
         raise ValueError(f"{run.folder} does not say how long it was trained, which a scaling starts from.")
     options = _position(run, scaling, run.trained_length)
-    encoding(options.pop("name"), config.n_head, config.head_dim, **options)
+    make_encoding(options, config.num_attention_heads, config.size_of_head)
 
 
 def _position(run: Run, scaling: str, length: int) -> dict[str, Any]:

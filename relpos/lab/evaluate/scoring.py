@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from relpos.lab.data.masking import MASKED_EVERY, masked_places
 from relpos.lab.data.tokens import IGNORED, Tokens
 from relpos.lab.evaluate.protocols import Window
 from relpos.lab.evaluate.units import Units
@@ -51,11 +52,14 @@ class Scorer:
     ) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model, self.text, self.folder, self.countdown = run.model.to(self.device), text, folder, countdown
-        self.units = units
+        self.units, self.family = units, run.family
+        self.mask_token = -1 if self.family.causal else int(run.tokenizer.mask_token_id)
         self.separate = run.settings is not None and run.settings.data.separate_documents  # as it was trained
         self.identity = {**identity, "weights": run.checksum, "config": _config(run), "separate": self.separate}
         if units.block is not None:
             self.identity["block"] = units.block
+        if not self.family.causal:
+            self.identity["masked"] = MASKED_EVERY
 
     def score(self, windows: list[Window], length: int, words: str, edges: NDArray[np.int64] | None = None) -> Losses:
         """The losses of what these windows score; `edges` bound the bins of positions, which are one without."""
@@ -83,13 +87,18 @@ class Scorer:
         total = 0
         for window in windows:
             places = np.arange(window.first, window.start + length + 1)
-            scored = sizes[self.text.ids[places]]
-            total += int(scored[~self._begins(places)].sum() if self.separate else scored.sum())
+            total += int(sizes[self.text.ids[places]][self._predicted(places)].sum())
         return total
 
-    def _begins(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which places hold a document's first token, which nothing predicts where documents are kept apart."""
-        return np.isin(places, self.text.starts)
+    def _predicted(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which places of the text hold a token that the model predicts.
+
+        A causal model predicts all of them, but for the first token of a document where documents are kept apart; a
+        masked model those that are masked.
+        """
+        if not self.family.causal:
+            return masked_places(places)
+        return ~np.isin(places, self.text.starts) if self.separate else np.ones_like(places, dtype=np.bool_)
 
     def _cells(self, batch: list[Window], length: int, edges: NDArray[np.int64] | None) -> list[list[float]]:
         """Unit, bin, number of tokens and sum of their losses, wherever there are any."""
@@ -97,8 +106,7 @@ class Scorer:
         first, origin = np.array([window.first for window in batch]), np.array([window.origin for window in batch])
         documents = np.searchsorted(self.text.starts, places, side="right") - 1
         scored = places[:, 1:] >= first[:, None]  # (batch, length)
-        if self.separate:
-            scored &= ~self._begins(places[:, 1:])
+        scored &= self._predicted(places[:, 1:])
         losses = self._losses(places, scored, documents).astype(np.float64)
         bins = np.zeros_like(documents[:, 1:])
         if edges is not None:
@@ -114,12 +122,19 @@ class Scorer:
     ) -> NDArray[np.float32]:
         """The loss of every token that is scored: (batch, length)."""
         ids = self._tensor(self.text.ids[places].astype(np.int64))  # (batch, length + 1)
-        labels = ids.clone()
-        labels[:, 1:].masked_fill_(~self._tensor(scored), IGNORED)
-        apart = self._tensor(documents[:, :-1]) if self.separate else None
-        hidden = self.model.transformer(ids[:, :-1], documents=apart, use_cache=False).last_hidden_state
-        found: NDArray[np.float32] = token_losses(hidden, self.model.lm_head.weight, labels).float().cpu().numpy()
-        return found
+        counts = self._tensor(scored)
+        targets = ids[:, 1:].masked_fill(~counts, IGNORED)  # (batch, length)
+        if self.family.causal:
+            read, documents = ids[:, :-1], documents[:, :-1]  # each token is predicted from those before it
+        else:
+            masked = self._tensor(masked_places(places[:, 1:]))
+            read, documents = ids[:, 1:].masked_fill(masked, self.mask_token), documents[:, 1:]
+        hidden = self.family.hidden(self.model, read, self._tensor(documents) if self.separate else None)
+        output = self.family.output(self.model, hidden)
+        losses: NDArray[np.float32] = (
+            token_losses(output.states, output.weight, targets, output.bias).float().cpu().numpy()
+        )
+        return losses
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self.device)

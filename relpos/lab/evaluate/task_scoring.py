@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from relpos.lab.runs.model_card import refresh_card
 from relpos.lab.runs.run import EVALUATION, Run
 from relpos.lab.tasks.registry import task as task_of
 from relpos.lab.tasks.task import Example, Task
+from relpos.models.family import family_of
 from relpos.system.files import write_text
 from relpos.system.progress import Countdown
 
@@ -129,17 +132,19 @@ def _batches(task: Task, length: int, samples: int, seed: int) -> Iterator[list[
 
 
 @torch.inference_mode()
-def answers_right(model: Any, samples: Sequence[Example]) -> list[Tensor]:
+def answers_right(model: PreTrainedModel, samples: Sequence[Example]) -> list[Tensor]:
     """Of each sequence, which of its answers the model holds most likely.
 
     Logits exist for the answers alone; the rest of a sequence costs its hidden states.
     """
     ids = torch.from_numpy(np.stack([sample.ids for sample in samples])).to(model.device)  # (batch, length)
     asked = torch.from_numpy(np.stack([sample.answers for sample in samples]))[:, 1:].to(model.device)
-    hidden = model.transformer(ids, use_cache=False).last_hidden_state[:, :-1]  # each predicts the token after it
-    found = model.lm_head(hidden[asked]).argmax(dim=-1)  # (answers of all sequences,)
-    right = (found == ids[:, 1:][asked]).cpu()
-    return list(right.split(asked.sum(dim=1).tolist()))
+    family = family_of(model)
+    output = family.output(model, family.hidden(model, ids))
+    states = output.states[:, :-1][asked]  # each predicts the token after it: (answers of all sequences, width)
+    answers = F.linear(states, output.weight, output.bias).argmax(dim=-1)
+    right = (answers == ids[:, 1:][asked]).cpu()
+    return list(torch.split(right, asked.sum(dim=1).tolist()))
 
 
 def _summary(right: Sequence[Tensor]) -> dict[str, Any]:

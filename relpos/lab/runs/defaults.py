@@ -7,7 +7,6 @@ LENGTH = 512  # tokens in a window
 BATCH = 8  # windows per step
 STEPS = 200
 SEED = 0
-NANO_TOKENIZER, TOKENIZER = "bpe-4096", "gpt2"  # of nano, and of the other presets
 
 TASK_LENGTH = 64  # the same of a run on a task
 TASK_BATCH = 32

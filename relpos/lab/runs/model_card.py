@@ -8,6 +8,7 @@ import yaml
 
 from relpos.encodings.registry import card as encoding_card
 from relpos.lab.runs.run import ABOUT, EVALUATION, Run
+from relpos.models.registry import entry
 from relpos.system.files import write_text
 
 FILE = "README.md"
@@ -15,9 +16,9 @@ FILE = "README.md"
 MARK = "<!-- Written by relpos, and again at the next evaluation. Remove this line to keep your own text. -->"
 OPENING = """```python
 import relpos  # transformers then knows this model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {auto_class}, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("{folder}")
+model = {auto_class}.from_pretrained("{folder}")
 tokenizer = AutoTokenizer.from_pretrained("{folder}")
 ```"""
 
@@ -51,8 +52,8 @@ def _front_matter(run: dict[str, Any]) -> str:
     """The hub's metadata: only what is known for sure, so neither a licence nor a language."""
     entries = {
         "library_name": "relpos",
-        "pipeline_tag": "text-generation",
-        "tags": ["relpos", "gpt2", "positional-encoding", str(run["model"]["encoding"])],
+        "pipeline_tag": "text-generation" if entry(run["model"]["family"]).causal else "fill-mask",
+        "tags": ["relpos", run["model"]["family"], "positional-encoding", str(run["model"]["encoding"])],
     }
     return f"---\n{yaml.safe_dump(entries, sort_keys=False)}---"
 
@@ -63,14 +64,14 @@ def _about(folder: Path, run: dict[str, Any], result: dict[str, Any]) -> list[st
     options = "".join(f", {key}={value}" for key, value in (model["options"] or {}).items())
     source = f"the task `{data['task']}`" if data["task"] else f"`{_corpus_name(str(data['source']))}`"
     return [
-        f"# {folder.resolve().name}: GPT-2 {model['preset']} with {name}",
+        f"# {folder.resolve().name}: {entry(model['family']).title} {model['preset']} with {name}",
         f"A language model with the positional encoding `{name}{options}` ({encoding_card(name).paper}), trained by "
         f"relpos on {source}: {result['step']:,} steps, {result['tokens']:,} tokens in windows of {data['length']:,}, "
         f"seed {run['run']['seed']}; {about['parameters']:,} parameters. It is a model for experiments with positional "
         "encodings, not one for use on its own.",
         "## How to open it",
         "`pip install relpos`, then",
-        OPENING.format(folder=folder.resolve().name),
+        OPENING.format(folder=folder.resolve().name, auto_class=entry(model["family"]).auto_class),
         "Without relpos, transformers cannot open it. `relpos draw FOLDER` shows what its heads do, `relpos evaluate "
         "FOLDER` measures it.",
     ]

@@ -9,22 +9,20 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from relpos.lab.data.corpus import Corpus, open_corpus
-from relpos.lab.data.tokenizers import gpt2_tokenizer
+from relpos.lab.data.tokenizers import published_tokenizer
 from relpos.lab.data.tokens import Tokens, tokenize
 from relpos.lab.runs.checkpoints import CLOCK, SEAL, WEIGHTS, damage, step_of
 from relpos.lab.runs.log_file import read_log
 from relpos.lab.runs.settings import Settings, flatten, load_settings
-from relpos.models.gpt2 import RelposGPT2ForCausalLM
-from relpos.models.gpt2_config import RelposGPT2Config
+from relpos.models.family import Family, family_of, get_family
+from relpos.models.registry import family_of_type, model_types
 from relpos.system.mappings import read_json, read_yaml
 
 ABOUT, RESULT = "run.yaml", "result.json"  # in a run's folder: its settings and surroundings, and how it ended
 EVALUATION = "evaluation"  # the folder in it of what was measured
-KINDS = ("relpos_gpt2", "gpt2")
-GPT2_ENTRIES = 50257
 
 
 @dataclass
@@ -32,11 +30,16 @@ class Run:
     """A model with its tokenizer, and how it was trained where that is known."""
 
     folder: Path
-    model: RelposGPT2ForCausalLM  # in evaluation mode
+    model: PreTrainedModel  # of one of our families, in evaluation mode
     tokenizer: PreTrainedTokenizerFast
     settings: Settings | None  # of a run's folder
     about: dict[str, Any]  # versions, corpus, parameters; empty for a folder that is no run's
     result: dict[str, Any]  # steps, tokens, seconds, losses; empty for one that has not finished
+
+    @property
+    def family(self) -> Family:
+        """The family of its model."""
+        return family_of(self.model)
 
     @property
     def encoding(self) -> str:
@@ -122,7 +125,7 @@ class Run:
 
 
 def open_run(folder: str | Path, position: Mapping[str, Any] | None = None) -> Run:
-    """Open a run's folder, one of its checkpoints, or any folder with a GPT-2 of ours or of transformers.
+    """Open a run's folder, one of its checkpoints, or any folder with a model of one of our families.
 
     Args:
         folder: of the model.
@@ -136,16 +139,16 @@ def open_run(folder: str | Path, position: Mapping[str, Any] | None = None) -> R
         ValueError: a file in it is damaged or belongs to another model; it is named.
     """
     folder = Path(folder)
-    config = _read_config(folder, position)
+    family, config = _read_config(folder, position)
     home = folder if (folder / ABOUT).exists() else folder.parent  # a checkpoint lies in its run's folder
     settings, about = read_about(home) if (home / ABOUT).exists() else (None, {})
     result = read_json(home / RESULT) if about and (home / RESULT).exists() else {}
-    tokenizer = _read_tokenizer(folder, int(config.vocab_size))
+    tokenizer = _read_tokenizer(folder, int(config.vocab_size), family.tokenizer)
     wrong = damage(folder, only=WEIGHTS) if (folder / SEAL).exists() else None
     if wrong is not None:
         raise ValueError(f"the checkpoint {folder} is damaged: {wrong}. Open another one, or the run's folder.")
     transformers.utils.logging.disable_progress_bar()  # of reading the weights, which takes no time
-    model = RelposGPT2ForCausalLM.from_pretrained(folder, config=config).eval()
+    model = family.model_class.from_pretrained(folder, config=config).eval()
     return Run(folder, model, tokenizer, settings, about, result)
 
 
@@ -172,30 +175,31 @@ def read_about(folder: Path) -> tuple[Settings, dict[str, Any]]:
     return load_settings(str(file), {}), about
 
 
-def _read_config(folder: Path, position: Mapping[str, Any] | None) -> RelposGPT2Config:
+def _read_config(folder: Path, position: Mapping[str, Any] | None) -> tuple[Family, PreTrainedConfig]:
     file = folder / "config.json"
     if not file.exists():
         begun = " A run has begun there: rerun relpos train to finish it." if (folder / ABOUT).exists() else ""
         raise FileNotFoundError(f"there is no model in {folder}: it has no config.json.{begun}")
-    kind = read_json(file).get("model_type")
-    if kind not in KINDS:
-        raise ValueError(f"{folder} holds a model of type {kind!r}; those that can be opened are {', '.join(KINDS)}.")
+    model_type = read_json(file).get("model_type")
+    name = family_of_type(model_type)
+    if name is None:
+        raise ValueError(
+            f"{folder} holds a model of type {model_type!r}; those that can be opened are {', '.join(model_types())}."
+        )
+    family = get_family(name)
     try:
-        given = {} if position is None else {"position": dict(position)}
-        config: RelposGPT2Config = RelposGPT2Config.from_pretrained(folder, **given)
+        entries = {} if position is None else {"position": dict(position)}
+        return family, family.config_class.from_pretrained(folder, **entries)
     except StrictDataclassError as error:
-        raise ValueError(f"{file} is no configuration of a GPT-2: {' '.join(str(error).split())}") from None
-    return config
+        raise ValueError(f"{file} is no configuration of a {family.title}: {' '.join(str(error).split())}") from None
 
 
-def _read_tokenizer(folder: Path, vocabulary: int) -> PreTrainedTokenizerFast:
+def _read_tokenizer(folder: Path, vocabulary: int, usual: str | None) -> PreTrainedTokenizerFast:
     file = folder / "tokenizer.json"
     if not file.exists():
-        if vocabulary >= GPT2_ENTRIES:
-            return gpt2_tokenizer()
-        raise FileNotFoundError(
-            f"{folder} has no tokenizer.json, and {vocabulary} entries are not GPT-2's {GPT2_ENTRIES}."
-        )
+        if usual is not None and vocabulary >= len(published := published_tokenizer(usual)):
+            return published
+        raise FileNotFoundError(f"{folder} has no tokenizer.json, and its model has {vocabulary} entries.")
     read_json(file)
     try:
         tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(folder)

@@ -12,21 +12,23 @@ from typing import Any
 
 import yaml
 
-from relpos.encodings.registry import card, encoding, names
+from relpos.encodings.registry import card, names
 from relpos.errors import unknown
 from relpos.lab.runs import defaults
 from relpos.lab.tasks import task
-from relpos.models.presets import sizes
+from relpos.models.presets import preset
+from relpos.models.registry import DEFAULT as FAMILY
+from relpos.models.registry import entry
 from relpos.system.mappings import read_yaml
 
 RECIPES = Path(__file__).with_name("recipes")
-RATES = {"nano": 2e-3, "tiny": 1e-3, "small": 6e-4, "medium": 3e-4, "large": 2.5e-4}
 # Of figures and comparisons. AdamW moves every entry of a table equally far, however little it matters: in a short run
 # that is mostly noise. With an epsilon of the size of their gradients each moves by how much it matters.
 TABLES = {"optimizer.table_lr": 0.1, "optimizer.table_eps": 1e-5}
 TASK = {"data.length": defaults.TASK_LENGTH, "run.batch_size": defaults.TASK_BATCH}  # of a run on a task, unless given
 EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")  # 1e-3, which YAML reads as text
 FEWEST_ENTRIES, MOST_ENTRIES = 257, 2**20  # of a tokenizer trained on the data
+MASKINGS = ("token", "word")
 LOSSES = ("answers", "all")  # what of a task's sequences is trained on
 
 
@@ -34,13 +36,19 @@ LOSSES = ("answers", "all")  # what of a task's sequences is trained on
 class ModelSettings:
     """The model."""
 
+    family: str = FAMILY
     preset: str = defaults.PRESET
     encoding: str = defaults.ENCODING
     options: dict[str, Any] = field(default_factory=dict)  # of the encoding
+    plan: list[Any] = field(default_factory=list)  # rules for single layers; see relpos/models/positions.py
     share_position: bool = False  # one encoding for all layers
     vocab_size: int | None = None  # entries of the embedding; those of the tokenizer unless given
     dropout: float = 0.0  # on the residual stream and the embedding
     gradient_checkpointing: bool = False  # recompute activations, for memory
+
+    def position(self) -> dict[str, Any]:
+        """The encoding as a model's configuration names it."""
+        return {"name": self.encoding, **self.options, **({"plan": self.plan} if self.plan else {})}
 
 
 @dataclass
@@ -54,6 +62,8 @@ class DataSettings:
     tokenizer: str | None = None  # gpt2 or bpe-N; bpe-4096 for nano, gpt2 for the others
     length: int = defaults.LENGTH
     separate_documents: bool = False  # no attention across the documents of a window
+    masking: str | None = None  # of families that predict masked tokens: token or word; token unless set
+    mask_share: float = 0.15  # of the tokens that these predict
     task: str | None = None  # sequences of a synthetic task in place of a corpus
     task_loss: str | None = None  # of a task, on its answers or on all tokens; answers unless given
     task_shortest: int | None = None  # of a task, lengths drawn from here to data.length; all data.length unless given
@@ -155,15 +165,17 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def resolve(settings: Settings) -> Settings:
     """Everything checked, and every default that depends on another filled in."""
     model, data, optimizer, run = settings.model, settings.data, settings.optimizer, settings.run
-    sizes(model.preset)
+    entry(model.family)
+    size = preset(model.preset)
     if model.encoding not in names():
         raise unknown("encoding", model.encoding, names())
     for option in model.options:
         if option not in card(model.encoding).options:
             raise unknown(f"option of {model.encoding}", option, card(model.encoding).options)
     model.options = _with_length(model.encoding, model.options, data.length)
-    _resolve_data(data, model.preset)
-    optimizer.lr = RATES[model.preset] if optimizer.lr is None else optimizer.lr
+    _resolve_data(data, size.tokenizer)
+    _resolve_masking(data, model.family)
+    optimizer.lr = size.lr if optimizer.lr is None else optimizer.lr
     _check_numbers(settings)
     if run.precision not in (None, "float32", "bfloat16"):
         raise unknown("precision", run.precision, ("float32", "bfloat16"))
@@ -177,19 +189,37 @@ def resolve(settings: Settings) -> Settings:
         raise ValueError("a run must have at least one step, and some time.")
     if optimizer.warmup_steps is None:
         optimizer.warmup_steps = min(715, (run.steps or defaults.STEPS) // 10)
-    run.out = run.out or f"runs/{f'{data.task}-' if data.task else ''}{model.encoding}-{model.preset}"
+    run.out = run.out or _default_folder(settings)
     return settings
 
 
+def _default_folder(settings: Settings) -> str:
+    """runs/ENCODING-PRESET, after the task, and after the family unless it is the default."""
+    model, task_name = settings.model, settings.data.task
+    words = [task_name, model.family if model.family != FAMILY else None, model.encoding, model.preset]
+    return f"runs/{'-'.join(word for word in words if word)}"
+
+
 def check_encoding(model: ModelSettings) -> None:
-    """Make the encoding once: values of its options that it refuses are refused before any work. Imports torch.
+    """Make the encodings once: what they refuse is refused before any work. Imports torch.
 
     Raises:
-        TypeError: an option has a value of another type than the encoding takes.
-        ValueError: an option has a value that the encoding does not take.
+        TypeError: An option has a value of another type than the encoding takes.
+        ValueError: An option has a value that the encoding does not take, a rule of the plan is not valid, or the
+            encoding is not defined for attention in both directions and the family needs it.
     """
-    size = sizes(model.preset)
-    encoding(model.encoding, size["n_head"], size["n_embd"] // size["n_head"], **model.options)
+    from relpos.models.positions import make_positions
+
+    size = preset(model.preset)
+    made = make_positions(model.position(), model.share_position, size.layers, size.heads, size.head_dim)
+    if entry(model.family).causal:
+        return
+    for position in (made.embedding, made.shared, *made.layers):
+        if position is not None and not position.bidirectional:
+            raise ValueError(
+                f"{model.encoding} is defined for causal attention only, and {entry(model.family).title} attends in "
+                "both directions: choose another encoding (relpos ls shows the directions of each)."
+            )
 
 
 def bpe_entries(tokenizer: str) -> int | None:
@@ -223,12 +253,11 @@ def _check_numbers(settings: Settings) -> None:
         raise ValueError(f"data.length must be at least 2, not {settings.data.length}.")
 
 
-def _resolve_data(data: DataSettings, preset: str) -> None:
+def _resolve_data(data: DataSettings, tokenizer: str) -> None:
     """Text or a task, never both."""
     if data.task is None:
         data.source = data.source or defaults.CORPUS
-        own = defaults.NANO_TOKENIZER if preset == "nano" else defaults.TOKENIZER
-        data.tokenizer = data.tokenizer or own
+        data.tokenizer = data.tokenizer or tokenizer
         bpe_entries(data.tokenizer)  # a wrong name is refused before the text is read
         for key in ("task_loss", "task_shortest"):
             if getattr(data, key) is not None:
@@ -247,6 +276,27 @@ def _resolve_data(data: DataSettings, preset: str) -> None:
     task(data.task).check_length(shortest)
     if shortest > data.length:
         raise ValueError(f"data.task_shortest={shortest} is over data.length={data.length}.")
+
+
+def _resolve_masking(data: DataSettings, family: str) -> None:
+    """Families that predict masked tokens say how tokens are masked; the others have no masks."""
+    if entry(family).causal:
+        if data.masking is not None:
+            raise ValueError(
+                "data.masking is for families that predict masked tokens; "
+                f"{entry(family).title} predicts the next token."
+            )
+        return
+    if data.task is not None:
+        raise ValueError(
+            f"a task is answered token after token, and {entry(family).title} predicts masked tokens: choose another "
+            "--family."
+        )
+    data.masking = data.masking or MASKINGS[0]
+    if data.masking not in MASKINGS:
+        raise unknown("masking", data.masking, MASKINGS)
+    if not 0 < data.mask_share < 1:
+        raise ValueError(f"data.mask_share must be between 0 and 1, not {data.mask_share}.")
 
 
 def _with_length(encoding: str, options: Mapping[str, Any], length: int) -> dict[str, Any]:

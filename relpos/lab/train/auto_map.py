@@ -6,7 +6,7 @@ With relpos imported the Auto classes know our model types and never open the mo
 import json
 from pathlib import Path
 
-from relpos.models.auto import CAUSAL_LMS, CONFIGS, MODELS
+from relpos.models.auto import CLASSES
 from relpos.system.files import write_text
 
 FILE = "modeling_relpos.py"
@@ -27,13 +27,9 @@ def write_stub(folder: Path) -> None:
     file = folder / "config.json"
     entries = json.loads(file.read_text(encoding="utf-8"))
     model_type = entries.get("model_type")
-    if model_type not in CONFIGS:
-        raise ValueError(f"{folder} holds a model of type {model_type!r}, not one of {', '.join(CONFIGS)}.")
-    classes = {
-        "AutoConfig": CONFIGS[model_type],
-        "AutoModel": MODELS[model_type],
-        "AutoModelForCausalLM": CAUSAL_LMS[model_type],
-    }
+    if model_type not in CLASSES:
+        raise ValueError(f"{folder} holds a model of type {model_type!r}, not one of {', '.join(CLASSES)}.")
+    classes = CLASSES[model_type]
     write_text(folder / FILE, MODULE.format(names=", ".join(classes.values())))
     auto_map = {auto: f"{Path(FILE).stem}.{name}" for auto, name in classes.items()}
     write_text(file, json.dumps({**entries, "auto_map": auto_map}, indent=2, sort_keys=True) + "\n")

@@ -13,20 +13,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
 
 from relpos.lab.runs.checkpoints import WEIGHTS
-from relpos.models.gpt2 import RelposGPT2ForCausalLM
 
 OPTIMIZER = "optimizer.safetensors"
 
 
-def save_model(model: RelposGPT2ForCausalLM, folder: Path, writes: bool) -> None:
+def save_model(model: PreTrainedModel, folder: Path, writes: bool) -> None:
     """What `save_pretrained` would write of the whole model. Called by all, written by the one that `writes`."""
     found = {name: whole(parameter) for name, parameter in model.named_parameters()}
     if not writes:
         return
     with torch.device("meta"):
-        alone = RelposGPT2ForCausalLM(copy.deepcopy(model.config))
+        alone = type(model)(copy.deepcopy(model.config))
     alone.load_state_dict(found, strict=False, assign=True)
     alone.tie_weights()
     alone.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Train a GPT-2 with any encoding. The same call in the same folder resumes where the last one stopped."""
+"""Train a model with any encoding. The same call in the same folder resumes where the last one stopped."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ import transformers
 import yaml
 from accelerate import PartialState
 from torch.utils.tensorboard import SummaryWriter
-from transformers import PreTrainedTokenizerFast, TrainingArguments, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArguments, set_seed
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
@@ -26,8 +26,8 @@ from relpos.lab.train.finish import finish
 from relpos.lab.train.log import Log
 from relpos.lab.train.trainer import RelposTrainer, cannot_write
 from relpos.lab.train.training_data import Data, open_data
-from relpos.models.gpt2 import RelposGPT2ForCausalLM
-from relpos.models.gpt2_config import RelposGPT2Config
+from relpos.models.family import get_family
+from relpos.models.presets import preset
 from relpos.system.files import write_text
 from relpos.system.lock import Lock
 from relpos.system.mappings import read_json
@@ -93,31 +93,38 @@ def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict
     return read_json(out / RESULT)
 
 
-def build_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> RelposGPT2ForCausalLM:
+def build_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     """A new model as the settings say.
 
     What two encodings have in common starts with the same numbers: those of a model without an encoding.
+
+    Args:
+        settings: Of the run.
+        tokenizer: Whose entries the embedding has.
+
+    Raises:
+        ValueError: The embedding would be smaller than the tokenizer, or settings of the model do not go together.
     """
-    given = settings.model
-    vocabulary = given.vocab_size or len(tokenizer)
-    if vocabulary < len(tokenizer):
-        raise ValueError(f"model.vocab_size is {vocabulary}, but the tokenizer has {len(tokenizer)} entries.")
-    config = {
-        "vocab_size": vocabulary,
-        "share_position": given.share_position,
-        "resid_pdrop": given.dropout,
-        "embd_pdrop": given.dropout,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    own = settings.model
+    vocab_size = own.vocab_size or len(tokenizer)
+    if vocab_size < len(tokenizer):
+        raise ValueError(f"model.vocab_size is {vocab_size}, but the tokenizer has {len(tokenizer)} entries.")
+    family = get_family(own.family)
 
-    def made(position: Mapping[str, Any]) -> RelposGPT2ForCausalLM:
+    def build(position: Mapping[str, Any]) -> PreTrainedModel:
         set_seed(settings.run.seed)
-        return RelposGPT2ForCausalLM(RelposGPT2Config.preset(given.preset, position=position, **config))
+        config = family.config(
+            preset(own.preset),
+            position,
+            vocab_size=vocab_size,
+            tokenizer=tokenizer,
+            share_position=own.share_position,
+            dropout=own.dropout,
+        )
+        return family.model_class(config)
 
-    model = made({"name": given.encoding, **given.options})
-    model.load_state_dict(made({"name": "nope"}).state_dict(), strict=False)
+    model = build(own.position())
+    model.load_state_dict(build({"name": "nope"}).state_dict(), strict=False)
     return model
 
 
@@ -125,7 +132,7 @@ def _make_trainer(
     settings: Settings,
     out: Path,
     state: PartialState,
-    model: RelposGPT2ForCausalLM,
+    model: PreTrainedModel,
     data: Data,
     clock: Clock,
     new: bool,

@@ -8,6 +8,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast
 
 from relpos.lab.data.corpus import open_corpus
+from relpos.lab.data.masking import MaskedWindows, add_mask_token
 from relpos.lab.data.tokenizers import load_tokenizer
 from relpos.lab.data.tokens import Windows, tokenize
 from relpos.lab.runs.settings import Settings
@@ -24,7 +25,7 @@ class Data:
 
     tokenizer: PreTrainedTokenizerFast
     train: Dataset[dict[str, Tensor]]
-    heldout: Windows | TaskWindows
+    heldout: Windows | MaskedWindows | TaskWindows
     order: str  # of the training windows: random, or sequential where they are made at random anyway
     about: dict[str, Any]
 
@@ -38,13 +39,28 @@ def _open_text(settings: Settings) -> Data:
     data, run = settings.data, settings.run
     assert data.source is not None
     corpus = open_corpus(data.source, data.text_field, data.subset, keep_line_ends=data.keep_line_ends)
-    tokenizer = load_tokenizer(data.tokenizer or "gpt2", corpus)
+    assert data.tokenizer is not None
+    tokenizer = load_tokenizer(data.tokenizer, corpus)
+    if data.masking is not None:
+        tokenizer = add_mask_token(tokenizer)
     tokens = tokenize(corpus, tokenizer)
     about = {"corpus": {"name": corpus.name, "hash": corpus.hash, "documents": dict(corpus.counts)}}
+    train: Windows | MaskedWindows = Windows(
+        tokens["train"], data.length, data.separate_documents, multiple=run.batch_size
+    )
+    heldout: Windows | MaskedWindows = Windows(
+        tokens["heldout"], data.length, data.separate_documents, run.eval_windows
+    )
+    if data.masking is not None:
+        assert isinstance(train, Windows)
+        assert isinstance(heldout, Windows)
+        words = data.masking == "word"
+        train = MaskedWindows(train, tokenizer, run.seed, data.mask_share, words)
+        heldout = MaskedWindows(heldout, tokenizer, run.seed, data.mask_share, words, fixed=True)
     return Data(
         tokenizer,
-        Windows(tokens["train"], data.length, data.separate_documents, multiple=run.batch_size),
-        Windows(tokens["heldout"], data.length, data.separate_documents, run.eval_windows),
+        train,
+        heldout,
         "random",
         {**about, "tokens": {part: len(found) for part, found in tokens.items()}},
     )

@@ -1,0 +1,68 @@
+"""What the configurations of every family have in common: encodings, sizes by name, opening others' folders."""
+
+from typing import TYPE_CHECKING, Any, Self
+
+from relpos.encodings.encoding import Encoding
+from relpos.models.family import get_family
+from relpos.models.positions import Positions, layer_positions, make_encoding, make_positions
+from relpos.models.presets import preset
+from relpos.models.registry import PREFIX
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig as _Config
+else:
+    _Config = object
+
+
+class PositionedConfig(_Config):
+    """A configuration with the entries `position` and `share_position`; see `relpos.models.positions`.
+
+    A family's configuration derives from this class and from transformers' own, and declares the two entries.
+    """
+
+    position: dict[str, Any] | str | None
+    share_position: bool
+
+    @classmethod
+    def preset(cls, name: str, **entries: Any) -> Self:
+        """The configuration of a named size: nano, tiny, small, medium or large.
+
+        Raises:
+            ValueError: There is no such size.
+        """
+        return cls(**{**get_family(cls.model_type.removeprefix(PREFIX)).sizes(preset(name)), **entries})
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A folder of transformers' own model is one of ours with the encoding that the model has."""
+        entries, rest = super().get_config_dict(*args, **kwargs)
+        if entries.get("model_type") == cls.model_type.removeprefix(PREFIX):
+            entries = {**entries, "model_type": cls.model_type}
+        return entries, rest
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: the class is relpos's own, and its source is not copied into the folders that it saves."""
+
+    @property
+    def size_of_head(self) -> int:
+        """Size of a head."""
+        own = getattr(self, "head_dim", None)
+        return int(own or self.hidden_size // self.num_attention_heads)
+
+    def make_positions(self) -> Positions:
+        """New encodings for all of a model.
+
+        Raises:
+            ValueError: The entries do not go together; a sentence says why.
+        """
+        assert isinstance(self.position, dict)
+        return make_positions(self.position, self.share_position, self.num_hidden_layers, *self._sizes())
+
+    def make_position(self, layer: int = 1) -> Encoding:
+        """A new encoding as that of one layer, 1 is the first."""
+        assert isinstance(self.position, dict)
+        return make_encoding(layer_positions(self.position, self.num_hidden_layers)[layer - 1], *self._sizes())
+
+    def _sizes(self) -> tuple[int, int, int]:
+        return self.num_attention_heads, self.size_of_head, self.hidden_size

@@ -1,0 +1,140 @@
+"""Causal decoders of any family: token ids to hidden states, and the language model over them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import Cache, GenerationMixin
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from relpos.encodings.encoding import Encoding
+from relpos.models.base import RelposModel, check_inputs, read_tokens
+from relpos.models.loss import next_token_loss
+
+
+class Decoder(RelposModel):
+    """Token ids to hidden states. A family says what its parts are called."""
+
+    position: Encoding | None  # the encoding that all layers share
+
+    def blocks(self) -> Iterable[nn.Module]:
+        """The layers in order; each takes x, `past_key_values` and the arguments of `SelfAttention.forward`."""
+        raise NotImplementedError
+
+    def embedding_position(self) -> Encoding | None:
+        """The encoding that acts on the token embedding."""
+        raise NotImplementedError
+
+    def embedding_dropout(self, x: Tensor) -> Tensor:
+        """Dropout on the embedding, where the family has it."""
+        return x
+
+    def final_norm(self, x: Tensor) -> Tensor:
+        """The normalisation after the last layer."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        documents: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Any:
+        """Hidden states of input_ids, or of inputs_embeds.
+
+        The arguments are those of every transformers decoder, and one more: `documents` (batch, tokens so far), ids of
+        packed documents, between which there is no attention. `position_ids` (batch, length) may say the same by
+        starting again at 0. Positions follow from the order of the tokens, so other position_ids are refused. The only
+        limit of length is the encoding's own.
+        """
+        check_inputs(input_ids, inputs_embeds, output_attentions)
+        x = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds  # (batch, length, width)
+        tokens = read_tokens(self, x, attention_mask, documents, past_key_values, use_cache, position_ids)
+        for position in (self.embedding_position(), self.position):
+            if position is not None:
+                x = position.embed(x, start=tokens.total - x.shape[1], documents=tokens.documents)
+        x = self.embedding_dropout(x)
+        call = {
+            "shared": self.position,
+            "documents": tokens.documents,
+            "padding": tokens.padding,
+            "total": tokens.total,
+        }
+        states = []
+        for block in self.blocks():
+            if output_hidden_states:
+                states.append(x)
+            x = block(x, past_key_values=tokens.cache, **call)
+        x = self.final_norm(x)
+        out = BaseModelOutputWithPast(
+            last_hidden_state=x,
+            past_key_values=tokens.cache if tokens.use_cache else None,
+            hidden_states=(*states, x) if output_hidden_states else None,
+        )
+        return out if self.returns_dict(return_dict) else out.to_tuple()
+
+
+class CausalLM(RelposModel, GenerationMixin):
+    """A language model over a decoder: token ids to logits, or to the loss."""
+
+    accepts_loss_kwargs = True  # Trainer gives num_items_in_batch
+
+    def _prepare_position_ids_for_generation(self, *_: Any) -> None:
+        # generate would derive them from the mask: they would be ours anyway, and checking them costs at every step.
+        return None
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        documents: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Any:
+        """Logits of the next token; with labels their cross-entropy instead.
+
+        Labels are the input ids, shifted here, −100 where nothing is predicted; with one more at the end, the token
+        after the last is predicted too.
+
+        The loss is computed in chunks, so that no length × vocabulary tensor exists; logits come with it only when
+        asked for: logits_to_keep is how many of the last positions have them (0: all), or their indices.
+        """
+        if labels is not None and use_cache is None:
+            use_cache = False
+        states = self.base_model(
+            input_ids,
+            attention_mask=attention_mask,
+            documents=documents,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+            return_dict=True,
+            position_ids=position_ids,
+        )
+        hidden, head = states.last_hidden_state, self.get_output_embeddings()
+        loss = logits = None
+        if labels is not None:
+            loss = next_token_loss(hidden, head.weight, labels, num_items_in_batch)
+        if labels is None or logits_to_keep is not None:
+            kept = slice(-(logits_to_keep or 0), None) if not isinstance(logits_to_keep, Tensor) else logits_to_keep
+            logits = head(hidden[:, kept])
+        out = CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=states.past_key_values, hidden_states=states.hidden_states
+        )
+        return out if self.returns_dict(return_dict) else out.to_tuple()

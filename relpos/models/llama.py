@@ -1,0 +1,177 @@
+"""Llama with any positional encoding: RMSNorm, SwiGLU, grouped key heads, no biases.
+
+Its arithmetic and the names of its weights are Llama's own: with rope the two open each other's folders.
+"""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import Cache, LlamaConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from relpos.encodings.encoding import Encoding
+from relpos.models.attention import SelfAttention, split_heads
+from relpos.models.config import PositionedConfig
+from relpos.models.decoder import CausalLM, Decoder
+from relpos.models.family import AttentionLayer, Family
+from relpos.models.positions import read_position
+from relpos.models.presets import Preset
+
+
+@strict
+class RelposLlamaConfig(PositionedConfig, LlamaConfig):
+    """Llama's configuration, and which encoding it has.
+
+    Args:
+        position: {"name": "kerple_log", …options}, see `relpos.models.positions`; None is what Llama has, rope with the
+            configuration's rope_parameters.
+        share_position: One encoding for all layers, and not one per layer.
+    """
+
+    model_type = "relpos_llama"
+
+    position: dict[str, Any] | str | None = None
+    share_position: bool = False
+    bos_token_id: int | None = None  # whatever the tokenizer says
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, auto_map: object = None, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        rope = {"max_position_embeddings": self.max_position_embeddings, **(self.rope_parameters or {})}
+        self.position = read_position(self.position, {"name": "rope", "rope_parameters": rope})
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"the {self.num_attention_heads} heads are no multiple of the {self.num_key_value_heads} key heads."
+            )
+
+
+class Attention(SelfAttention):
+    """Llama's projections; a key head serves several query heads."""
+
+    def __init__(self, config: RelposLlamaConfig, layer: int, position: Encoding | None) -> None:
+        heads, key_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.size_of_head
+        super().__init__(heads, key_heads, head_dim, layer, position, dropout=config.attention_dropout)
+        width, bias = config.hidden_size, config.attention_bias
+        self.q_proj = nn.Linear(width, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(width, key_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(width, key_heads * head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * head_dim, width, bias=bias)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return (
+            split_heads(self.q_proj(x), self.heads),
+            split_heads(self.k_proj(x), self.key_heads),
+            split_heads(self.v_proj(x), self.key_heads),
+        )
+
+    def merge(self, out: Tensor) -> Tensor:
+        merged: Tensor = self.o_proj(out)
+        return merged
+
+
+class MLP(nn.Module):
+    """SwiGLU: a gate of SiLU times a linear map, then linear."""
+
+    def __init__(self, config: RelposLlamaConfig) -> None:
+        super().__init__()
+        if config.hidden_act != "silu":
+            raise ValueError(f"hidden_act is {config.hidden_act!r}, but Llama has silu only.")
+        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(width, inner, bias=bias)
+        self.up_proj = nn.Linear(width, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class Block(GradientCheckpointingLayer):
+    """Pre-norm attention and MLP, each added to the stream."""
+
+    def __init__(self, config: RelposLlamaConfig, layer: int, position: Encoding | None) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, layer, position)
+        self.mlp = MLP(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, x: Tensor, past_key_values: Cache | None = None, **call: Any) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cache=past_key_values, **call)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class _Weights:
+    """What the model with and without its head have in common."""
+
+    config_class = RelposLlamaConfig
+    base_model_prefix = "model"
+    _no_split_modules = ["Block"]
+
+
+class RelposLlamaModel(_Weights, Decoder):
+    """Token ids to hidden states."""
+
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\.weight$"]  # of the language model's folder
+
+    def __init__(self, config: RelposLlamaConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        positions = config.make_positions()
+        self.embedding = positions.embedding
+        self.position = positions.shared
+        self.layers = nn.ModuleList([Block(config, layer, own) for layer, own in enumerate(positions.layers)])
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def blocks(self) -> nn.ModuleList:
+        return self.layers
+
+    def embedding_position(self) -> Encoding | None:
+        return self.embedding
+
+    def final_norm(self, x: Tensor) -> Tensor:
+        normed: Tensor = self.norm(x)
+        return normed
+
+
+class RelposLlamaForCausalLM(_Weights, CausalLM):
+    """The language model."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # where the configuration ties them
+
+    def __init__(self, config: RelposLlamaConfig) -> None:
+        super().__init__(config)
+        self.model = RelposLlamaModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+
+class Llama(Family):
+    """Llama, as the rest of relpos sees it."""
+
+    name = "llama"
+    config_class = RelposLlamaConfig
+    model_class = RelposLlamaForCausalLM
+
+    def sizes(self, preset: Preset) -> dict[str, Any]:
+        """A key head per three or four heads, and an inner width of 8/3 of the outer one, rounded up to 32."""
+        return {
+            "num_hidden_layers": preset.layers,
+            "num_attention_heads": preset.heads,
+            "num_key_value_heads": preset.heads // (3 if preset.heads % 3 == 0 else 4),
+            "hidden_size": preset.width,
+            "intermediate_size": -(-8 * preset.width // 3 // 32) * 32,
+        }
+
+    def layers(self, model: PreTrainedModel) -> list[AttentionLayer]:
+        base: Any = model.base_model
+        shared = base.position
+        return [AttentionLayer(block.self_attn, shared or block.self_attn.position) for block in base.layers]
+
+
+FAMILY = Llama()

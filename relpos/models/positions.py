@@ -1,0 +1,166 @@
+"""Which encoding each layer of a model has: the entries `position` and `share_position` of its configuration.
+
+    {"name": "rope", "base": 10000.0}                                       every layer its own rope
+    {"name": "rope", "plan": [{"every": 4, "name": "nope"}]}                no encoding in every fourth layer
+    {"name": "rope", "plan": [{"every": 6, "base": 1000000.0}]}             two values of theta
+    {"name": "rope", "plan": [{"layers": [1, 3], "window": 256}]}           a sliding window in layers 1 and 3
+
+A rule of the plan selects layers, by `layers` (1 is the first) or `every` (n, 2n, …), and says what differs there:
+with `name` another encoding with its own options, without it other options of the same one, and `window` how many
+tokens a query sees. Later rules act on what earlier ones have left.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relpos.encodings.encoding import Encoding
+from relpos.encodings.registry import encoding, encoding_class
+
+Position = Mapping[str, Any]
+SELECTORS = ("layers", "every")
+
+
+@dataclass
+class Positions:
+    """The encodings of a model, as modules."""
+
+    embedding: Encoding | None  # acts once, on the token embedding
+    shared: Encoding | None  # of all layers, where they share one
+    layers: list[Encoding | None]  # of each layer, where they do not
+
+
+def read_position(position: Position | str | None, default: Position) -> dict[str, Any]:
+    """The entry `position` of a configuration as a dictionary with a name.
+
+    Args:
+        position: A dictionary, the name of an encoding, or None.
+        default: What None stands for.
+
+    Raises:
+        ValueError: It names no encoding.
+    """
+    if position is None:
+        return dict(default)
+    if isinstance(position, str):
+        return {"name": position}
+    if not isinstance(position, Mapping) or not isinstance(position.get("name"), str):
+        raise ValueError(f'position must name an encoding, as in {{"name": "kerple_log"}}, not {position!r}.')
+    return dict(position)
+
+
+def layer_positions(position: Position, layers: int) -> list[dict[str, Any]]:
+    """The encoding of each layer, as a dictionary without a plan.
+
+    Args:
+        position: As in a configuration; its plan is applied.
+        layers: Number of layers.
+
+    Raises:
+        ValueError: A rule of the plan is not valid; it is quoted.
+    """
+    base = {key: value for key, value in position.items() if key != "plan"}
+    rows = [dict(base) for _ in range(layers)]
+    plan = position.get("plan") or []
+    if not isinstance(plan, Sequence) or isinstance(plan, str):
+        raise ValueError(f"a plan is a list of rules, as in [{{'every': 4, 'name': 'nope'}}], not {plan!r}.")
+    for rule in plan:
+        changes = (
+            {key: value for key, value in rule.items() if key not in SELECTORS} if isinstance(rule, Mapping) else {}
+        )
+        if not changes:
+            raise ValueError(f"the rule {rule!r} of the plan changes nothing: give name, window or an option.")
+        for number in _selected(rule, layers):
+            rows[number - 1] = dict(changes) if "name" in changes else {**rows[number - 1], **changes}
+    return rows
+
+
+def make_encoding(position: Position, heads: int, head_dim: int, width: int | None = None) -> Encoding:
+    """A new encoding as a dictionary of `layer_positions` names it.
+
+    Args:
+        position: Name, options, and possibly `window`.
+        heads: Number of query heads.
+        head_dim: Size of a head.
+        width: Size of the hidden states, where it is not heads × head_dim.
+    """
+    options = {key: value for key, value in position.items() if key not in ("name", "window")}
+    name = position["name"]
+    if width is not None and width != heads * head_dim:
+        options = {**options, **_width_option(name, width, options)}
+    if position.get("window") is not None:
+        own = {name: options} if options else {}
+        windowed = {**own, "window": {"size": position["window"]}}
+        name, options = "sum", {"parts": [name, "window"], "part_options": windowed}
+    made = encoding(name, heads, head_dim, **options)
+    made.origin = (dict(position), heads, head_dim, width)  # type: ignore[assignment]  # for `start_again`
+    return made
+
+
+def start_again(position: Encoding) -> Encoding | None:
+    """A fresh copy of an encoding of a model, with its start values; None for a part of another encoding."""
+    origin = getattr(position, "origin", None)
+    return None if origin is None else make_encoding(*origin)
+
+
+def make_positions(
+    position: Position, share: bool, layers: int, heads: int, head_dim: int, width: int | None = None
+) -> Positions:
+    """The encodings of a model.
+
+    Raises:
+        ValueError: Parts of the entry do not go together.
+    """
+    rows = layer_positions(position, layers)
+    base = {key: value for key, value in position.items() if key != "plan"}
+    first = make_encoding(base, heads, head_dim, width)
+    if _places(first) == {"embedding"}:
+        return Positions(first, None, [_own(row, base, heads, head_dim, width) for row in rows])
+    if share:
+        if position.get("plan"):
+            raise ValueError("layers that share one encoding cannot have a plan: leave out share_position or the plan.")
+        return Positions(None, first, [None] * layers)
+    if "embedding" in _places(first):
+        raise ValueError(
+            f"the encoding {dict(base)} acts on the embedding, once, and in every layer: set share_position=True."
+        )
+    return Positions(None, None, [_own(row, None, heads, head_dim, width) for row in rows])
+
+
+def _own(row: Position, embedded: Position | None, heads: int, head_dim: int, width: int | None) -> Encoding | None:
+    """The encoding of a layer; None for what acts on the embedding already."""
+    if row == embedded:
+        return None
+    made = make_encoding(row, heads, head_dim, width)
+    if "embedding" in _places(made):
+        raise ValueError(f"{row['name']} acts on the token embedding, once: it cannot be the encoding of some layers.")
+    return made
+
+
+def _selected(rule: Position, layers: int) -> list[int]:
+    """The numbers of the layers that a rule selects."""
+    every, named = rule.get("every"), rule.get("layers")
+    if (every is None) == (named is None):
+        raise ValueError(f"the rule {dict(rule)!r} of the plan must select by layers or by every, one of the two.")
+    if every is not None:
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise ValueError(f"every must be a positive integer, not {every!r}.")
+        return list(range(every, layers + 1, every))
+    numbers: list[Any] = list(named) if isinstance(named, Sequence) and not isinstance(named, str) else [named]
+    for number in numbers:
+        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= layers:
+            raise ValueError(f"the plan names layer {number!r}, but the model has layers 1 to {layers}.")
+    return numbers
+
+
+def _width_option(name: str, width: int, options: Position) -> dict[str, Any]:
+    """The option `width` where an encoding reads hidden states of another size than heads × head_dim."""
+    takes = "width" in inspect.signature(encoding_class(name).__init__).parameters
+    return {"width": width} if takes and "width" not in options else {}
+
+
+def _places(position: Encoding) -> set[str]:
+    return {part.place for part in position.modules() if isinstance(part, Encoding) and not list(part.children())} or {
+        position.place
+    }

@@ -1,0 +1,67 @@
+"""Every family of models by name.
+
+To add one: write its file, add its line to `FAMILIES`. Imports nothing: the command line lists them.
+"""
+
+from dataclasses import dataclass
+
+from relpos.errors import unknown
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a family before its file is imported."""
+
+    prefix: str  # of its classes in the file: RelposGPT2Config, RelposGPT2Model, RelposGPT2ForCausalLM
+    title: str  # as people write it
+    causal: bool = True  # predicts the next token; a family that is not causal predicts masked tokens
+
+    @property
+    def auto_class(self) -> str:
+        """The Auto class of transformers that opens its models."""
+        return "AutoModelForCausalLM" if self.causal else "AutoModelForMaskedLM"
+
+    @property
+    def classes(self) -> dict[str, str]:
+        """The name of its class for each of transformers' Auto classes."""
+        model = self.auto_class.removeprefix("AutoModel")
+        return {
+            "AutoConfig": f"{self.prefix}Config",
+            "AutoModel": f"{self.prefix}Model",
+            self.auto_class: f"{self.prefix}{model}",
+        }
+
+
+FAMILIES = {  # name, which is also that of its file and of transformers' own model type; the first is the default
+    "gpt2": Entry("RelposGPT2", "GPT-2"),
+    "llama": Entry("RelposLlama", "Llama"),
+    # "bert": Entry("RelposBert", "BERT", causal=False),
+}
+DEFAULT = next(iter(FAMILIES))
+PREFIX = "relpos_"  # of the model types of our models
+
+
+def entry(family: str) -> Entry:
+    """The entry of a family.
+
+    Raises:
+        ValueError: There is no such family.
+    """
+    if family not in FAMILIES:
+        raise unknown("family", family, FAMILIES)
+    return FAMILIES[family]
+
+
+def family_of_type(model_type: object) -> str | None:
+    """The family that opens a folder, by the `model_type` in its config.json: ours, or transformers' own.
+
+    Returns:
+        The name of the family; None if there is none.
+    """
+    name = str(model_type).removeprefix(PREFIX)
+    return name if name in FAMILIES else None
+
+
+def model_types() -> list[str]:
+    """Every `model_type` that can be opened."""
+    return [f"{prefix}{name}" for name in FAMILIES for prefix in (PREFIX, "")]
