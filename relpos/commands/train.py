@@ -38,9 +38,7 @@ def train(
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
-            help="gpt2, or bpe-N trained on the data.  [default: that of the preset: bpe-4096 for nano, else gpt2]"
-        ),
+        typer.Option(help="gpt2, or bpe-N trained on the data.  [default: bpe-4096 for nano, else gpt2]"),
     ] = None,
     out: Annotated[str | None, typer.Option(help="The run's folder.  [default: runs/[TASK-]ENCODING-PRESET]")] = None,
     steps: Annotated[

@@ -35,7 +35,7 @@ class Entry:
 FAMILIES = {  # name, which is also that of its file and of transformers' own model type; the first is the default
     "gpt2": Entry("RelposGPT2", "GPT-2"),
     "llama": Entry("RelposLlama", "Llama"),
-    # "bert": Entry("RelposBert", "BERT", causal=False),
+    "bert": Entry("RelposBert", "BERT", causal=False),
 }
 DEFAULT = next(iter(FAMILIES))
 PREFIX = "relpos_"  # of the model types of our models
