@@ -283,7 +283,7 @@ def contracts_for(setting: Setting, position: Encoding) -> list[Callable[[Make, 
         if setting.backend == "reference"
         else gradients_are_those_of_finite_differences
     }
-    if position.place not in ("score", "nowhere") or position.needs_hidden or position.needs_scores:
+    if not set(position.places) <= {"score"} or position.needs_hidden or position.needs_scores:
         left_out.add(a_static_map_is_the_same_for_any_input)
     if not list(position.parameters()):
         left_out.add(every_parameter_gets_a_gradient)

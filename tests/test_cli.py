@@ -32,7 +32,7 @@ def test_ls_of_one_shows_formula_and_options():
 def test_ls_of_one_prints_its_texts_with_their_brackets(name):
     printed = " ".join(CliRunner().invoke(app, ["ls", name]).stdout.split())  # lines may be folded
     card = relpos.card(name)
-    for text in (card.formula, card.learns, card.paper, *(meaning for _, meaning in card.options.values())):
+    for text in (card.formula, card.paper, *(option.meaning for option in card.options.values())):
         assert " ".join(text.split()) in printed
 
 

@@ -19,10 +19,6 @@ from relpos.encodings.forms import Toeplitz
 class Window(relpos.Encoding):
     """A learned penalty that saturates with distance."""
 
-    place = "score"
-    form = "Toeplitz"
-    learns = "1"
-    directions = "both"
     paper = "this test"
     formula = "B_ij = −a·tanh(|i − j| / 8)"
 
@@ -52,8 +48,10 @@ def test_a_registered_class_keeps_every_contract(backend):
 @pytest.mark.usefixtures("_window")
 def test_a_registered_class_is_listed_and_a_base_for_others():
     assert "window" in relpos.names()
-    found = json.loads(CliRunner().invoke(app, ["ls", "window", "--json"]).stdout)
-    assert found["formula"] == Window.formula
+    card = json.loads(CliRunner().invoke(app, ["ls", "window", "--json"]).stdout)
+    assert card["formula"] == Window.formula
+    assert (card["places"], card["form"], card["learned_per_head"]) == (["score"], "Toeplitz", 1)
+    assert card["parameters"] == {"a": [12]}
     adapted = relpos.encoding("dape", heads=HEADS, head_dim=HEAD_DIM, base="window")
     assert isinstance(adapted.base, Window)
 

@@ -1,4 +1,7 @@
-"""What a training run is: typed settings, from defaults, a YAML file and dotted overrides. Imports nothing heavy."""
+"""What a training run is: typed settings, from defaults, a YAML file and dotted overrides.
+
+Nothing heavy is imported before the settings are valid; then torch, for the options of the encoding.
+"""
 
 import dataclasses
 import math
@@ -12,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from relpos.encodings.registry import card, encoding, names
+from relpos.encodings.registry import card, encoding, encoding_class, names
 from relpos.errors import unknown
 from relpos.lab import defaults
 from relpos.lab.mappings import read_yaml
@@ -161,7 +164,6 @@ def resolve(settings: Settings) -> Settings:
     for option in model.options:
         if option not in card(model.encoding).options:
             raise unknown(f"option of {model.encoding}", option, card(model.encoding).options)
-    model.options = _with_length(model.encoding, model.options, data.length)
     _resolve_data(data, model.preset)
     optimizer.rate = RATES[model.preset] if optimizer.rate is None else optimizer.rate
     _check_numbers(settings)
@@ -177,6 +179,7 @@ def resolve(settings: Settings) -> Settings:
         raise ValueError("a run must have at least one step, and some time.")
     if optimizer.warmup is None:
         optimizer.warmup = min(715, (run.steps or defaults.STEPS) // 10)
+    model.options = encoding_class(model.encoding).options_for_length(model.options, data.length)
     run.out = run.out or f"runs/{f'{data.task}-' if data.task else ''}{model.encoding}-{model.preset}"
     return settings
 
@@ -247,21 +250,6 @@ def _resolve_data(data: DataSettings, preset: str) -> None:
     task(data.task).check_length(shortest)
     if shortest > data.length:
         raise ValueError(f"data.task_shortest={shortest} is over data.length={data.length}.")
-
-
-def _with_length(encoding: str, options: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """The encoding's options, with the trained length for those that ask for it (learned, fire, scaled rope)."""
-    found = dict(options)
-    if "length" in card(encoding).options:
-        found.setdefault("length", length)
-    base = found.get("base")
-    if isinstance(base, str) and base in names() and "length" in card(base).options:
-        found["base_options"] = {"length": length, **found.get("base_options", {})}
-    for part in found.get("parts", ()):
-        if part in names() and "length" in card(part).options:
-            options_of_parts = found.setdefault("part_options", {})
-            options_of_parts[part] = {"length": length, **options_of_parts.get(part, {})}
-    return found
 
 
 def recipes() -> list[str]:

@@ -161,16 +161,15 @@ class RelposGPT2Model(RelposGPT2PreTrainedModel):
     def __init__(self, config: RelposGPT2Config) -> None:
         super().__init__(config)
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        one = config.make_position()
-        embeds = one.place == "embedding"
-        inside = any(isinstance(part, Encoding) and part.place == "embedding" for part in one.modules())
-        if inside and not embeds and not config.share_position:
+        position = config.make_position()
+        embeds = position.places == ("embedding",)
+        if "embedding" in position.places and not embeds and not config.share_position:
             raise ValueError(
                 f"the encoding {config.position} has a part that acts on the embedding, once and not in every "
                 "layer: set share_position=True."
             )
-        self.wpe = one if embeds else None  # under GPT-2's name
-        self.position = one if config.share_position and not embeds else None
+        self.wpe = position if embeds else None  # under GPT-2's name
+        self.position = position if config.share_position and not embeds else None
         own = not embeds and not config.share_position
         self.drop = nn.Dropout(config.embd_pdrop)
         self.h = nn.ModuleList(

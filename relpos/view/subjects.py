@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from relpos.encodings.encoding import Encoding
-from relpos.encodings.registry import card, encoding, names
+from relpos.encodings.registry import encoding, names
 from relpos.errors import unknown
 from relpos.view import words
 from relpos.view.layers import Layer, encoding_layer, input_free_layers, model_layers
@@ -97,7 +97,8 @@ def model_subject(
     depth = len(run.model.transformer.h)
     numbers = _layer_numbers(layer, depth)
     shown, other = _inputs(run, length, seed, text)
-    if input_free and static_bias(run.model.config.make_position()):
+    position = run.model.config.make_position()
+    if input_free and static_bias(position):
         layers = input_free_layers(run.model, len(shown.ids), numbers)
         others = None if other is None else layers
     else:
@@ -122,13 +123,12 @@ def model_subject(
     }
     named = [_token_name(run.tokenizer.decode([int(one)])) for one in shown.ids[: MOST_LABELS + 1]]
     told = f"{run.encoding}, GPT-2{preset}, {which}"
-    place = card(run.encoding).place
-    return Subject(run.encoding, place, layers, others, run.folder.name, told, ending.strip(), about, named)
+    return Subject(run.encoding, position.place, layers, others, run.folder.name, told, ending.strip(), about, named)
 
 
 def static_bias(made: Encoding) -> bool:
     """Whether an encoding adds a bias that is the same for every input."""
-    return made.place == "score" and not made.needs_hidden and not made.needs_scores
+    return made.places == ("score",) and not made.needs_hidden and not made.needs_scores
 
 
 def _refuse_sizes(name: str, own: int, heads: int | None, head_dim: int | None, options: Mapping[str, Any]) -> None:
