@@ -72,7 +72,9 @@ except ValueError as error:
 def test_without_a_compiled_library_torch_does_it_with_one_notice():
     run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
     notice, refusal = run.stdout.splitlines()
-    assert notice.startswith("1 True relpos runs attention in plain torch, slower: the compiled kernel is missing")
+    assert notice.startswith(
+        "1 True relpos runs attention in plain torch, which is slower: the compiled kernel is missing"
+    )
     assert "'native' cannot run this: the compiled kernel is missing" in refusal
 
 
@@ -105,6 +107,6 @@ def test_memory_forward_and_backward_does_not_grow_with_the_square(name, maps):
 
 
 def test_info_tells_what_attention_runs_on():
-    found = json.loads(CliRunner().invoke(app, ["info", "--json"]).stdout)
-    assert found["instruction set"].startswith(native.isa())
-    assert found["torch"] == torch.__version__
+    facts = json.loads(CliRunner().invoke(app, ["info", "--json"]).stdout)
+    assert facts["instruction set"].startswith(native.isa())
+    assert facts["torch"] == torch.__version__
