@@ -46,6 +46,24 @@ def test_an_impossible_request_says_why(backend, name, dtype, sentence):
         relpos.attention(q, q, q, relpos.encoding(name, heads=2, head_dim=8), backend=backend)
 
 
+def test_a_backend_is_added_by_one_entry(monkeypatch):
+    class Mine:
+        FASTEST_ON = ("cpu",)
+
+        def refuses(self, q, form, call):
+            return "it runs five queries only." if call.queries != 5 else None
+
+        def attention(self, q, k, v, form, call):
+            return torch.full_like(q, 7.0)
+
+    monkeypatch.setattr(backends, "BACKENDS", {"mine": Mine(), **backends.BACKENDS})
+    five, six = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 6, 8)
+    assert (relpos.attention(five, five, five) == 7).all()
+    assert (relpos.attention(six, six, six) != 7).all()
+    with pytest.raises(ValueError, match="'mine' cannot run this: it runs five queries only"):
+        relpos.attention(six, six, six, backend="mine")
+
+
 def test_the_library_is_built():
     assert native.available() == (True, "")
 

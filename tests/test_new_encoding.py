@@ -9,6 +9,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import relpos
+from relpos import encodings
 from relpos.cli import app
 from relpos.encodings import registry
 from relpos.encodings.call import Call
@@ -54,6 +55,42 @@ def test_a_registered_class_is_listed_and_a_base_for_others():
     assert card["parameters"] == {"a": [12]}
     adapted = relpos.encoding("dape", heads=HEADS, head_dim=HEAD_DIM, base="window")
     assert isinstance(adapted.base, Window)
+
+
+FILE = '''
+from relpos.encodings.encoding import Encoding
+from relpos.encodings.forms import Toeplitz
+
+class Steep(Encoding):
+    """A steep penalty.
+
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        slope: How steep it is.
+    """
+
+    paper, formula = "this test, arXiv 1234.56789", "B_ij = −slope·|i − j|"
+
+    def __init__(self, heads: int, head_dim: int, *, slope: float = 2.0) -> None:
+        super().__init__(heads, head_dim)
+        self.slope = slope
+
+    def bias(self, call):
+        return Toeplitz(-self.slope * call.distances.abs().expand(self.heads, -1), call.zero)
+'''
+
+
+def test_one_file_and_one_line_are_all_that_an_encoding_needs(tmp_path, monkeypatch):
+    (tmp_path / "steep.py").write_text(FILE)
+    monkeypatch.setattr(encodings, "__path__", [*encodings.__path__, str(tmp_path)])
+    monkeypatch.setenv("RELPOS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(registry, "_cards", {})
+    monkeypatch.setitem(registry.FILES, "steep", ("steep", "Steep"))  # the line
+    assert encodings.Steep(2, 4).map(3)[1, 2].tolist() == [-4, -2, 0]
+    assert relpos.card("steep").options["slope"].meaning == "How steep it is."
+    for arguments in (["ls"], ["ls", "steep"], ["ls", "--markdown"]):
+        assert "steep" in CliRunner().invoke(app, arguments).stdout
 
 
 def broken_contracts(cls):
