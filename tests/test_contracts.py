@@ -37,8 +37,8 @@ RUNS = [
 
 def label(run):
     backend, contract, (name, options) = run
-    told = [str(value) for value in options.values() if not isinstance(value, dict)]
-    return "-".join([backend, contract.__name__, name, *told])
+    values = [str(value) for value in options.values() if not isinstance(value, dict)]
+    return "-".join([backend, contract.__name__, name, *values])
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from relpos.encodings.call import Call
 from relpos.encodings.forms import Toeplitz
 
 
-# --- the whole of a new encoding ---
+# --- a complete new encoding ---
 class Window(relpos.Encoding):
     """A learned penalty that saturates with distance."""
 

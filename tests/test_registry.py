@@ -26,7 +26,7 @@ SUMS = [
 ]
 
 
-def made(name, **options):
+def build(name, **options):
     return relpos.encoding(name, heads=2, head_dim=4, **options)
 
 
@@ -36,7 +36,7 @@ def made(name, **options):
 @pytest.mark.parametrize("name", relpos.names())
 def test_an_encoding_acts_in_the_places_that_it_reports(name):
     """By its effect, not by its methods: what each place does to an input."""
-    position = made(name)
+    position = build(name)
     for parameter in position.parameters():
         torch.nn.init.normal_(parameter)
     x, (q, k) = torch.randn(1, 5, 8), torch.randn(2, 1, 2, 5, 4)
@@ -55,7 +55,7 @@ def test_an_encoding_acts_in_the_places_that_it_reports(name):
 
 @pytest.mark.parametrize(("parts", "place", "form"), SUMS)
 def test_a_sum_acts_where_its_parts_act(parts, place, form):
-    position = made("sum", parts=parts)
+    position = build("sum", parts=parts)
     assert position.place == place
     assert position.places == tuple(place.split(", ") if place != "nowhere" else ())
     assert position.form == form
@@ -72,25 +72,25 @@ def test_known_encodings_have_their_known_places_and_forms():
         ("nope", "nowhere", "none"),
     ):
         assert (relpos.card(name).place, relpos.card(name).form) == (place, form)
-        assert (made(name).place, made(name).form) == (place, form)
+        assert (build(name).place, build(name).form) == (place, form)
 
 
 def test_the_form_of_an_encoding_on_the_meta_device_is_known_too():
-    assert made("cable").to("meta").form == "RankOne"
+    assert build("cable").to("meta").form == "RankOne"
 
 
 @pytest.mark.parametrize(("parts", "place"), [(["rope", "alibi"], "query and key, score"), (["nope"], "nowhere")])
 def test_dape_refuses_a_sum_that_does_more_than_add_a_bias(parts, place):
     with pytest.raises(ValueError, match=f"the place of 'sum' is: {place}"):
-        made("dape", base="sum", base_options={"parts": parts})
-    assert made("dape", base="sum", base_options={"parts": ["t5", "cable"]}).place == "score"
+        build("dape", base="sum", base_options={"parts": parts})
+    assert build("dape", base="sum", base_options={"parts": ["t5", "cable"]}).place == "score"
 
 
 def test_the_map_of_a_sum_is_its_bias_alone():
-    position = made("sum", parts=["rope", "alibi"])
-    assert torch.equal(position.map(7), made("alibi").map(7))
+    position = build("sum", parts=["rope", "alibi"])
+    assert torch.equal(position.map(7), build("alibi").map(7))
     with pytest.raises(ValueError, match="acts on the embedding, query and key and adds no bias"):
-        made("sum", parts=["learned", "rope"]).map(7)
+        build("sum", parts=["learned", "rope"]).map(7)
 
 
 # The trained length
@@ -129,7 +129,7 @@ def test_filling_in_the_length_changes_nothing_of_the_caller():
 @pytest.mark.parametrize("name", relpos.names())
 def test_the_options_for_a_length_make_an_encoding(name):
     options = encoding_class(name).options_for_length({}, 33)
-    assert made(name, **options).options.get("length", 33) == 33
+    assert build(name, **options).options.get("length", 33) == 33
 
 
 # Options
@@ -180,7 +180,7 @@ CHOICES = [
 def test_every_choice_of_an_option_is_accepted(name, option, choice):
     factors = {"short_factor": [1.0, 1.0], "long_factor": [2.0, 2.0]}
     more = {"rope_parameters": factors} if choice == "longrope" else {}
-    assert made(name, **{option: choice}, **more).options[option] == choice
+    assert build(name, **{option: choice}, **more).options[option] == choice
 
 
 def test_the_scalings_of_rope_are_the_choices_of_its_option():
@@ -196,15 +196,17 @@ def test_a_wrong_choice_is_refused_by_the_class_itself():
 
 
 def test_an_encoding_prints_its_options_as_passed_or_by_default():
-    assert repr(made("alibi")) == "Alibi(heads=2, head_dim=4, slopes='geometric', learned_per_head=0)"
+    assert repr(build("alibi")) == "Alibi(heads=2, head_dim=4, slopes='geometric', learned_per_head=0)"
     assert repr(encodings.Alibi(2, 4, slopes="press")).startswith("Alibi(heads=2, head_dim=4, slopes='press',")
-    assert "heads=2, head_dim=4, width=None, step='softplus', learned" in repr(made("cable", step="softplus"))
-    assert "base='fire', base_options={'c': 1.0}, units=32," in repr(made("dape", base="fire", base_options={"c": 1.0}))
+    assert "heads=2, head_dim=4, width=None, step='softplus', learned" in repr(build("cable", step="softplus"))
+    assert "base='fire', base_options={'c': 1.0}, units=32," in repr(
+        build("dape", base="fire", base_options={"c": 1.0})
+    )
 
 
 @pytest.mark.parametrize("name", relpos.names())
 def test_a_copy_and_an_unpickled_encoding_print_the_same(name):
-    position = made(name)
+    position = build(name)
     assert repr(copy.deepcopy(position)) == repr(pickle.loads(pickle.dumps(position))) == repr(position)
 
 
