@@ -4,13 +4,14 @@
 #   make check     lint and the quick part of the suite, in about a minute: for daily work
 #   make test      the test suite        make test-all   and its slow part
 #   make lint      ruff and mypy         make bench      speed, as ratios in one run
+#   make readme    the README's table of encodings, from relpos ls --markdown
 #   make bench-train   speed of a training step, the same way; make bench-evaluate   evaluation at 16,384 tokens
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: figures check test test-all lint bench bench-train bench-evaluate clean
+.PHONY: figures check test test-all lint readme bench bench-train bench-evaluate clean
 
 figures: $(INSTALLED)
 	$(BIN)/relpos figures --out figures $(ARGS)
@@ -36,6 +37,9 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+readme: $(INSTALLED)
+	$(BIN)/relpos ls --markdown | sed -i -e '/^<!-- encodings:/,/^<!-- end of encodings/{//!d}' -e '/^<!-- encodings:/r /dev/stdin' README.md
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/start.py

@@ -8,7 +8,7 @@ enc.map(512)
 
 from typing import TYPE_CHECKING, Any
 
-from relpos.encodings import card, encoding, names, register
+from relpos.encodings.registry import card, encoding, names, register
 from relpos.models.auto import register_when_imported
 
 if TYPE_CHECKING:

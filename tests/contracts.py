@@ -88,7 +88,7 @@ def tokens(length: int, setting: Setting, batch: int = 2) -> Tensor:
     return drawn.to(setting.dtype)
 
 
-def made(make: Make, setting: Setting) -> Encoding:
+def build(make: Make, setting: Setting) -> Encoding:
     """The encoding, its parameters moved off their start (some start at 0, where nothing can be seen)."""
     torch.manual_seed(3)
     position = make().to(setting.dtype)
@@ -99,7 +99,7 @@ def made(make: Make, setting: Setting) -> Encoding:
 
 
 def decoding_step_by_step_is_the_whole_sequence(make: Make, setting: Setting) -> None:
-    position = made(make, setting)
+    position = build(make, setting)
     layer, x = Layer(position, backend=setting.backend), tokens(13, setting)
     for step in (1, 5):
         decoded = layer.decode(x, step)
@@ -111,7 +111,7 @@ def decoding_step_by_step_is_the_whole_sequence(make: Make, setting: Setting) ->
 
 
 def packed_documents_are_separate_documents(make: Make, setting: Setting) -> None:
-    position = made(make, setting)
+    position = build(make, setting)
     x, lengths = tokens(17, setting), ([5, 1, 11], [9, 8, 0])
     documents = torch.stack([torch.repeat_interleave(torch.tensor([7, 3, 9]), torch.tensor(row)) for row in lengths])
     for causal in (True, False) if position.bidirectional else (True,):
@@ -128,7 +128,7 @@ def packed_documents_are_separate_documents(make: Make, setting: Setting) -> Non
 
 
 def padding_hides_keys_and_nothing_else(make: Make, setting: Setting) -> None:
-    position = made(make, setting)
+    position = build(make, setting)
     layer, x = Layer(position, backend=setting.backend), tokens(11, setting)
     padding = torch.ones(2, 11, dtype=torch.bool)
     padding[0, 8:] = False  # right padding: the rows before it must not notice
@@ -145,7 +145,7 @@ def padding_hides_keys_and_nothing_else(make: Make, setting: Setting) -> None:
 
 
 def every_length_works_also_past_the_trained_one(make: Make, setting: Setting) -> None:
-    position = made(make, setting)
+    position = build(make, setting)
     layer = Layer(position, backend=setting.backend)
     for length in (1, 2, 3, 67, 300):
         out = layer(tokens(length, setting, batch=1))
@@ -154,7 +154,7 @@ def every_length_works_also_past_the_trained_one(make: Make, setting: Setting) -
 
 
 def later_tokens_change_nothing_earlier(make: Make, setting: Setting) -> None:
-    position = made(make, setting)
+    position = build(make, setting)
     layer, x = Layer(position, backend=setting.backend), tokens(12, setting)
     changed = x.clone()
     changed[:, 9] += 1.0
@@ -164,7 +164,7 @@ def later_tokens_change_nothing_earlier(make: Make, setting: Setting) -> None:
 
 
 def gradients_are_those_of_finite_differences(make: Make, setting: Setting) -> None:
-    position = made(make, setting)
+    position = build(make, setting)
     names_ = [name for name, _ in position.named_parameters()]
     parameters = tuple(p.detach().clone().requires_grad_() for p in position.parameters())
     x = tokens(6, setting, batch=1).requires_grad_()
@@ -180,7 +180,7 @@ def gradients_are_those_of_finite_differences(make: Make, setting: Setting) -> N
 
 
 class _Wrapped(torch.nn.Module):
-    """A Layer whose encoding's parameters can be given from outside."""
+    """A Layer whose encoding's parameters can be passed from outside."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()
@@ -196,15 +196,15 @@ def values_and_gradients_are_those_of_the_reference(make: Make, setting: Setting
     padding = torch.ones(2, 13, dtype=torch.bool)
     padding[0, 3:5] = padding[1, 12] = False
     for options in ({}, {"documents": documents}, {"padding": padding}):
-        for causal in (True, False) if made(make, exact).bidirectional else (True,):
-            found = []
+        for causal in (True, False) if build(make, exact).bidirectional else (True,):
+            results = []
             for way in (exact, setting):
-                position, x = made(make, exact).to(way.dtype), tokens(13, exact).to(way.dtype).requires_grad_()
+                position, x = build(make, exact).to(way.dtype), tokens(13, exact).to(way.dtype).requires_grad_()
                 out = Layer(position, key_heads=2, backend=way.backend, causal=causal)(x, **options)
                 weights = torch.sin(torch.arange(out.numel(), dtype=torch.float64)).view(out.shape)
                 grads = torch.autograd.grad((out * weights.to(way.dtype)).sum(), (x, *position.parameters()))
-                found.append((out.double(), [grad.double() for grad in grads]))
-            (out, grads), (our_out, our_grads) = found
+                results.append((out.double(), [grad.double() for grad in grads]))
+            (out, grads), (our_out, our_grads) = results
             setting.close(our_out, out)
             for ours, theirs in zip(our_grads, grads, strict=True):
                 torch.testing.assert_close(
@@ -213,11 +213,11 @@ def values_and_gradients_are_those_of_the_reference(make: Make, setting: Setting
 
 
 def every_parameter_gets_a_gradient(make: Make, setting: Setting) -> None:
-    position = made(make, setting)
+    position = build(make, setting)
     names, parameters = zip(*position.named_parameters(), strict=True)
     layer, x = Layer(position, backend=setting.backend), tokens(12, setting)
     through_attention = torch.autograd.grad((layer(x) ** 2).sum(), parameters)
-    # A number that is added to a whole row of scores moves no attention weight, but it moves the scores.
+    # A value that is added to an entire row of scores changes no attention weight, but it changes the scores.
     scores = layer.scores(x)[..., torch.ones(12, 12).tril().bool()]
     through_scores = torch.autograd.grad((scores * torch.sin(torch.arange(scores.shape[-1]))).sum(), parameters)
     for name, gradient, of_scores in zip(names, through_attention, through_scores, strict=True):
@@ -226,7 +226,7 @@ def every_parameter_gets_a_gradient(make: Make, setting: Setting) -> None:
 
 
 def grouped_key_heads_are_repeated_heads(make: Make, setting: Setting) -> None:
-    position = made(make, setting)
+    position = build(make, setting)
     layer, x = Layer(position, backend=setting.backend, key_heads=2), tokens(9, setting)
     hidden = position.embed(x)
     q, k, v = (layer.split(hidden, p) for p in (layer.to_q, layer.to_k, layer.to_v))
@@ -235,7 +235,7 @@ def grouped_key_heads_are_repeated_heads(make: Make, setting: Setting) -> None:
 
 
 def a_static_map_is_the_same_for_any_input(make: Make, setting: Setting) -> None:
-    position = made(make, setting)
+    position = build(make, setting)
     q = torch.randn(2, 1, HEADS, 9, HEAD_DIM, dtype=torch.float64)
     k = torch.randn(2, 1, HEADS, 9, HEAD_DIM, dtype=torch.float64)
     for a, b in zip(q, k, strict=True):
@@ -245,7 +245,7 @@ def a_static_map_is_the_same_for_any_input(make: Make, setting: Setting) -> None
 
 
 def its_state_can_be_saved_and_loaded(make: Make, setting: Setting) -> None:
-    position, other = made(make, setting), make().to(setting.dtype)
+    position, other = build(make, setting), make().to(setting.dtype)
     other.load_state_dict(copy.deepcopy(position.state_dict()))
     x = tokens(8, setting)
     saved, loaded = (Layer(which, backend=setting.backend)(x) for which in (position, other))
@@ -264,7 +264,7 @@ def half_precision_runs_in_float32_inside(make: Make, setting: Setting) -> None:
 
 
 def both_directions_or_a_clear_refusal(make: Make, setting: Setting) -> None:
-    position = made(make, setting)
+    position = build(make, setting)
     layer, x = Layer(position, backend=setting.backend, causal=False), tokens(10, setting)
     if not position.bidirectional:
         with pytest.raises(ValueError, match="causal attention only"):
@@ -283,7 +283,7 @@ def contracts_for(setting: Setting, position: Encoding) -> list[Callable[[Make, 
         if setting.backend == "reference"
         else gradients_are_those_of_finite_differences
     }
-    if position.place not in ("score", "nowhere") or position.needs_hidden or position.needs_scores:
+    if not set(position.places) <= {"score"} or position.needs_hidden or position.needs_scores:
         left_out.add(a_static_map_is_the_same_for_any_input)
     if not list(position.parameters()):
         left_out.add(every_parameter_gets_a_gradient)

@@ -23,7 +23,7 @@ from relpos.encodings.positive import Between, Positive
 
 FOLDER = Path(__file__).parent / "data" / "golden"
 DOUBLE = 1e-8  # the code ran in float64; the files have 9 digits
-SINGLE = 1e-6  # parts of the code compute in float32 whatever they are given; FIRE's adds 1e-6 to a denominator
+SINGLE = 1e-6  # parts of the code compute in float32 whatever they receive; FIRE's adds 1e-6 to a denominator
 Pairs = Iterator[tuple[Tensor, Tensor]]
 Content = dict[str, Any]
 
@@ -122,7 +122,7 @@ def t5(content: Content) -> Pairs:
 
 
 def from_first_key(x: Tensor) -> Tensor:
-    """Without the value of the first key, which softmax does not see: it is the same in a whole row."""
+    """Without the value of the first key, which softmax does not see: it is the same in the entire row."""
     return x - x[..., :1]
 
 

@@ -31,7 +31,7 @@ class Layer:
         return projected.view(batch, length, -1, self.head_dim).transpose(1, 2)
 
     def __call__(self, x: Tensor, documents: Tensor | None = None, padding: Tensor | None = None) -> Tensor:
-        """The whole sequence at once: (batch, heads, length, head_dim)."""
+        """All of the sequence at once: (batch, heads, length, head_dim)."""
         hidden = self.position.embed(x, documents=documents)
         q, k, v = (self.split(hidden, p) for p in (self.to_q, self.to_k, self.to_v))
         return relpos.attention(

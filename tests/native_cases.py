@@ -19,7 +19,7 @@ LOGIT = 8.0  # no logit of standard normal q and k and of the families' biases i
 
 @dataclass(frozen=True)
 class Family:
-    """Random numbers for a form, and the form made of them in any dtype."""
+    """Random numbers for a form, and the form built from them in any dtype."""
 
     numbers: Callable[[int, int, Call], Numbers]  # batch, heads, call -> float64
     form: Callable[[Numbers, Call], Form | None]

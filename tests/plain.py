@@ -23,7 +23,7 @@ def normal(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def made(name, heads=HEADS, head_dim=HEAD_DIM, **options):
+def build(name, heads=HEADS, head_dim=HEAD_DIM, **options):
     """An encoding in float64, its parameters moved off their start (some start at 0, where nothing can be seen)."""
     torch.manual_seed(5)
     position = relpos.encoding(name, heads, head_dim, **options).double()

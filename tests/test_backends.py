@@ -46,6 +46,24 @@ def test_an_impossible_request_says_why(backend, name, dtype, sentence):
         relpos.attention(q, q, q, relpos.encoding(name, heads=2, head_dim=8), backend=backend)
 
 
+def test_a_backend_is_added_by_one_entry(monkeypatch):
+    class Mine:
+        FASTEST_ON = ("cpu",)
+
+        def refuses(self, q, form, call):
+            return "it runs five queries only." if call.queries != 5 else None
+
+        def attention(self, q, k, v, form, call):
+            return torch.full_like(q, 7.0)
+
+    monkeypatch.setattr(backends, "BACKENDS", {"mine": Mine(), **backends.BACKENDS})
+    five, six = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 6, 8)
+    assert (relpos.attention(five, five, five) == 7).all()
+    assert (relpos.attention(six, six, six) != 7).all()
+    with pytest.raises(ValueError, match="'mine' cannot run this: it runs five queries only"):
+        relpos.attention(six, six, six, backend="mine")
+
+
 def test_the_library_is_built():
     assert native.available() == (True, "")
 
@@ -72,7 +90,9 @@ except ValueError as error:
 def test_without_a_compiled_library_torch_does_it_with_one_notice():
     run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
     notice, refusal = run.stdout.splitlines()
-    assert notice.startswith("1 True relpos runs attention in plain torch, slower: the compiled kernel is missing")
+    assert notice.startswith(
+        "1 True relpos runs attention in plain torch, which is slower: the compiled kernel is missing"
+    )
     assert "'native' cannot run this: the compiled kernel is missing" in refusal
 
 
@@ -105,6 +125,6 @@ def test_memory_forward_and_backward_does_not_grow_with_the_square(name, maps):
 
 
 def test_info_tells_what_attention_runs_on():
-    found = json.loads(CliRunner().invoke(app, ["info", "--json"]).stdout)
-    assert found["instruction set"].startswith(native.isa())
-    assert found["torch"] == torch.__version__
+    facts = json.loads(CliRunner().invoke(app, ["info", "--json"]).stdout)
+    assert facts["instruction set"].startswith(native.isa())
+    assert facts["torch"] == torch.__version__

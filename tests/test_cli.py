@@ -22,6 +22,15 @@ def test_ls_json_lists_every_card():
     assert all(card["formula"] and card["paper"] for card in cards)
 
 
+def test_ls_prints_a_markdown_table_with_links_to_the_papers():
+    lines = CliRunner().invoke(app, ["ls", "--markdown"]).stdout.splitlines()
+    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1  # as many cells in every row
+    assert [line.split("`")[1] for line in lines[2:]] == relpos.names()
+    (alibi,) = [line for line in lines if line.startswith("| `alibi` |")]
+    assert "| score |" in alibi
+    assert "[2108.12409](https://arxiv.org/abs/2108.12409)" in alibi
+
+
 def test_ls_of_one_shows_formula_and_options():
     printed = CliRunner().invoke(app, ["ls", "rope"]).stdout
     assert relpos.card("rope").formula in printed
@@ -32,7 +41,7 @@ def test_ls_of_one_shows_formula_and_options():
 def test_ls_of_one_prints_its_texts_with_their_brackets(name):
     printed = " ".join(CliRunner().invoke(app, ["ls", name]).stdout.split())  # lines may be folded
     card = relpos.card(name)
-    for text in (card.formula, card.learns, card.paper, *(meaning for _, meaning in card.options.values())):
+    for text in (card.formula, card.paper, *(option.meaning for option in card.options.values())):
         assert " ".join(text.split()) in printed
 
 

@@ -369,7 +369,7 @@ class TestRefusals:
             ({"lengths": [16, 0]}, "at least 2, not 0"),
             ({"lengths": [1]}, "at least 2, not 1"),
             ({"protocol": "window"}, "Did you mean 'windows'"),
-            ({"tokens": 0}, "tokens must be a whole number"),
+            ({"tokens": 0}, "tokens must be an integer"),
             ({"stride": 4}, "not for windows"),
             ({"protocol": "sliding", "stride": 17}, "would leave tokens out"),
             ({"protocol": "sliding", "stride": 0}, "stride must be"),

@@ -24,7 +24,7 @@ def qkv(dtype: torch.dtype = torch.float32, length: int = LENGTH, size: float = 
 
 
 def run(backend, form, leaves: list[Tensor], inputs: list[Tensor], causal: bool = True) -> list[Tensor]:
-    """The output and the gradients of q, k, v and of what the bias is made of."""
+    """The output and the gradients of q, k, v and of the tensors of the bias."""
     q = leaves[0]
     out = backend.attention(*leaves, form, Call(q.shape[2], q.shape[2], causal, scale=8**-0.5, dtype=q.dtype))
     grad = torch.randn(q.shape, generator=torch.Generator().manual_seed(4)).to(q.dtype)
@@ -128,7 +128,7 @@ def test_saturated_rows_keep_their_gradients(backend, size):
 
 @pytest.mark.parametrize("name", ["alibi", "kerple_log", "t5", "fire", "cable", "forgetting", "rope"])
 def test_the_default_dtype_changes_nothing(name):
-    """Inputs are float32; new tensors made on the way must be what they are meant to be."""
+    """Inputs are float32; new tensors on the way must have the dtype that they are meant to have."""
     torch.manual_seed(0)
     position = relpos.encoding(name, heads=2, head_dim=8)
     tensors = torch.randn(3, 1, 2, 70, 8).unbind(0)

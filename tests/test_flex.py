@@ -15,7 +15,7 @@ HEADS, HEAD_DIM, KEYS = 4, 8, 21
 NAMES = [name for name in relpos.names() if relpos.card(name).form in ("Toeplitz", "RankOne", "Scaled")]
 
 
-def made(name, queries=KEYS, causal=True, documents=None, padding=None):
+def build(name, queries=KEYS, causal=True, documents=None, padding=None):
     torch.manual_seed(2)
     position = relpos.encoding(name, heads=HEADS, head_dim=HEAD_DIM, **({"length": 9} if name == "fire" else {}))
     gates = position.gates(torch.randn(2, KEYS, HEADS * HEAD_DIM))
@@ -35,21 +35,21 @@ def written_out(form, call):
 @pytest.mark.parametrize("queries", [KEYS, 5])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_score_function_is_the_bias_with_its_gradients(name, queries):
-    position, call, form = made(name, queries)
+    position, call, form = build(name, queries)
     visible = call.visible(call.i).expand(2, HEADS, -1, -1)
     weights = torch.randn(2, HEADS, queries, KEYS) * visible
-    found = []
+    results = []
     for bias in (form.block(call.i, call.j).expand(2, HEADS, -1, -1), written_out(form, call)):
         wanted = list(position.parameters())
         grads = torch.autograd.grad((bias * weights).sum(), wanted, retain_graph=True) if wanted else []
-        found.append([bias.masked_fill(~visible, 0.0), *grads])
-    for ours, theirs in zip(*found, strict=True):
+        results.append([bias.masked_fill(~visible, 0.0), *grads])
+    for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * float(theirs.detach().abs().max()))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if relpos.card(name).directions == "both"])
 def test_the_score_function_is_the_bias_in_both_directions(name):
-    _, call, form = made(name, causal=False)
+    _, call, form = build(name, causal=False)
     torch.testing.assert_close(written_out(form, call), form.block(call.i, call.j).expand(2, HEADS, -1, -1))
 
 
@@ -85,7 +85,7 @@ def test_the_mask_function_is_what_a_query_sees(causal, queries):
 def test_eager_flex_attention_gives_the_definition(name):
     documents = torch.tensor([[0] * 8 + [1] * 13, [3] * 20 + [2]])
     with torch.no_grad():
-        _, call, form = made(name, queries=7, documents=documents)
+        _, call, form = build(name, queries=7, documents=documents)
     q, k, v = torch.randn(2, HEADS, 7, HEAD_DIM), *torch.randn(2, 2, 2, KEYS, HEAD_DIM)
     mask = create_block_mask(flex.mask_function(call), 2, None, 7, KEYS, device="cpu")
     with torch.no_grad():

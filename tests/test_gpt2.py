@@ -191,6 +191,13 @@ def test_gates_are_cached_in_float32_beside_half_precision_values():
     torch.testing.assert_close(values[..., 8:].contiguous().view(torch.float32), gates, rtol=0, atol=0)
 
 
+def test_a_sum_of_embeddings_alone_acts_once_before_the_layers():
+    model, plain, tokens = build({"name": "sum", "parts": ["learned"]}), build("learned"), ids(2, 9)
+    weights = {key.replace("wpe.parts.0.", "wpe."): value for key, value in model.state_dict().items()}
+    plain.load_state_dict(weights)
+    assert torch.equal(plain(tokens).logits, model(tokens).logits)
+
+
 def test_a_sum_with_an_encoding_of_the_embedding_acts_in_both_places():
     position = {"name": "sum", "parts": ["learned", "alibi"]}
     with pytest.raises(ValueError, match="set share_position=True"):

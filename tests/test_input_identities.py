@@ -14,9 +14,9 @@ from plain import (
     WIDTH,
     affine,
     bias,
+    build,
     copy,
     hidden,
-    made,
     qkv,
     softplus,
     unsoftplus,
@@ -39,7 +39,7 @@ def running(linear, x, step):
 @pytest.mark.parametrize("step", ["relu", "softplus"])
 @pytest.mark.parametrize("name", ["cable", "cable_nw", "kcable"])
 def test_cable_is_its_formula(name, step, causal):
-    position, x = made(name, step=step), hidden()
+    position, x = build(name, step=step), hidden()
     written = bias(position, causal=causal, x=x)
     for b in range(len(x)):
         S = running(position.steps, x[b], step)
@@ -54,7 +54,7 @@ def test_cable_is_its_formula(name, step, causal):
 
 @pytest.mark.parametrize("name", ["cable", "cable_nw", "kcable", "forgetting"])
 def test_learned_distances_are_0_on_the_diagonal_and_never_positive(name):
-    position = made(name)
+    position = build(name)
     for causal in (True, False) if position.bidirectional else (True,):
         written = bias(position, causal=causal, x=hidden())
         assert (written.diagonal(dim1=2, dim2=3) == 0).all()
@@ -64,18 +64,18 @@ def test_learned_distances_are_0_on_the_diagonal_and_never_positive(name):
 
 @pytest.mark.parametrize("name", ["cable_nw", "forgetting"])
 def test_learned_distances_without_a_weight_add_up(name):
-    written = bias(made(name), x=hidden())
+    written = bias(build(name), x=hidden())
     for i, j, k in ((9, 4, 0), (13, 12, 3), (7, 7, 2), (13, 6, 6)):
         assert_close(written[:, :, i, j] + written[:, :, j, k], written[:, :, i, k], **CLOSE)
 
 
 def test_weighted_distances_do_not_add_up():
-    written = bias(made("cable"), x=hidden())
+    written = bias(build("cable"), x=hidden())
     assert (written[:, :, 9, 4] + written[:, :, 4, 0] - written[:, :, 9, 0]).abs().max() > 1e-2
 
 
 def test_cable_with_steps_of_1_and_a_constant_weight_is_alibi():
-    position, alibi = made("cable"), relpos.encoding("alibi", HEADS, HEAD_DIM)
+    position, alibi = build("cable"), relpos.encoding("alibi", HEADS, HEAD_DIM)
     for gate in (position.steps, position.weights):
         copy(gate.weight, torch.zeros(HEADS, WIDTH))
     copy(position.steps.bias, [1.0] * HEADS)
@@ -89,7 +89,7 @@ def test_cable_with_steps_of_1_and_a_constant_weight_is_alibi():
 @torch.no_grad()
 def test_one_more_dimension_of_queries_and_keys_does_the_same(name):
     # Softmax over j does not see terms of i alone, so −g_i·(S_i − S_j) acts as g_i·S_j.
-    position, x = made(name), hidden()
+    position, x = build(name), hidden()
     q, k, v = qkv()
     gates = position.gates(x)
     S = -gates[..., 0].cumsum(-1) if name == "forgetting" else gates[..., 0].cumsum(-1)
@@ -104,7 +104,7 @@ def test_one_more_dimension_of_queries_and_keys_does_the_same(name):
 
 
 def test_forgetting_is_its_formula():
-    position, x = made("forgetting"), hidden()
+    position, x = build("forgetting"), hidden()
     written = bias(position, x=x)
     for b in range(len(x)):
         z = affine(position.gate, x[b])
@@ -116,7 +116,7 @@ def test_forgetting_is_its_formula():
 
 
 def test_a_constant_forget_gate_is_alibi():
-    position, alibi = made("forgetting"), relpos.encoding("alibi", HEADS, HEAD_DIM)
+    position, alibi = build("forgetting"), relpos.encoding("alibi", HEADS, HEAD_DIM)
     copy(position.gate.weight, torch.zeros(HEADS, WIDTH))
     biases = [-unsoftplus(m) for m in alibi.slopes]  # log σ(b) = −m
     copy(position.gate.bias, torch.tensor(biases, dtype=torch.float64))
@@ -124,7 +124,7 @@ def test_a_constant_forget_gate_is_alibi():
 
 
 def test_a_forget_gate_that_stays_open_is_no_encoding():
-    position = made("forgetting")
+    position = build("forgetting")
     copy(position.gate.weight, torch.zeros(HEADS, WIDTH))
     copy(position.gate.bias, [40.0] * HEADS)  # log σ(40) = −4e-18
     q, k, v = qkv()
@@ -132,7 +132,7 @@ def test_a_forget_gate_that_stays_open_is_no_encoding():
 
 
 def test_forgetting_is_softplus_cable_without_weight_and_the_sign_turned():
-    forgetting, cable = made("forgetting"), made("cable_nw", step="softplus")
+    forgetting, cable = build("forgetting"), build("cable_nw", step="softplus")
     copy(cable.steps.weight, -forgetting.gate.weight)
     copy(cable.steps.bias, -forgetting.gate.bias)
     assert_close(bias(forgetting, x=hidden()), bias(cable, x=hidden()), **CLOSE)
@@ -143,7 +143,7 @@ def test_forgetting_is_softplus_cable_without_weight_and_the_sign_turned():
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_cope_is_its_formula(scaled):
-    position = made("cope", npos=5, scaled=scaled)
+    position = build("cope", npos=5, scaled=scaled)
     q, k, _ = qkv(batch=1)
     written = position.map(q=q, k=k)[0]
     e = position.table.tolist()
@@ -185,7 +185,7 @@ def test_cope_starts_as_plain_attention():
 @pytest.mark.parametrize("name", ["dape", "dapev2"])
 @torch.no_grad()
 def test_dape_with_a_zero_network_is_its_base(name, base):
-    position = made(name, base=base)
+    position = build(name, base=base)
     for parameter in position.second.parameters():
         parameter.zero_()
     q, k, _ = qkv()
@@ -198,7 +198,7 @@ def test_dape_with_a_zero_network_is_its_base(name, base):
 
 @torch.no_grad()
 def test_dape_is_its_formula():
-    position = made("dape", base="alibi")
+    position = build("dape", base="alibi")
     q, k, _ = qkv()
     A = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(HEAD_DIM)
     for causal in (True, False):
@@ -214,7 +214,7 @@ def test_dape_is_its_formula():
 
 @torch.no_grad()
 def test_dapev2_is_its_formula():
-    position = made("dapev2", base="alibi", units=5)
+    position = build("dapev2", base="alibi", units=5)
     q, k, _ = qkv(batch=1)
     A = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(HEAD_DIM)
     B = bias(relpos.encoding("alibi", HEADS, HEAD_DIM))
@@ -237,7 +237,7 @@ def test_dapev2_is_its_formula():
 @pytest.mark.parametrize("base", ["alibi", "kerple_log", "fire", "cope"])
 @torch.no_grad()
 def test_a_later_key_leaves_dapev2s_row_alone(base):
-    position = made("dapev2", base=base)
+    position = build("dapev2", base=base)
     q, k, _ = qkv()
     before = relpos.scores(q, k, position)
     for later in range(1, LENGTH):

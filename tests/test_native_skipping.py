@@ -30,7 +30,7 @@ def qkv(size: float = 1.0) -> list[Tensor]:
 
 
 def tables() -> Iterator[Case]:
-    """Inputs made to be skipped wrongly, with a table: name, q, k, v, table, no total and no weight."""
+    """Inputs chosen to be skipped wrongly, with a table: name, q, k, v, table, no total and no weight."""
     d = torch.arange(LENGTH).float()
     slopes = torch.tensor([0.6, 0.2, 0.05])[:, None]
     alibi = -slopes * d
@@ -170,9 +170,9 @@ def test_skipping_changes_nothing_beyond_rounding(causal):
             out = native.attention(*leaves, form(*numbers, causal), call, skip)
             out.backward(grad)
             results.append([out.detach(), *(x.grad for x in (*leaves, *numbers) if x is not None)])
-        for skipped, whole in zip(*results, strict=True):
+        for skipped, complete in zip(*results, strict=True):
             # 2^−24 of what a row or a column could have received, and the rounding of sums of other terms.
-            assert (skipped - whole).abs().max() <= 64 * EPSILON * whole.abs().max(), name
+            assert (skipped - complete).abs().max() <= 64 * EPSILON * complete.abs().max(), name
 
 
 # -- Cases in which what is multiplied by a tiny weight is huge: nothing may be lost, entry by entry
@@ -245,9 +245,9 @@ def test_nothing_is_lost_where_a_tiny_weight_is_multiplied_by_a_huge_number(name
         results.append([out.detach().double(), *(x.grad.double() for x in (*leaves, *numbers) if x is not None)])
     numbers = (None if x is None else x.double() for x in (table, total, weight))
     bounds = promised(*tensors, grad, form(*numbers, causal, length), causal, table is not None)
-    for number, (expected, whole, skipped) in enumerate(zip(*results, strict=True)):
+    for number, (expected, complete, skipped) in enumerate(zip(*results, strict=True)):
         # As right as without skipping, entry by entry; in sums that cancel, below 2^−24 of what cancels.
-        allowed = 8 * EPSILON * expected.abs() + 2 * (whole - expected).abs() + bounds.get(number, 0.0)
+        allowed = 8 * EPSILON * expected.abs() + 2 * (complete - expected).abs() + bounds.get(number, 0.0)
         assert ((skipped - expected).abs() <= allowed).all(), f"{name}: number {number} of the results"
 
 
@@ -287,7 +287,7 @@ def test_a_decaying_bias_is_skipped_and_a_flat_one_is_not():
 def test_skipping_respects_documents_and_padding(family, causal):
     keys = 700
     padding = torch.rand(2, keys) > 0.2
-    padding[0, 384:448] = False  # a whole tile
+    padding[0, 384:448] = False  # an entire tile
     packed = torch.stack([documents(500, 200), documents(10, 690)])
     options = {"documents": packed, "padding": padding, "causal": causal}
     call = Call(keys, keys, causal)
@@ -307,7 +307,7 @@ def test_a_far_key_that_is_no_number_is_never_skipped(spoiled):
     q, k, v, _ = (x.float() for x in normal(1, 1, 1, 640, 640, 16))
     k[0, 0, 5] = spoiled
     out = native.attention(q, k, v, Toeplitz(-torch.arange(640.0)[None], 0), Call(640, 640))
-    whole = native.attention(q, k, v, Toeplitz(-torch.arange(640.0)[None], 0), Call(640, 640), skip=False)
-    assert torch.equal(out.isnan(), whole.isnan())
+    complete = native.attention(q, k, v, Toeplitz(-torch.arange(640.0)[None], 0), Call(640, 640), skip=False)
+    assert torch.equal(out.isnan(), complete.isnan())
     assert native.skipped_fraction() == 0.0
-    torch.testing.assert_close(out, whole, equal_nan=True)
+    torch.testing.assert_close(out, complete, equal_nan=True)

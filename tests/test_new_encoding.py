@@ -9,20 +9,17 @@ from torch import nn
 from typer.testing import CliRunner
 
 import relpos
+from relpos import encodings
 from relpos.cli import app
 from relpos.encodings import registry
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Toeplitz
 
 
-# --- the whole of a new encoding ---
-class Window(relpos.Encoding):
+# --- a complete new encoding ---
+class Saturating(relpos.Encoding):
     """A learned penalty that saturates with distance."""
 
-    place = "score"
-    form = "Toeplitz"
-    learns = "1"
-    directions = "both"
     paper = "this test"
     formula = "B_ij = −a·tanh(|i − j| / 8)"
 
@@ -36,26 +33,64 @@ class Window(relpos.Encoding):
 
 # --- and its registration ---
 @pytest.fixture
-def _window():
-    relpos.register("window", Window)
+def _saturating():
+    relpos.register("saturating", Saturating)
     yield
-    registry._registered.pop("window")
+    registry._registered.pop("saturating")
 
 
-@pytest.mark.usefixtures("_window")
+@pytest.mark.usefixtures("_saturating")
 @pytest.mark.parametrize("backend", SETTINGS)
 def test_a_registered_class_keeps_every_contract(backend):
-    for contract in contracts_for(SETTINGS[backend], Window(HEADS, HEAD_DIM)):
-        contract(lambda: relpos.encoding("window", heads=HEADS, head_dim=HEAD_DIM), SETTINGS[backend])
+    for contract in contracts_for(SETTINGS[backend], Saturating(HEADS, HEAD_DIM)):
+        contract(lambda: relpos.encoding("saturating", heads=HEADS, head_dim=HEAD_DIM), SETTINGS[backend])
 
 
-@pytest.mark.usefixtures("_window")
+@pytest.mark.usefixtures("_saturating")
 def test_a_registered_class_is_listed_and_a_base_for_others():
-    assert "window" in relpos.names()
-    found = json.loads(CliRunner().invoke(app, ["ls", "window", "--json"]).stdout)
-    assert found["formula"] == Window.formula
-    adapted = relpos.encoding("dape", heads=HEADS, head_dim=HEAD_DIM, base="window")
-    assert isinstance(adapted.base, Window)
+    assert "saturating" in relpos.names()
+    card = json.loads(CliRunner().invoke(app, ["ls", "saturating", "--json"]).stdout)
+    assert card["formula"] == Saturating.formula
+    assert (card["places"], card["form"], card["learned_per_head"]) == (["score"], "Toeplitz", 1)
+    assert card["parameters"] == {"a": [12]}
+    adapted = relpos.encoding("dape", heads=HEADS, head_dim=HEAD_DIM, base="saturating")
+    assert isinstance(adapted.base, Saturating)
+
+
+FILE = '''
+from relpos.encodings.encoding import Encoding
+from relpos.encodings.forms import Toeplitz
+
+class Steep(Encoding):
+    """A steep penalty.
+
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        slope: How steep it is.
+    """
+
+    paper, formula = "this test, arXiv 1234.56789", "B_ij = −slope·|i − j|"
+
+    def __init__(self, heads: int, head_dim: int, *, slope: float = 2.0) -> None:
+        super().__init__(heads, head_dim)
+        self.slope = slope
+
+    def bias(self, call):
+        return Toeplitz(-self.slope * call.distances.abs().expand(self.heads, -1), call.zero)
+'''
+
+
+def test_one_file_and_one_line_are_all_that_an_encoding_needs(tmp_path, monkeypatch):
+    (tmp_path / "steep.py").write_text(FILE)
+    monkeypatch.setattr(encodings, "__path__", [*encodings.__path__, str(tmp_path)])
+    monkeypatch.setenv("RELPOS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(registry, "_cards", {})
+    monkeypatch.setitem(registry.FILES, "steep", ("steep", "Steep"))  # the line
+    assert encodings.Steep(2, 4).map(3)[1, 2].tolist() == [-4, -2, 0]
+    assert relpos.card("steep").options["slope"].meaning == "How steep it is."
+    for arguments in (["ls"], ["ls", "steep"], ["ls", "--markdown"]):
+        assert "steep" in CliRunner().invoke(app, arguments).stdout
 
 
 def broken_contracts(cls):
@@ -70,7 +105,7 @@ def broken_contracts(cls):
 
 
 def test_an_encoding_that_reads_the_future_breaks_contracts():
-    class Peeking(Window):
+    class Peeking(Saturating):
         def embed(self, x, start=0, documents=None):
             return x + x.mean(dim=1, keepdim=True)
 
@@ -82,7 +117,7 @@ def test_an_encoding_that_reads_the_future_breaks_contracts():
 
 
 def test_an_encoding_with_a_parameter_of_no_effect_breaks_a_contract():
-    class Idle(Window):
+    class Idle(Saturating):
         def bias(self, call):
             return Toeplitz(0 * self.a.to(call.dtype)[:, None] - call.distances.abs(), call.zero)
 
@@ -90,7 +125,7 @@ def test_an_encoding_with_a_parameter_of_no_effect_breaks_a_contract():
 
 
 def test_a_bias_that_differs_between_map_and_scores_breaks_a_contract():
-    class Unsteady(Window):
+    class Unsteady(Saturating):
         calls = 0
 
         def bias(self, call):

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from plain import CLOSE, HEAD_DIM, HEADS, LENGTH, SEEN, WIDTH, hidden, made, normal, qkv
+from plain import CLOSE, HEAD_DIM, HEADS, LENGTH, SEEN, WIDTH, build, hidden, normal, qkv
 from torch.testing import assert_close
 
 import relpos
@@ -150,7 +150,7 @@ def test_xpos_decays_with_distance():
 
 
 def test_learned_adds_its_row_to_each_token():
-    position = made("learned", length=20)
+    position = build("learned", length=20)
     x = hidden()
     assert_close(position.embed(x).detach(), x + position.weight[:LENGTH].detach(), **CLOSE)
     assert_close(position.embed(x, start=6).detach(), x + position.weight[6:].detach(), **CLOSE)
@@ -203,7 +203,7 @@ def test_alibi_is_exact_at_distance_300_for_half_precision_queries():
 @pytest.mark.parametrize("name", relpos.names())
 @torch.no_grad()
 def test_half_precision_inputs_meet_float32_tables(name, dtype):
-    position = made(name).float()
+    position = build(name).float()
     q, k, v = (x.to(dtype) for x in qkv(300, batch=1))
     x = hidden(300, batch=1).to(dtype)
     half = relpos.scores(q, k, position, hidden=x)
@@ -219,12 +219,12 @@ def test_half_precision_inputs_meet_float32_tables(name, dtype):
 @pytest.mark.parametrize("name", relpos.names())
 @torch.no_grad()
 def test_float64_inputs_meet_float64_tables(name):
-    position = made(name)
+    position = build(name)
     q, k, v = qkv()
     x = hidden()
     assert relpos.scores(q, k, position, hidden=x).dtype == torch.float64
     assert relpos.attention(q, k, v, position, hidden=x).dtype == torch.float64
-    single = relpos.scores(q.float(), k.float(), made(name).float(), hidden=x.float())
+    single = relpos.scores(q.float(), k.float(), build(name).float(), hidden=x.float())
     double = relpos.scores(q, k, position, hidden=x)
     error = (single.double() - double)[:, :, SEEN].abs().max()
     assert 1e-9 < error < 1e-4  # float32 errs by its rounding and no more; float64 is not float32 in disguise

@@ -69,6 +69,13 @@ def test_encodings_that_ask_for_the_trained_length_get_it():
     assert load_settings(None, parts).model.options["part_options"] == {"fire": {"length": 77}}
 
 
+def test_the_trained_length_is_not_written_into_the_callers_options():
+    options = {"parts": ["fire"], "part_options": {"fire": {"c": 1.0}}}
+    settings = load_settings(None, {"model.encoding": "sum", "model.options": options, "data.length": 77})
+    assert settings.model.options["part_options"] == {"fire": {"length": 77, "c": 1.0}}
+    assert options == {"parts": ["fire"], "part_options": {"fire": {"c": 1.0}}}
+
+
 def test_the_paper_recipe_is_the_papers():
     settings = load_settings("paper-small", {"model.encoding": "cable"})
     assert settings.run.steps == 19_073

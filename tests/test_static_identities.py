@@ -17,9 +17,9 @@ from plain import (
     TOEPLITZ,
     WIDTH,
     bias,
+    build,
     copy,
     hidden,
-    made,
     normal,
     qkv,
 )
@@ -36,14 +36,14 @@ from relpos.encodings.t5 import bucket
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", TOEPLITZ)
 def test_a_toeplitz_bias_is_a_function_of_the_distance(name, causal):
-    written = made(name).map(40, causal=causal)
+    written = build(name).map(40, causal=causal)
     assert torch.equal(written[:, 1:, 1:], written[:, :-1, :-1])
     assert written[:, -1, 0].isfinite().all()
 
 
 @pytest.mark.parametrize("name", STATIC)
 def test_a_longer_map_only_adds_rows_and_columns(name):
-    position = made(name, length=20) if name == "fire" else made(name)
+    position = build(name, length=20) if name == "fire" else build(name)
     for causal in (True, False) if position.bidirectional else (True,):
         longer, shorter = position.map(40, causal=causal)[:, :30, :30], position.map(30, causal=causal)
         # A power of a vector and of its tail, which takes another path in the CPU, differ in float32's last place.
@@ -52,7 +52,7 @@ def test_a_longer_map_only_adds_rows_and_columns(name):
 
 @pytest.mark.parametrize("name", STATIC)
 def test_a_static_bias_is_the_same_for_any_input(name):
-    position = made(name)
+    position = build(name)
     fixed = bias(position)
     for seed in (10, 20):
         q, k = 3 * normal(2, HEADS, LENGTH, HEAD_DIM, seed=seed), normal(2, HEADS, LENGTH, HEAD_DIM, seed=seed + 1)
@@ -64,7 +64,7 @@ def test_a_static_bias_is_the_same_for_any_input(name):
 
 @pytest.mark.parametrize("name", [name for name in SCORE if name not in STATIC])
 def test_a_bias_from_the_input_differs_with_the_input(name):
-    position = made(name, base="cable") if name.startswith("dape") else made(name)
+    position = build(name, base="cable") if name.startswith("dape") else build(name)
     q, k, _ = qkv()
     x = hidden()
     first = position.map(hidden=x, q=q, k=k)
@@ -74,7 +74,7 @@ def test_a_bias_from_the_input_differs_with_the_input(name):
 
 @pytest.mark.parametrize("name", [*SCORE, "nope"])
 def test_a_map_is_the_mask_that_makes_pytorchs_attention_the_same(name):
-    position = made(name)
+    position = build(name)
     q, k, v = qkv()
     for causal in (True, False) if position.bidirectional else (True,):
         x = hidden() if position.needs_hidden else None
@@ -99,7 +99,7 @@ def test_no_encoding_is_pytorchs_attention(causal):
 
 @pytest.mark.parametrize("name", [name for name in STATIC if name != "nope"])
 def test_the_bias_is_added_after_the_scaling_and_not_scaled(name):
-    position = made(name)
+    position = build(name)
     q, k, _ = qkv()
     with torch.no_grad():
         for scale in (0.1, 2.0):
@@ -164,7 +164,7 @@ def test_kerple_power_with_exponent_1_is_alibi():
 
 @pytest.mark.parametrize("name", ["kerple_log", "kerple_power"])
 def test_kerple_is_its_formula(name):
-    position = made(name)
+    position = build(name)
     r1, r2 = position.r1(torch.float64).tolist(), position.r2(torch.float64).tolist()
 
     def expected(h, r):
@@ -221,7 +221,7 @@ def test_t5_buckets_begin_at_their_known_distances():
 
 
 def test_t5_reads_one_number_a_bucket_and_head():
-    position = made("t5")
+    position = build("t5")
     last = bias(position, 130)[0, :, -1].flip(-1)  # by distance
     assert_close(last[:, :16], position.table[:, :16].detach(), **CLOSE)
     assert_close(last[:, 16:19], position.table[:, 16:17].detach().expand(-1, 3), **CLOSE)
@@ -229,7 +229,7 @@ def test_t5_reads_one_number_a_bucket_and_head():
 
 
 def test_t5_in_both_directions_keeps_past_and_future_apart():
-    position = made("t5")
+    position = build("t5")
     both = bias(position, causal=False)[0]
     for r in range(1, 8):
         assert_close(both[:, r, 0], position.table[:, r].detach(), **CLOSE)  # past
@@ -237,7 +237,7 @@ def test_t5_in_both_directions_keeps_past_and_future_apart():
 
 
 def test_clipped_is_constant_beyond_its_limit():
-    position = made("clipped", limit=5)
+    position = build("clipped", limit=5)
     for causal in (True, False):
         written = bias(position, 20, causal=causal)[0]
         for r in range(0 if causal else -19, 20):
@@ -261,7 +261,7 @@ def fire_arguments(length, threshold, c=0.1):
 
 @pytest.mark.parametrize("leak", [0, 0.01, 0.4, 1])
 def test_fire_is_its_formula(leak):
-    position = made("fire", length=6, units=7, leak=leak)
+    position = build("fire", length=6, units=7, leak=leak)
     copy(position.stretch.raw, Positive(torch.tensor(1.4, dtype=torch.float64)).raw)
     c, threshold = position.c(torch.float64).item(), 6 * position.stretch(torch.float64).item()
     slope, shift = position.inner.weight[:, 0].tolist(), position.inner.bias.tolist()
@@ -296,14 +296,14 @@ def test_fire_starts_with_c_a_tenth_and_the_threshold_at_the_trained_length():
 
 
 def test_fire_is_f_of_0_on_the_whole_diagonal():
-    position = made("fire", length=6)
+    position = build("fire", length=6)
     with torch.no_grad():
         f0 = position.outer(torch.relu(position.inner(torch.zeros(1, dtype=torch.float64))))
     assert_close(bias(position)[0].diagonal(dim1=1, dim2=2), f0[:, None].expand(-1, LENGTH), **CLOSE)
 
 
 def test_fire_is_toeplitz_up_to_its_threshold_and_not_beyond():
-    position = made("fire", length=9)
+    position = build("fire", length=9)
     copy(position.stretch.raw, Positive(torch.tensor(1.0, dtype=torch.float64)).raw)  # ℓ = 9
     written = bias(position, 20)[0]
     assert_close(written[:, 1:10, 1:10].tril(), written[:, :9, :9].tril(), **CLOSE)

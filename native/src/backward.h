@@ -1,9 +1,9 @@
 // The backward: tiles are computed again from the saved log-sum-exp, and five products give all gradients.
 //
-// A block of queries owns its dQ; the blocks of one key head add to the same dK and dV. Either one thread does all of a
-// key head, or, when there are few heads, the threads take its blocks of queries in turn: block s may add to a block of
-// keys only after block s − 1 has. All walk over the keys in the same direction, so each follows one step behind the
-// other, and the sums are in the same order whoever computes them.
+// A block of queries owns its dQ; all blocks of one key head add to the same dK and dV. Either one thread computes a
+// key head, or, if there are few heads, the threads take its blocks of queries in turn: block s may add to a block of
+// keys only after block s − 1 has. All blocks go over the keys in the same direction, so that each follows one step
+// behind the previous, and the order of the sums does not depend on the threads.
 #pragma once
 
 #include "demands.h"
@@ -14,13 +14,13 @@
 namespace relpos {
 namespace RELPOS_ISA {
 
-// Where the gradients of one key head are summed, and whose turn it is.
+// Where the gradients of one key head are summed, and which block of queries may add next.
 struct KeyGradients {
     float* keys;    // rows of `width`
     float* values;
     int64_t key_row, value_row;
-    uint8_t* touched;  // a flag a block of keys: the first to come overwrites
-    int64_t* turn;     // NULL: one thread does all
+    uint8_t* touched;  // one flag per block of keys: the first contribution overwrites, later ones add
+    int64_t* turn;     // NULL: one thread computes all blocks
 
     void wait(int block, int64_t sequence) const {
         if (!turn) return;
@@ -40,7 +40,7 @@ public:
                3 * Carve::padded(int64_t(kTile) * g.width) + 3 * kTile;
     }
 
-    // `demands` of the head, or NULL if nothing was left out of it.
+    // `demands` of the head, or NULL if the forward skipped none of its tiles.
     BackwardBlock(const relpos_problem& p, const Geometry& g, int64_t b, int64_t h, int block, const KeyHead& keys,
                   const KeyGradients& gradients, int64_t sequence, const Demands* demands, float* scratch)
         : p_(p), g_(g), b_(b), h_(h), block_(block), keys_(keys), gradients_(gradients), sequence_(sequence),
@@ -94,8 +94,8 @@ private:
             const bool there = lane >= rows_.begin && lane < rows_.end;
             maximum_[lane] = there ? maximum[lane] : kInfinity, log_sum_[lane] = there ? log_sum[lane] : 0.0f;
         }
-        // Summed in the order in which tiles sum d·v, so that they cancel where a row's output is one value.
-        float* out_transposed = dq_;  // not used before the first tile
+        // Summed in the same order as d·v in the tiles, so that both cancel where a row's output is a single value.
+        float* out_transposed = dq_;  // free until the first tile
         pack_transposed(out, p_.out.row, rows_.begin, rows_.end, g_.head_dim, 1.0f, out_transposed);
         for (int lane = 0; lane < kTile; lane += kLanes) {
             const int64_t panel = int64_t(lane / kPanel) * g_.head_dim * kPanel + lane % kPanel;
@@ -140,7 +140,7 @@ private:
         gradients_.pass(block, sequence_);
     }
 
-    // Scores to weights, and the gradient of the weights to that of the scores.
+    // Turns scores into weights, and the gradient of the weights into that of the scores.
     void differentiate(const KeyBlock& columns, Fold& fold) {
         for (int key = 0; key < columns.count; key++) {
             float* weight = weights_ + key * kTile;
@@ -181,11 +181,11 @@ private:
     float *q_transposed_, *d_transposed_, *weights_, *d_scores_, *q_, *d_out_, *dq_, *maximum_, *log_sum_, *delta_;
 };
 
-// Whether a thread takes whole key heads in the backward, or all threads share each.
+// Whether each thread computes entire key heads in the backward, or all threads share each key head.
 RELPOS_INLINE bool backward_by_head(const relpos_problem& p) {
     return p.threads == 1 || p.batch * p.key_heads >= 4 * p.threads;
 }
-// Sums of a bias's gradient: one a batch, or one a thread.
+// Number of partial sums of a bias's gradient: one per batch entry, or one per thread.
 RELPOS_INLINE int64_t backward_slots(const relpos_problem& p) { return backward_by_head(p) ? p.batch : p.threads; }
 
 template <class Form, class Fold>
@@ -247,7 +247,7 @@ private:
             Demands demands;
             demands.place(g_, demands_.of(head)), demands.measure(p_, g_, b, h);
         });
-        // Which thread takes which block is fixed, and with it the order of the sums in each slot.
+        // Blocks are assigned to threads in a fixed way, so that the order of the sums in each slot is fixed.
         parallel(team, [&](int thread, int threads) {
             for (int64_t task = thread; task < key_heads * each; task += threads) {
                 const int64_t head = task / each, b = head / p_.key_heads, kh = head % p_.key_heads;
@@ -266,7 +266,7 @@ private:
         });
     }
 
-    // The index-th block of queries of a key head, over the query heads it serves; the last positions first.
+    // The block of queries number `index` of a key head, over all query heads that it serves, last positions first.
     void block(int64_t b, int64_t kh, int64_t index, const KeyHead& keys, const KeyGradients& gradients,
                const Demands* demands, int thread, int64_t slot) {
         const int64_t h = kh * g_.group + index / g_.query_blocks;
@@ -275,7 +275,7 @@ private:
         BackwardBlock<Form, Fold>(p_, g_, b, h, block, keys, gradients, index, demands, scratch_.of(thread)).run(fold);
     }
 
-    // Whether the forward left tiles out of this head.
+    // Whether the forward skipped tiles of this head.
     bool skips_any(int64_t b, int64_t h) const {
         if (!p_.skipping) return false;
         const SkipCounts* counts = skip_counts(p_, b * p_.heads + h);
@@ -291,7 +291,7 @@ private:
                 p_.grad_k.row, p_.grad_v.row, touched_.of(user), turn};
     }
 
-    // The sums of a block of keys are complete: scale, narrow, and 0 where nobody looked.
+    // Finishes the sums of a block of keys: scales and narrows them, and writes 0 for keys that no query sees.
     void finish(int64_t b, int64_t kh, const KeyGradients& sums, int block) const {
         const int start = block * kTile, stop = least(g_.keys, start + kTile);
         const bool touched = sums.touched[block];

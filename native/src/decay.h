@@ -1,15 +1,15 @@
-// Upper bounds of a bias over a tile, and over everything beyond it: what skipping needs to know of a form.
+// Upper bounds of a bias over a tile, and over all tiles beyond it, which skipping needs from a form.
 //
-//   Decay<Form>::known                    whether there are such bounds
+//   Decay<Form>::known                    whether the form has such bounds
 //   floats(problem)                       storage for one head
-//   place(problem, b, h, storage)         the numbers of one head, and where to keep what measure() finds
-//   measure()                             how many bits the bias falls by at most; NaN if it must not be trusted.
-//                                         The bounds below are there only if that is kGateBits or more.
-//   tile(rows, block, lane)               at least the bias of these queries for any key of the block
-//   beyond(rows, block, lane, side)       the same for this block and all farther ones on that side
-//   gains                                 whether the bias is a weight times |gained|; then at least that is in
-//   gained, gained_beyond                 (of the same arguments)
-// No form is assumed to decrease: bounds are maxima of what is there. Units are log2.
+//   place(problem, b, h, storage)         the inputs of one head, and storage for the results of measure()
+//   measure()                             the most bits by which the bias falls; NaN if it must not be trusted.
+//                                         The bounds below are valid only if that is kGateBits or more.
+//   tile(rows, block, lane)               upper bound of the bias of these queries for any key of the block
+//   beyond(rows, block, lane, side)       the same for this block and all blocks farther away on that side
+//   gains                                 whether the bias is a weight times |gained|; if so, upper bounds of |gained|:
+//   gained, gained_beyond                 (same arguments as tile and beyond)
+// No form is assumed to decrease: the bounds are maxima of the values. Units are log2.
 #pragma once
 
 #include "forms.h"
@@ -21,8 +21,8 @@ namespace RELPOS_ISA {
 
 enum class Side { past, future };
 
-// A bias that falls by less than kGateBits + log2(keys) cannot push a weight below 2^−24 / keys by itself: the tests would
-// cost more than they save.
+// A bias that falls by less than kGateBits + log2(keys) cannot alone push a weight below 2^−24 / keys: the tests would
+// then cost more than they save.
 constexpr float kGateBits = 24.0f;
 
 template <class Form>
@@ -37,7 +37,7 @@ struct Decay {
     RELPOS_MEMBER Vec gained_beyond(const QueryBlock&, int, int, Side) const { return Vec{}; }
 };
 
-// Maxima of the table over windows of a tile's keys, from a distance on, and up to a distance.
+// Maxima of the table: over windows of a tile's keys, from a distance on, and up to a distance.
 template <>
 struct Decay<Toeplitz> {
     static constexpr bool known = true, gains = false;
@@ -71,8 +71,8 @@ struct Decay<Toeplitz> {
         for (int64_t i = n - 1; i >= 0; i--) from_[i] = top = most(top, window_[i]);
         for (int64_t step = 1; step < kTile; step *= 2)  // windows of 2, 4, … kTile
             for (int64_t i = 0; i + step < n; i++) window_[i] = most(window_[i], window_[i + step]);
-        // Single low entries let no tile be skipped: what counts is how far a whole tile's largest one falls, and, since
-        // near keys come first, below what is nearer.
+        // Single low entries let no tile be skipped. What counts is how far the maximum of a tile falls below the
+        // values at smaller distances, because near keys come first.
         float gap = 0.0f;
         for (int64_t i = RELPOS_TABLE_PAD; i + kTile <= RELPOS_TABLE_PAD + distances_; i++)
             gap = most(gap, (causal_ ? up_to_[i] : high) - window_[i]);
@@ -97,7 +97,7 @@ private:
     bool causal_;
 };
 
-// The range of the total over a block of keys, over it and all before, over it and all behind.
+// The range of the total over a block of keys, over it and all earlier blocks, over it and all later blocks.
 template <>
 struct Decay<RankOne> {
     static constexpr bool known = true, gains = true;
@@ -197,7 +197,7 @@ struct Decay<Sum<A, B>> {
     void place(const relpos_problem& p, int64_t b, int64_t h, float* storage) {
         a_.place(p, b, h, storage), b_.place(p, b, h, storage + Decay<A>::floats(p));
     }
-    float measure() { return a_.measure(true) + b_.measure(); }  // either may fall too little by itself
+    float measure() { return a_.measure(true) + b_.measure(); }  // each alone may fall too little
 
     RELPOS_MEMBER Vec tile(const QueryBlock& rows, int block, int lane) const {
         return a_.tile(rows, block, lane) + b_.tile(rows, block, lane);

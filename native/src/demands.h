@@ -1,10 +1,10 @@
-// Which tiles the backward computes although the forward left them out.
+// Which tiles the backward computes although the forward skipped them.
 //
 // In a sum over the queries of column j a weight w_ij is multiplied by |g_i| (gradient of v_j), |g_i|·|q_i| (of k_j) or
-// |g_i|·|weight_i| (of total_j), g the gradient of the output. A tile that the forward left out passed its test by some
-// bits. If its queries' factors exceed the largest ones among the tiles that are computed for these keys by more bits
-// than that and kTolerance, it is computed after all: what a column loses stays below 2^−22 of the largest factor it
-// has met.
+// |g_i|·|weight_i| (of total_j), where g is the gradient of the output. A tile that the forward skipped passed its test
+// by some number of bits. If the factors of its queries exceed the largest factors among the computed tiles of these
+// keys by more than that number plus kTolerance bits, the backward computes it. So a column loses less than 2^−22 of
+// its largest factor.
 #pragma once
 
 #include "skipping.h"
@@ -22,7 +22,7 @@ public:
         for (float*& met : met_) met = carve.take(g.key_blocks);
     }
 
-    // Logarithms of the largest factors of each block of queries, and of what each block of keys meets in its tiles.
+    // Logarithms of the largest factors of each block of queries, and of those in the computed tiles of each key block.
     void measure(const relpos_problem& p, const Geometry& g, int64_t b, int64_t h) {
         for (float* met : met_)
             for (int block = 0; block < g.key_blocks; block++) met[block] = -kInfinity;
@@ -40,7 +40,7 @@ public:
     bool needed(const Geometry& g, int query_block, int key_block, uint8_t slack) const {
         for (int f = 0; f < kFactors; f++) {
             const float own = own_[f][query_block - g.first_block];
-            // A NaN is no reason to leave anything out.
+            // A NaN never skips a tile.
             if (own != -kInfinity && !(own - met_[f][key_block] <= float(slack - 1) + kTolerance)) return true;
         }
         return false;
@@ -48,7 +48,7 @@ public:
 
 private:
     static constexpr int kFactors = 3;
-    static constexpr float kTolerance = 2.0f;  // gradients that are alike differ by as much
+    static constexpr float kTolerance = 2.0f;  // similar gradients differ by about this many bits
 
     void measure_rows(const relpos_problem& p, const Geometry& g, int64_t b, int64_t h, const QueryBlock& rows,
                       int index) {

@@ -1,19 +1,19 @@
-// The forms a bias can take: one small type each, which the forward and the backward are written over.
+// The forms a bias can take: one small type each. The forward and the backward are templates over them.
 //
-// A form knows how a tile gets its bias:
-//   Form(problem, b, h)               the numbers of one head
-//   enter(rows, columns, tile)        now at this tile; may write a bias into `tile`, which the scores will overwrite
+// A form adds the bias to a tile:
+//   Form(problem, b, h)               the inputs of one head
+//   enter(rows, columns, tile)        moves to this tile; may write a bias into `tile`, which the scores will overwrite
 //   add(scores, key, lane)            adds the bias, in units of log2, to a strip of scores in registers
-// and Form::Fold how the gradient of the scores of a tile is folded back onto those numbers:
+// and Form::Fold adds the gradient of the scores of a tile to the gradients of those inputs:
 //   Fold(problem, b, h, slot, scratch)
-//   begin_rows(rows)                  a new block of queries
-//   begin_tile(rows, columns)         at this tile; then for every vector of it
+//   begin_rows(rows)                  starts a block of queries
+//   begin_tile(rows, columns)         starts a tile; then, for every vector of it:
 //   add(key, lane, gradient)
-//   end_key(key)                      all vectors of this key were given
-//   end_tile(gradients)               the whole tile, [key][query], was given
-//   commit_keys(columns)              what is summed a key is written; blocks of queries take turns here
-//   end_rows(rows)                    what is summed a query is written
-// How far a form lets tiles be skipped is in skipping.h.
+//   end_key(key)                      after all vectors of this key
+//   end_tile(gradients)               after all vectors of the tile, which is [key][query]
+//   commit_keys(columns)              writes the sums per key; blocks of queries take turns here
+//   end_rows(rows)                    writes the sums per query
+// decay.h and skipping.h decide which tiles of a form can be skipped.
 #pragma once
 
 #include "tiles.h"
@@ -21,7 +21,7 @@
 namespace relpos {
 namespace RELPOS_ISA {
 
-// Folds nothing: for forms without numbers, and where no gradient of the bias is wanted.
+// Folds nothing: for forms without inputs, and for calls that need no gradient of the bias.
 struct NoFold {
     NoFold(const relpos_problem&, int64_t, int64_t, int64_t, float*) {}
     void begin_rows(const QueryBlock&) {}
@@ -41,8 +41,8 @@ struct NoBias {
     RELPOS_MEMBER void add(Vec (&)[Rows][Vectors], int, int) const {}
 };
 
-// Sums over the diagonals of a tile. Neighbouring keys go to different buffers, so that no vector is read back right
-// after an overlapping one was written.
+// Sums over the diagonals of a tile. Neighbouring keys go to different buffers, so that no vector is read right after
+// an overlapping vector was written.
 class DiagonalSums {
 public:
     void clear() { memset(sums_, 0, sizeof sums_); }
@@ -52,7 +52,7 @@ public:
         store(at, load(at) + gradient);
     }
 
-    // Onto a table whose column of distance 0 is `zero`.
+    // Adds the sums to a table whose column of distance 0 is `zero`.
     void flush(float* zero, const QueryBlock& rows, const KeyBlock& columns) const {
         float* table = zero + (rows.start - columns.start) - (kTile - 1);
         for (int i = 0; i < 2 * kTile; i += kLanes) {
@@ -114,7 +114,7 @@ private:
 };
 
 // bias = −weight_i · gained_ij, gained_ij = total_i − total_j, or its absolute value. A total is kept as high + low:
-// the difference of the high parts is exact where it is small, so no running sum is too large to be subtracted from.
+// the difference of the high parts is exact where it is small, so that differences of large sums stay exact.
 class RankOne {
 public:
     RankOne(const relpos_problem& p, int64_t b, int64_t h) {
@@ -153,9 +153,9 @@ private:
 };
 
 // With s_ij the sign of gained_ij (1 unless symmetric): total_j gains Σ_i weight_i · s_ij · g_ij, total_i loses
-// weight_i · Σ_j s_ij · g_ij, and weight_i loses Σ_j gained_ij · g_ij. Without signs what total_i loses is 0 but for
-// rounding; it is kept, for then the rounding of a g_ij moves total_i and total_j oppositely, and only the steps
-// between j and i notice.
+// weight_i · Σ_j s_ij · g_ij, and weight_i loses Σ_j gained_ij · g_ij. Without signs, the loss of total_i is 0 except
+// for rounding. It is kept nevertheless: the rounding of a g_ij then changes total_i and total_j by opposite amounts,
+// and affects only the steps between j and i.
 class RankOne::Fold : public NoFold {
 public:
     Fold(const relpos_problem& p, int64_t b, int64_t h, int64_t slot, float* scratch)

@@ -7,7 +7,7 @@
 namespace relpos {
 namespace RELPOS_ISA {
 
-// What one key head's tasks share. `decay` is of one query head.
+// What the tasks of one key head share. `decay` belongs to one query head.
 template <class Form>
 struct ForwardHead {
     int64_t b, h;
@@ -49,7 +49,7 @@ public:
     }
 
 private:
-    // Outwards from the diagonal, first into the past, then into the future.
+    // Goes outwards from the diagonal, first into the past, then into the future.
     void walk(Skipper<Form>* skipper, uint8_t* slack) {
         SkipCounts counts = {};
         if (rows_.low < rows_.high) {
@@ -69,7 +69,7 @@ private:
         __atomic_fetch_add(&all->kept, counts.kept, __ATOMIC_RELAXED);
     }
 
-    // The tiles beyond the one that ended a walk are visible all the same, and passed by as much as it did.
+    // The tiles beyond the one that ended a walk are visible too, and passed the test by as many bits.
     void leave_rest(int last, int to, int step, uint8_t* slack, SkipCounts& counts) const {
         for (int block = last + step; step * block <= step * to; block += step) {
             counts.visible += KeyBlock(p_, g_, rows_, head_.b, block).visible;
@@ -77,7 +77,7 @@ private:
         }
     }
 
-    // Whether this tile is left out, by having passed its test by so many bits.
+    // Whether this tile is skipped, given the bits by which it passed its test.
     static bool leave(float bits, uint8_t& slack) {
         if (!(bits > 0.0f)) return false;
         slack = as_slack(bits);
@@ -102,7 +102,7 @@ private:
         counts.scored++;
         if (skipper && begun_ && leave(skipper->scored(block, tile_maximum_), slack[block])) return true;
         counts.kept++;
-        // The sums that tests compare with grow fast at first: they are brought up to date at tiles 1, 2, 8, 32, …
+        // The sums that the tests compare with grow fast at first: they are updated at tiles 1, 2, 8, 32, …
         const bool measured = skipper && counts.kept == next_measured_;
         if (measured) next_measured_ = next_measured_ == 1 ? 2 : 4 * next_measured_;
         softmax(columns, skipper, measured);
@@ -115,12 +115,12 @@ private:
         return true;
     }
 
-    // Scores to weights 2^(score − m), with the running maximum m and sum l brought up to date.
+    // Turns scores into weights 2^(score − m), and updates the running maximum m and sum l.
     void softmax(const KeyBlock& columns, Skipper<Form>* skipper, bool measured) {
         for (int lane = rows_.from; lane < rows_.to; lane += kLanes) {
             const Vec before = load(m_ + lane);
             const Vec m = larger(before, load(tile_maximum_ + lane));
-            // A row that has seen nothing yet has no maximum to subtract.
+            // A row that has seen no key yet has no maximum to subtract.
             const Vec reference = m == -kInfinity ? Vec{} : m;
             const Vec shrink = exp2(before - reference);
             float* at = scores_ + lane;
@@ -176,7 +176,7 @@ private:
     float *queries_, *scores_, *out_, *m_, *l_, *tile_maximum_, *shrink_;
 };
 
-// Many heads: a thread takes whole key heads, so that what it copies and measures of one is still in its cache.
+// Many heads: each thread computes entire key heads, so that its copies and bounds of a head are still in its cache.
 // Few heads: all threads share the blocks of queries, longest first.
 template <class Form>
 class Forward {
@@ -253,7 +253,7 @@ private:
         });
     }
 
-    // Whether the bias of this head falls far enough for the tests to be worth their time.
+    // Whether the bias of this head falls far enough for the tests to save time.
     bool prepare(int64_t b, int64_t h, Decay<Form>& decay, float* storage) const {
         if (!skip_) return false;
         decay.place(p_, b, h, storage);

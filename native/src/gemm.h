@@ -13,7 +13,7 @@ constexpr int kPanel = kPanelVectors * kLanes;
 
 enum class Layout { natural, transposed };
 
-// sums[m][v] += Σ_k a(m, k) · b[k][v], k from `begin` to `end`. a is broadcast, so it may lie in memory either way:
+// sums[m][v] += Σ_k a(m, k) · b[k][v], k from `begin` to `end`. a is broadcast, so that it may have either layout:
 // a(m, k) = a[m · a_row + k], or transposed a[k · a_row + m].
 template <Layout layout, int Rows, int Vectors>
 RELPOS_INLINE void multiply(const float* __restrict a, int64_t a_row, const float* __restrict b, int64_t b_row,
@@ -37,7 +37,7 @@ RELPOS_INLINE void multiply(const float* __restrict a, int64_t a_row, const floa
     }
 }
 
-// What happens to the numbers a product meets at its destination.
+// How a product is combined with the values at its destination.
 enum class Into { overwrite, add, rescale };
 
 struct Product {
@@ -48,7 +48,7 @@ struct Product {
     float* c;
     int64_t c_row;
     Into into;
-    const float* factor;  // a number a row, for Into::rescale: c = c · factor + a · b
+    const float* factor;  // one value per row, for Into::rescale: c = c · factor + a · b
 };
 
 template <Layout layout, int Rows, int Vectors>
@@ -57,8 +57,8 @@ static __attribute__((noinline)) void product_block(const Product& p, int row, i
     const float* a = p.a + (layout == Layout::natural ? row * p.a_row : row);
     multiply<layout>(a, p.a_row, p.b + column, p.b_row, begin, end, sums);
     float* c = p.c + row * p.c_row + column;
-    // The tile's own sum is complete before the running sum is touched: adding one by one to a large running sum
-    // would round every term of a slowly decaying tail.
+    // The tile's own sum is completed before it is added to the running sum: adding the terms to a large running sum
+    // one by one would round every term of a slowly decaying tail.
     if (p.into != Into::overwrite) {
         RELPOS_UNROLL
         for (int m = 0; m < Rows; m++) {
@@ -91,7 +91,7 @@ RELPOS_INLINE int with_sizes(int rows, int vectors, Work&& work) {
     return with_rows<1>(rows, work);
 }
 
-// Which terms of a product with a tile on the diagonal can be other than 0.
+// Which terms of a product with a tile on the diagonal can be nonzero.
 enum class Trim { none, up_to_row, from_row };
 
 // c[row][:columns] from a and b for row_begin ≤ row < row_end, summed over k_begin ≤ k < k_end.

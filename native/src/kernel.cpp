@@ -1,4 +1,4 @@
-// Compiled once for each instruction set: the forms, put into the forward and the backward.
+// Compiled once for each instruction set: forward and backward for each form.
 #include "kernel.h"
 
 #include "backward.h"

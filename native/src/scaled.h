@@ -1,12 +1,13 @@
 // The scaled form (FIRE): bias = f_h(x), x = table[i − j] · inverse_i, f_h piecewise linear.
 //
-// f_h(x) = base + gain · x + Σ_s bend_s · max(x − knot_s, 0). Over a strip of a few keys x moves little: the knots
-// below its range are folded into base and gain beforehand, those above it are 0, and only those inside are evaluated.
+// f_h(x) = base + gain · x + Σ_s bend_s · max(x − knot_s, 0). Over a strip of a few keys x changes little: the knots
+// below its range are included in base and gain beforehand, the knots above it contribute 0, and only the knots inside
+// are evaluated.
 //
 // Gradients. With g the gradient of a score and p the knots passed by a strip, the sums kept are
 //   [0][p] Σ g    [1][p] Σ g·x    [2][s] Σ g·max(x − knot_s, 0)    [3][s] Σ g·[x > knot_s]
-// with s only over the knots inside the strip's range: the caller adds what the knots that were passed received from
-// the first two.
+// with s only over the knots inside the strip's range. The caller computes the contributions of the knots that were
+// passed from the first two sums.
 #pragma once
 
 #include "forms.h"
@@ -89,7 +90,7 @@ private:
                     RELPOS_UNROLL
                     for (int m = 0; m < kStrip; m++) bias[m] += bend * larger(x[m] - knot, Vec{});
                 }
-                // A tile has room for kTile keys, a multiple of kStrip, however many it holds.
+                // The buffer of a tile always holds kTile keys, a multiple of kStrip.
                 RELPOS_UNROLL
                 for (int m = 0; m < kStrip; m++) store(tile + (key + m) * kTile + lane, bias[m]);
             }
@@ -107,7 +108,7 @@ private:
 
 class Scaled::Fold : public NoFold {
 public:
-    // Scratch of a thread: two sums a knot.
+    // Scratch memory of a thread: two sums per knot.
     static int64_t scratch_floats(const relpos_problem& p) { return 2 * p.knots * kLanes; }
 
     Fold(const relpos_problem& p, int64_t b, int64_t h, int64_t slot, float* scratch)
@@ -172,7 +173,7 @@ private:
                 Vec to_inverse = load(lanes_ + lane);
                 RELPOS_UNROLL
                 for (int m = 0; m < kTogether; m++) {
-                    const Vec to_x = gradient[m] * slope[m];  // times log2(e), as the coefficients are
+                    const Vec to_x = gradient[m] * slope[m];  // times log2(e), like the coefficients
                     to_inverse += to_x * table[m];
                     diagonals_.add(at + m, lane, to_x * (inverse * kLn2));
                 }

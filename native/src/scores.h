@@ -6,14 +6,14 @@
 namespace relpos {
 namespace RELPOS_ISA {
 
-// What a strip of a tile needs to know. `queries` is packed by pack_transposed.
+// The inputs of a strip of a tile. `queries` was packed by pack_transposed.
 struct ScoreTile {
     const float* keys;
     int64_t key_row;
     const float* queries;
     int depth;  // head_dim
     float* scores;          // [key][query]
-    float* maximum;         // a number a query, raised to the largest score (only if Maximum)
+    float* maximum;         // one value per query, raised to the largest score (only if Maximum)
     const QueryBlock* rows;
     const KeyBlock* columns;
 };
@@ -50,7 +50,7 @@ static __attribute__((noinline)) void score_strip(const ScoreTile& t, const Form
         for (int v = 0; v < Vectors; v++) store(t.scores + (key + m) * kTile + lane + v * kLanes, scores[m][v]);
 }
 
-// All strips of a tile. On the diagonal, vectors that lie wholly above it are left as they were.
+// Computes all strips of a tile. Vectors entirely above the causal diagonal are left unchanged.
 template <bool Masked, bool Maximum, class Form>
 static void score_tile(const ScoreTile& t, const Form& form) {
     for (int panel = 0; panel < kTile; panel += kPanel) {

@@ -1,23 +1,23 @@
-// Which tiles provably cannot matter.
+// Which tiles provably do not matter.
 //
-// With w_ij the weights of row i, a tile is left out if for each of its entries, and for every X_ij by which a weight
-// is multiplied in a sum over the keys,
+// With w_ij the weights of row i, a tile is skipped if for each of its entries, and for every X_ij by which a weight is
+// multiplied in a sum over the keys,
 //
 //   w_ij · X_ij < 2^−24 / keys · Σ_j w_ij · X_ij,     X = 1, |v_j|, |k_j|, |k_j|·|v_j|
 //                                                   and gained_ij, gained_ij·|v_j| where the bias has a weight_i
 //
-// so that what a row loses stays below 2^−24 of what the row keeps: 1 is the softmax itself, |v| the output, |k|·|v|
-// and |k| (times the row's own output) the gradient of q, gained·|v| and gained that of weight_i. |v| is the largest
-// entry of a value, |k| the length of a key.
+// so that a row loses less than 2^−24 of what it keeps. X = 1 stands for the softmax itself, |v| for the output,
+// |k|·|v| and |k| (times the row's own output) for the gradient of q, gained·|v| and gained for that of weight_i. |v|
+// is the largest entry of a value, |k| the length of a key.
 //
 // The left side is bounded from above: the logits by Cauchy–Schwarz (|q_i| times the radius of the block's keys about a
 // common centre, plus q_i·centre) and the bias's own maximum, X by its maximum over the block. The right side is
-// bounded from below by what has been summed already, which is why near keys come first. Every test reads "all lanes
+// bounded from below by the sums so far, which is why near keys come first. Every test reads "all lanes
 // pass", so a NaN never skips.
 //
-// Sums over the queries (gradients of k, v and of running totals) multiply a weight by what the forward does not know:
-// the gradient of the output. For them the forward records by how many bits a tile passed, and the backward computes a
-// tile again if its queries weigh more than that above those of the tiles that are computed (Demands, demands.h).
+// Sums over the queries (gradients of k, v and of running totals) multiply a weight by the gradient of the output,
+// which the forward does not know. The forward therefore records by how many bits a tile passed, and the backward
+// computes a skipped tile if its queries' factors exceed those of the computed tiles by more bits (Demands, demands.h).
 #pragma once
 
 #include "decay.h"
@@ -33,14 +33,15 @@ struct SkipCounts {
 RELPOS_INLINE SkipCounts* skip_counts(const relpos_problem& p, int64_t head) {
     return reinterpret_cast<SkipCounts*>(p.skipping) + head;
 }
-// One byte per block of keys: 0 if the tile is computed, else 1 + the whole bits by which it passed its test.
+// One byte per block of keys: 0 if the tile is computed, otherwise 1 + the integer number of bits by which it passed
+// its test.
 RELPOS_INLINE uint8_t* skip_slack(const relpos_problem& p, const Geometry& g, int64_t head, int query_block) {
     uint8_t* slack = reinterpret_cast<uint8_t*>(p.skipping + p.batch * p.heads * 4);
     return slack + (head * g.query_blocks + query_block - g.first_block) * g.key_blocks;
 }
 RELPOS_INLINE uint8_t as_slack(float bits) { return bits < 254.0f ? uint8_t(1.0f + bits) : uint8_t(255); }
 
-// What bounds a block of keys, or all blocks on one side: the largest distance of a key from the centre, and the
+// The bounds of a block of keys, or of all blocks on one side: the largest distance of a key from the centre, and the
 // logarithms of the largest |v|, |k| and |k|·|v|. −inf for 0; +inf if any is infinite or NaN.
 struct KeyBounds {
     float radius, value, key, both;
@@ -86,7 +87,7 @@ public:
     const KeyBounds& beyond(int block, Side side) const { return (side == Side::past ? before_ : after_)[block]; }
 
 private:
-    // The mean of some keys. q·centre is the same for all keys of a row, so that a common offset costs no bound.
+    // The mean of some keys. q·centre is the same for all keys of a row, so that a common offset loosens no bound.
     void find_centre(const Geometry& g, const KeyHead& head) {
         const int sampled = least(g.keys, kTile);
         for (int d = 0; d < g.width; d += kLanes) {
@@ -106,7 +107,7 @@ private:
         for (int64_t first = block * kTile; first < stop; first += 4) {
             Quad distances[4], lengths[4], values[4];
             for (int i = 0; i < 4; i++) {
-                const int64_t j = least(first + i, stop - 1);  // behind the last one, that one again
+                const int64_t j = least(first + i, stop - 1);  // past the last key, repeat it
                 Vec distance = {}, length = {}, value = {};
                 VecInt finite = ~VecInt{};
                 for (int d = 0; d < g.width; d += kLanes) {
@@ -116,7 +117,7 @@ private:
                     value = larger(v, value);
                     finite &= v < kInfinity;
                 }
-                // A value that is infinite or NaN spoils the block by its distance.
+                // An infinite value or a NaN makes the distance infinite, so that the block is never skipped.
                 distance = finite ? distance : splat(kInfinity);
                 distances[i] = fold(distance, add), lengths[i] = fold(length, add), values[i] = fold(value, larger_of);
             }
@@ -125,7 +126,7 @@ private:
             farthest = larger_of(apart, farthest), longest = larger_of(squared, longest);
             tallest = larger_of(tall, tallest);
             for (int i = 0; i < 4 && first + i < stop; i++) {
-                // 0 where it is no number: the sums of rows that do not see this key stay sound.
+                // 0 if not finite: the sums of rows that do not see this key stay valid.
                 const float size = squared[i] < kInfinity ? __builtin_sqrtf(squared[i]) : 0.0f;
                 const float value = tall[i] < kInfinity ? tall[i] : 0.0f;
                 key_size_[first + i] = size, value_size_[first + i] = value, both_sizes_[first + i] = size * value;
@@ -133,7 +134,7 @@ private:
             }
         }
         if (!(sound[0] && sound[1] && sound[2] && sound[3])) return {kInfinity, kInfinity, kInfinity, kInfinity};
-        // Inflated by what rounding can have taken away.
+        // Increased by the largest possible rounding error.
         const float radius = __builtin_sqrtf(top(farthest) + 1e-36f) * (1.0f + 6e-5f) + centre_norm * 3e-5f;
         return {radius, __builtin_log2f(top(tallest)), 0.5f * __builtin_log2f(top(longest) + 1e-36f),
                 __builtin_log2f(top(largest_product))};
@@ -142,7 +143,7 @@ private:
     typedef int32_t IntQuad __attribute__((vector_size(16)));
 
     static float top(Quad x) { return most(most(x[0], x[1]), most(x[2], x[3])); }
-    // A vector put together into four lanes, and four such into one lane each.
+    // Reduces a vector to four lanes, and four such vectors to one lane each.
     template <class Operation>
     static RELPOS_MEMBER Quad fold(Vec x, const Operation& together) {
         Quad parts[kLanes / 4];
@@ -188,7 +189,7 @@ public:
         }
     }
 
-    // By how many bits everything from this block on outwards passes; 0 if it does not.
+    // The number of bits by which this block and all blocks beyond it pass the test; 0 if they do not pass.
     float beyond(int block, Side side) const {
         const KeyBounds& bounds = keys_.beyond(block, side);
         return least_margin([&](int lane) { return unseen_beyond(lane, block, side); }, [&](int lane) {
@@ -206,7 +207,7 @@ public:
         });
     }
 
-    // The same for this block, now that its largest scores are known.
+    // The same for this block, once its largest scores are known.
     float scored(int block, const float* maximum) const {
         const KeyBounds& bounds = keys_.own(block);
         return least_margin([&](int lane) { return unseen(lane, block); }, [&](int lane) {
@@ -215,10 +216,10 @@ public:
         });
     }
 
-    // The softmax of a row has reached the maximum m and the sum l.
+    // Raises the lower bound of a row's sum of weights, from the maximum m and the sum l of its softmax so far.
     RELPOS_MEMBER void raise_mass(int lane, Vec m, Vec l) { store(mass_ + lane, m + log2_below(l)); }
 
-    // Some weights 2^(score − m) of a tile, [key][query], are known: the sums Σ w·X are at least theirs. Not inlined: it is
+    // Raises the lower bounds of the sums Σ w·X by weights 2^(score − m) of a tile, [key][query]. Not inlined: it is
     // rare, and would take registers from the loop around it.
     __attribute__((noinline)) void raise_sums(const Form& form, const KeyBlock& columns, const float* weights, int lane,
                                               int stop, const float* maximum) {
@@ -245,7 +246,7 @@ private:
         store(floor + lane, larger(load(floor + lane), m + log2_below(sum)));
     }
 
-    // What the logarithm of a weight must stay below, by all of the row's sums.
+    // The bound that the logarithm of a weight must stay below, from all sums of the row.
     RELPOS_MEMBER Vec room(int lane, const KeyBounds& bounds, Vec gained) const {
         Vec room = smaller(load(value_ + lane) - bounds.value, load(mass_ + lane));
         room = smaller(load(key_ + lane) - bounds.key, room);
@@ -262,13 +263,13 @@ private:
         const Vec rounding = (spread + absolute(centre) + absolute(load(mass_ + lane))) * 1e-6f;
         return (spread + centre + rounding) + bias;
     }
-    // The least margin of all lanes that see anything, 0 if one does not pass. A tile that does not pass mostly fails in
-    // the first vector already.
+    // The smallest margin of all lanes that see a key; 0 if a lane does not pass. A tile that does not pass usually
+    // fails in the first vector.
     template <class Hidden, class Margin>
     RELPOS_MEMBER float least_margin(const Hidden& hidden, const Margin& margin) const {
         float low = kInfinity;
         for (int lane = rows_.from; lane < rows_.to; lane += kLanes) {
-            const Vec bits = margin(lane), passed = bits > 0.0f ? bits : Vec{};  // a NaN has not passed
+            const Vec bits = margin(lane), passed = bits > 0.0f ? bits : Vec{};  // a NaN does not pass
             const float least_here = -largest(-(hidden(lane) ? splat(kInfinity) : passed));
             if (!(least_here > 0.0f)) return 0.0f;
             low = least_here < low ? least_here : low;

@@ -14,14 +14,14 @@
 
 namespace relpos {
 
-// Set in a process forked from one that had loaded this library: OpenMP's threads did not survive, and waiting for
+// True in a process that was forked after this library was loaded: OpenMP's threads do not exist there, and waiting for
 // them would never end. Defined in api.cpp.
 extern bool forked;
 
 namespace RELPOS_ISA {
 
-// Denormal numbers count as 0 while this lives: the tails of a decaying bias are full of them, and each costs a
-// hundred cycles. The caller's mode comes back afterwards.
+// Treats denormal numbers as 0 during its lifetime: the tails of a decaying bias are full of them, and each costs about
+// a hundred cycles. The destructor restores the caller's mode.
 class FlushDenormals {
 public:
 #if defined(__SSE__)
@@ -47,7 +47,7 @@ private:
     FlushDenormals& operator=(const FlushDenormals&) = delete;
 };
 
-// work(thread, threads), once a thread.
+// Calls work(thread, threads) once per thread.
 template <class Work>
 static void parallel(int threads, const Work& work) {
 #ifdef _OPENMP
@@ -64,7 +64,7 @@ static void parallel(int threads, const Work& work) {
     work(0, 1);
 }
 
-// work(index) for 0 ≤ index < count, handed out in order to whoever is free.
+// Calls work(index) for 0 ≤ index < count; each free thread takes the next index.
 template <class Work>
 static void parallel_for(int threads, int64_t count, const Work& work) {
     int64_t next = 0;
@@ -77,7 +77,7 @@ static void parallel_for(int threads, int64_t count, const Work& work) {
     });
 }
 
-// Memory for a number of equal users, each on cache lines of its own. `ok` is false if there was none.
+// Equal pieces of memory, one per user, each on its own cache lines. `ok` is false if the allocation failed.
 template <class T>
 class Shared {
 public:
@@ -98,7 +98,7 @@ public:
     const bool ok;
 };
 
-// Hands out pieces of a buffer, on cache lines of their own.
+// Divides a buffer into pieces, each on its own cache lines.
 class Carve {
 public:
     explicit Carve(float* at) : at_(at) {}

@@ -1,9 +1,9 @@
-// How a call is cut into tiles of 64 queries × 64 keys, and how rows are laid out for the micro-kernel.
+// How a call is divided into tiles of 64 queries × 64 keys, and how rows are laid out for the micro-kernel.
 //
-// Blocks of queries and of keys are both cut at multiples of 64 positions, so the causal diagonal always runs from
-// corner to corner of the tile (block, block), also when there are fewer queries than keys; the first block of queries
-// may then start in the middle. A tile of scores is kept transposed, [key][query]: a vector holds neighbouring queries
-// of one key, so the softmax needs no horizontal sums, and keys and values are read as they lie in memory.
+// Blocks of queries and of keys both start at multiples of 64 positions, so that the causal diagonal always runs from
+// corner to corner of the tile (block, block), also if there are fewer queries than keys; the first block of queries
+// may then start in the middle. A tile of scores is stored transposed, [key][query]: a vector holds neighbouring
+// queries of one key, so that the softmax needs no horizontal sums, and keys and values are read in their own layout.
 #pragma once
 
 #include "api.h"
@@ -16,12 +16,12 @@ constexpr int kTile = RELPOS_TILE;
 
 struct Geometry {
     int queries, keys, head_dim;
-    int width;        // head_dim, rounded up to whole vectors
+    int width;        // head_dim, rounded up to a multiple of the vector size
     int offset;       // position of the first query
     int key_blocks;
     int first_block;  // of the queries
     int query_blocks;
-    int group;        // query heads a key head serves
+    int group;        // query heads per key head
 
     explicit Geometry(const relpos_problem& p)
         : queries(int(p.queries)), keys(int(p.keys)), head_dim(int(p.head_dim)), width(round_up(head_dim)),
@@ -29,15 +29,15 @@ struct Geometry {
           query_blocks(key_blocks - first_block), group(int(p.heads / p.key_heads)) {}
 };
 
-// A block of queries, and what its lanes may see.
+// A block of queries, and the keys that its lanes may see.
 struct QueryBlock {
     int start;               // position of lane 0
     int begin, end;          // lanes that hold a query
-    int from, to;            // the same, in whole vectors
+    int from, to;            // the same, rounded outwards to vectors
     int low, high;           // the keys seen by any lane: low ≤ key < high
     int all_from, all_to;    // the keys seen by every lane
     alignas(64) int32_t first[kTile];
-    alignas(64) int32_t last[kTile];  // one past the last key; lanes without a query see nothing
+    alignas(64) int32_t last[kTile];  // one past the last key; lanes without a query see no key
 
     QueryBlock(const relpos_problem& p, const Geometry& g, int64_t b, int block) {
         start = block * kTile;
@@ -59,13 +59,13 @@ struct QueryBlock {
     }
 };
 
-// A tile's keys, and whether anything in it is masked.
+// The keys of a tile, and whether any of its entries is masked.
 struct KeyBlock {
     int start, count;
     bool visible;   // by any query
     bool masked;    // from any query
-    bool diagonal;  // nothing above the diagonal needs computing
-    alignas(64) int32_t index[kTile];  // position of a key, or one that nobody sees
+    bool diagonal;  // nothing above the diagonal needs to be computed
+    alignas(64) int32_t index[kTile];  // position of a key, or a position that no query sees
 
     KeyBlock(const relpos_problem& p, const Geometry& g, const QueryBlock& rows, int64_t b, int block) {
         start = block * kTile;
@@ -95,7 +95,7 @@ static void pack_transposed(const float* rows, int64_t stride, int begin, int en
     };
     if (end - begin < kTile) memset(out, 0, sizeof(float) * kTile * columns);
     int lane = begin;
-    // Four by four where lanes and columns allow it.
+    // Four by four where the numbers of lanes and columns allow it.
     for (; lane % 4 && lane < end; lane++)
         for (int c = 0; c < columns; c++) *place(lane, c) = rows[(lane - begin) * stride + c] * scale;
     for (; lane + 4 <= end; lane += 4) {
@@ -121,7 +121,7 @@ static void pack_transposed(const float* rows, int64_t stride, int begin, int en
         for (int c = 0; c < columns; c++) *place(lane, c) = rows[(lane - begin) * stride + c] * scale;
 }
 
-// Rows → contiguous rows of `width` ≥ columns, filled up with 0.
+// Rows → contiguous rows of `width` ≥ columns, padded with 0.
 static void pack_rows(const float* rows, int64_t stride, int64_t count, int columns, int width, float* out) {
     for (int64_t i = 0; i < count; i++, rows += stride, out += width) {
         memcpy(out, rows, sizeof(float) * columns);
@@ -133,7 +133,7 @@ RELPOS_INLINE const float* rows_of(const relpos_array& x, int64_t b, int64_t h) 
     return x.data + b * x.batch + h * x.head;
 }
 
-// The keys and values of one key head, in rows of whole vectors.
+// The keys and values of one key head, in rows that are a multiple of the vector size.
 struct KeyHead {
     const float* keys;
     int64_t key_row;
@@ -141,14 +141,14 @@ struct KeyHead {
     int64_t value_row;
 };
 
-// Rows far apart in memory fall into few sets of the cache, and rows of broken vectors cannot be read whole: both are
-// copied once, before the many tiles that read them.
+// Rows far apart in memory share few sets of the cache, and rows that are no multiple of the vector size cannot be read
+// by full vectors: both are copied once, before the many tiles that read them.
 RELPOS_INLINE bool needs_packing(const relpos_problem& p, const Geometry& g) {
     return g.width != g.head_dim || p.k.row != g.head_dim || p.v.row != g.head_dim;
 }
 RELPOS_INLINE int64_t packed_floats(const Geometry& g) { return int64_t(2) * g.keys * g.width; }
 
-// Keys [begin, end) of the head into `packed`.
+// Copies keys [begin, end) of the head into `packed`.
 static void pack_keys(const relpos_problem& p, const Geometry& g, int64_t b, int64_t key_head, int64_t begin,
                       int64_t end, float* packed) {
     const float* k = rows_of(p.k, b, key_head);

@@ -31,7 +31,7 @@ RELPOS_INLINE VecInt load(const int32_t* p) { return *reinterpret_cast<const Una
 RELPOS_INLINE void store(float* p, Vec x) { *reinterpret_cast<UnalignedVec*>(p) = x; }
 RELPOS_INLINE Vec splat(float x) { return x - Vec{}; }
 
-// The second where they do not compare, as the hardware's instruction does.
+// The second if either is NaN, like the hardware's instruction.
 RELPOS_INLINE Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 RELPOS_INLINE Vec smaller(Vec a, Vec b) { return a < b ? a : b; }
 RELPOS_INLINE Vec absolute(Vec a) { return (Vec)((VecInt)a & 0x7fffffff); }

@@ -1,74 +1,115 @@
-"""Which way attention runs. Each backend is a module with `refuses` (why it cannot, or None) and `attention`."""
+"""The backends of attention: several ways to compute the same result.
+
+To add a backend: write a module with what `Backend` asks for, and add its line to `BACKENDS`.
+"""
 
 import warnings
 from functools import cache
-from types import ModuleType
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from relpos.attend import chunks, native, reference
+from relpos.attend import chunks, flex, native, reference
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Form
 from relpos.encodings.tracing import is_transformed
 from relpos.errors import unknown
 
-BACKENDS = ("native", "flex", "chunks", "reference")  # as the modules beside this one
-HERE: dict[str, ModuleType] = {"native": native, "chunks": chunks, "reference": reference}
-FASTEST = {"cpu": "native", "cuda": "flex"}  # on a device; chunks where it refuses
+
+class Backend(Protocol):
+    """What a backend's module holds.
+
+    Attributes:
+        FASTEST_ON: Types of device ("cpu", "cuda") on which this backend is preferred where it can run.
+    """
+
+    FASTEST_ON: tuple[str, ...]
+
+    def refuses(self, q: Tensor, form: Form | None, call: Call) -> str | None:
+        """Say why this backend cannot run a call.
+
+        Args:
+            q: Queries, (batch, heads, queries, head_dim).
+            form: The bias, or None.
+            call: The call of attention.
+
+        Returns:
+            The reason as a sentence, or None if it can run the call.
+        """
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> Tensor:
+        """Compute attention; gradients flow to q, k, v and every tensor of the form.
+
+        Args:
+            q: Queries, (batch, heads, queries, head_dim), rotated if the encoding rotates.
+            k: Keys, (batch, key_heads, keys, head_dim), rotated if the encoding rotates.
+            v: Values, in the shape of k.
+            form: The bias, or None.
+            call: The call of attention.
+
+        Returns:
+            (batch, heads, queries, head_dim) in the dtype of q.
+        """
 
 
-def choose(backend: str | None, q: Tensor, form: Form | None, call: Call) -> ModuleType:
-    """The backend asked for, or the fastest that can run this call."""
+BACKENDS: dict[str, Backend] = {"native": native, "flex": flex, "chunks": chunks, "reference": reference}
+
+
+def choose(backend: str | None, q: Tensor, form: Form | None, call: Call) -> Backend:
+    """Choose the backend for a call.
+
+    Args:
+        backend: Its name; if None, the fastest backend that can run the call.
+        q: Queries, (batch, heads, queries, head_dim).
+        form: The bias, or None.
+        call: The call of attention.
+
+    Returns:
+        The backend.
+
+    Raises:
+        ValueError: No backend has this name, or it cannot run the call.
+    """
     if backend is not None:
         if backend not in BACKENDS:
             raise unknown("backend", backend, BACKENDS)
-        reason = load(backend).refuses(q, form, call)
+        reason = BACKENDS[backend].refuses(q, form, call)
         if reason:
             raise ValueError(f"the backend {backend!r} cannot run this: {reason}")
-        return load(backend)
+        return BACKENDS[backend]
     if q.dtype == torch.float64 or is_transformed():
-        return load("reference")
-    fastest = FASTEST.get(q.device.type)
-    if fastest and not load(fastest).refuses(q, form, call):
-        return load(fastest)
-    if fastest == "native" and not torch.compiler.is_compiling():  # a graph has no place for warnings
+        return reference
+    for candidate in BACKENDS.values():
+        if q.device.type in candidate.FASTEST_ON and not candidate.refuses(q, form, call):
+            return candidate
+    if q.device.type == "cpu" and not torch.compiler.is_compiling():  # a traced graph cannot warn
         notice_missing_kernel()
-    return load("chunks")
-
-
-def load(backend: str) -> ModuleType:
-    """The module of a backend. FlexAttention is slow to import, and only CUDA needs it."""
-    if backend == "flex":
-        from relpos.attend import flex  # noqa: PLC0415
-
-        return flex
-    return HERE[backend]
+    return chunks
 
 
 def describe() -> dict[str, str]:
-    """What attention runs on here: backends with their reasons, instruction set, threads, versions."""
+    """Describe what attention runs on here: backends, instruction set, threads and versions."""
     import relpos  # noqa: PLC0415  (relpos imports this module)
 
-    here, why = native.available()
-    found = {
+    available, reason = native.available()
+    kernel = "native kernel; chunks of torch for biases that read the scores"
+    facts = {
         "relpos": relpos.__version__,
         "torch": torch.__version__,
-        "on a CPU": "native kernel; chunks of torch for biases that read the scores"
-        if here
-        else f"chunks of torch: {why}",
+        "on a CPU": kernel if available else f"chunks of torch: {reason}",
     }
-    if here:
-        found["instruction set"] = f"{native.isa()} (of {', '.join(native.isas())} that this CPU has)"
-    found["threads"] = str(torch.get_num_threads())
+    if available:
+        facts["instruction set"] = f"{native.isa()} (this CPU supports {', '.join(native.isas())})"
+    facts["threads"] = str(torch.get_num_threads())
     cuda = torch.cuda.is_available()
-    found["on CUDA"] = f"FlexAttention, compiled ({torch.cuda.get_device_name()})" if cuda else "no device here"
-    return found
+    facts["on CUDA"] = f"FlexAttention, compiled ({torch.cuda.get_device_name()})" if cuda else "no device here"
+    return facts
 
 
 @cache
 def notice_missing_kernel() -> None:
-    """Say, once, that attention would be faster with the compiled kernel."""
-    here, why = native.available()
-    if not here:
-        warnings.warn(f"relpos runs attention in plain torch, slower: {why}", stacklevel=4)
+    """Warn once that attention would be faster with the compiled kernel, if that is missing."""
+    available, reason = native.available()
+    if not available:
+        warnings.warn(f"relpos runs attention in plain torch, which is slower: {reason}", stacklevel=4)

@@ -1,7 +1,7 @@
-"""The definition a block of queries at a time, in plain torch: memory of block × length, forward and backward.
+"""The definition applied to one block of queries at a time, in plain torch: memory of block × length.
 
-For every form, on every device; the way of the score-dependent encodings, and of all when nothing faster is there.
-What a block writes out is thrown away and computed again in the backward.
+It runs every form on every device: the encodings that read the scores, and all others where no faster backend can run.
+What a block materialises is discarded and computed again in the backward.
 """
 
 import ctypes
@@ -17,20 +17,21 @@ from relpos.encodings.call import Call
 from relpos.encodings.forms import Form, Scaled, terms
 from relpos.encodings.tracing import is_transformed
 
-LOGITS = 2**20  # numbers a block may write out; 4 MB in float32, so that a block stays near the caches
+FASTEST_ON: tuple[str, ...] = ()
+LOGITS = 2**20  # values that a block may materialise: 4 MB in float32, so that a block fits into the caches
 BLOCKS_BETWEEN_TRIMS = 4
 
 
 def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
-    """It runs everything."""
+    """It runs every call."""
     return None
 
 
 def block_size(q: Tensor, form: Form | None, call: Call) -> int:
-    """Queries a block."""
+    """Number of queries per block."""
     row = call.keys * q.shape[0] * q.shape[1]
     for term in terms(form):
-        if isinstance(term, Scaled):  # its units are written out
+        if isinstance(term, Scaled):  # its units are materialised
             row = max(row, call.keys * term.row.shape[0] * len(term.slope))
     return min(call.queries, max(16, LOGITS // row))
 
@@ -38,13 +39,13 @@ def block_size(q: Tensor, form: Form | None, call: Call) -> int:
 def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> Tensor:
     """Attention by blocks of queries: (batch, heads, queries, head_dim)."""
     size = block_size(q, form, call)
-    # Computed again in the backward; torch.func cannot do that.
-    again = torch.is_grad_enabled() and call.queries > size and not is_transformed()
+    # Recompute blocks in the backward, which torch.func does not support.
+    recompute = torch.is_grad_enabled() and call.queries > size and not is_transformed()
     out, i = [], call.i
     for number, start in enumerate(range(0, call.queries, size)):
         trim = number % BLOCKS_BETWEEN_TRIMS == BLOCKS_BETWEEN_TRIMS - 1
 
-        # The form's own numbers reach the block through the closure; their gradients find their way back all the same.
+        # The form's tensors reach the block through the closure; gradients flow back to them all the same.
         def block(q: Tensor, k: Tensor, v: Tensor, i: Tensor, trim: bool = trim) -> Tensor:
             if trim:
                 give_back_freed_memory()
@@ -52,16 +53,16 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) ->
 
         inputs = (q[:, :, start : start + size], k, v, i[start : start + size])
         out.append(
-            checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False) if again else block(*inputs)
+            checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False) if recompute else block(*inputs)
         )
     return out[0] if len(out) == 1 else torch.cat(out, dim=2)
 
 
 def give_back_freed_memory() -> None:
-    """Hand freed memory back to the system, where the C library would sit on it.
+    """Return freed memory to the system, where the C library would keep it.
 
-    Before version 2.38, glibc hardly reuses freed pieces that were aligned, as torch's are: without this, a long row of
-    blocks grows the process by several gigabytes though next to nothing is in use.
+    Before version 2.38, glibc hardly reuses freed memory that was aligned, as torch's is. Without this call, many
+    blocks let the process grow by several gigabytes although little memory is in use.
     """
     if torch.compiler.is_compiling():
         return
@@ -73,7 +74,7 @@ def give_back_freed_memory() -> None:
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
     try:
-        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+        function: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError, TypeError):  # not glibc
         return None
-    return found
+    return function

@@ -1,20 +1,24 @@
 """CUDA: PyTorch's FlexAttention, compiled, with the form as its score function and documents and causality as its mask.
 
-Gradients reach the form's numbers through the captured tensors. Written for real and tested as far as a CPU can: each
-score and mask function in eager mode against the definition, values and gradients. It has not run on a GPU by us.
+Gradients reach the form's tensors through the captured tensors. We have not run it on a GPU. The tests compare each
+score and mask function with the definition in eager mode on a CPU, values and gradients.
 """
 
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Form, RankOne, Scaled, Toeplitz, terms
 
+if TYPE_CHECKING:  # FlexAttention is slow to import, and only CUDA needs it
+    from torch.nn.attention.flex_attention import BlockMask
+
+FASTEST_ON: tuple[str, ...] = ("cuda",)
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # (score, b, h, query, key) -> score
 Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (b, h, query, key) -> seen
 
@@ -24,14 +28,14 @@ def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
     if q.device.type != "cuda":
         return f"FlexAttention has a backward on CUDA only, and q is on {q.device.type}."
     if any(type(term) not in SCORES for term in terms(form)):
-        return "a Scored bias is a function of whole rows of scores, and FlexAttention sees one at a time."
+        return "a Scored bias is a function of complete rows of scores, and FlexAttention passes one score at a time."
     if q.dtype == torch.float64:
-        return "FlexAttention computes in float32; float64 goes to the reference."
+        return "FlexAttention computes in float32: for float64 use the reference."
     return None
 
 
 def toeplitz(form: Toeplitz, first: int) -> Score:
-    """table[h, i − j], the queries' first at `first`."""
+    """table[h, i − j]; the first query has the index `first`."""
 
     def score(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         column = (query + first - key + form.zero).clamp(0, form.table.shape[1] - 1)
@@ -41,9 +45,9 @@ def toeplitz(form: Toeplitz, first: int) -> Score:
 
 
 def rank_one(form: RankOne, first: int) -> Score:
-    """−weight_i · (total_i − total_j), in float32 without losing what float64 knew.
+    """−weight_i · (total_i − total_j), in float32 with the precision of a float64 sum.
 
-    The sum is split into two float32 numbers, and the differences of both are added: no float64 on the GPU.
+    The running sum is split into two float32 values, and the differences of both are added: no float64 on the GPU.
     """
     high = form.total.float()
     low = (form.total - high.double()).float()
@@ -77,7 +81,7 @@ SCORES: dict[type[Form], Callable[..., Score]] = {Toeplitz: toeplitz, RankOne: r
 
 
 def score_function(form: Form | None, call: Call) -> Score | None:
-    """The form as FlexAttention wants it, the terms of a sum one after another."""
+    """The form as a score function of FlexAttention; the terms of a sum are applied in order."""
     functions = [SCORES[type(term)](term, call.keys - call.queries) for term in terms(form)]
     if not functions:
         return None
@@ -91,7 +95,7 @@ def score_function(form: Form | None, call: Call) -> Score | None:
 
 
 def mask_function(call: Call) -> Mask:
-    """Which keys a query sees, as FlexAttention wants it."""
+    """Which keys a query sees, as a mask function of FlexAttention."""
     first, documents, padding = call.keys - call.queries, call.documents, call.padding
 
     def mask(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -106,21 +110,27 @@ def mask_function(call: Call) -> Mask:
     return mask
 
 
-def block_mask(call: Call, batch: int) -> BlockMask | None:
-    """The blocks worth computing; the plain causal one is kept, the others depend on the batch."""
+def block_mask(call: Call, batch: int) -> "BlockMask | None":
+    """The blocks to compute. The plain causal mask is cached; the others depend on the batch."""
+    from torch.nn.attention.flex_attention import create_block_mask  # noqa: PLC0415
+
     if call.documents is not None or call.padding is not None:
         return create_block_mask(mask_function(call), batch, None, call.queries, call.keys, device=call.device)
     return _causal_mask(call.queries, call.keys, call.device) if call.causal else None
 
 
 @cache
-def _causal_mask(queries: int, keys: int, device: torch.device) -> BlockMask:
+def _causal_mask(queries: int, keys: int, device: torch.device) -> "BlockMask":
+    from torch.nn.attention.flex_attention import create_block_mask  # noqa: PLC0415
+
     call = Call(queries, keys, device=device)
     return create_block_mask(mask_function(call), None, None, queries, keys, device=device)
 
 
 @cache
 def _compiled() -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415
+
     return torch.compile(flex_attention, dynamic=False)
 
 

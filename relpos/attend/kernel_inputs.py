@@ -1,4 +1,4 @@
-"""Brings tensors into the shape the kernel reads: padded, scaled to base 2, and kept alive while it runs."""
+"""Prepares tensors for the kernel: padded, scaled to base 2, and kept alive while it runs."""
 
 import ctypes
 import math
@@ -12,13 +12,13 @@ from relpos.attend.library import RANK_ONE, ROW_PAD, SCALED, TABLE_PAD, TOEPLITZ
 from relpos.encodings.call import document_ends
 
 LOG2E = math.log2(math.e)
-WORK_FOR_A_THREAD = 1 << 21  # multiplications of q·k, about 0.1 ms: waking a thread for less does not pay
-LARGEST_BIAS = 2.0**126  # in units of log2; larger ones, which float32 holds in natural units, would overflow
-REACH, HEAVIEST, LARGEST_REACH = 30, 60, 120  # exponents of running totals and weights as the kernel gets them
+WORK_FOR_A_THREAD = 1 << 21  # multiplications of q·k, about 0.1 ms: starting a thread for less costs more than it saves
+LARGEST_BIAS = 2.0**126  # in units of log2; larger ones, which float32 can hold in natural units, would overflow
+REACH, HEAVIEST, LARGEST_REACH = 30, 60, 120  # exponents of running totals and weights as the kernel receives them
 
 
 def form_number(bias: dict[str, Tensor]) -> int:
-    """The kernel's number of the form whose numbers are given."""
+    """The kernel's number of the form that has these tensors."""
     return SCALED if "knot" in bias else TOEPLITZ * ("table" in bias) + RANK_ONE * ("total" in bias)
 
 
@@ -53,29 +53,29 @@ class Prepared:
             self.set_scaled(bias)
 
     def keep(self, x: Tensor) -> Tensor:
-        """The tensor, contiguous, for as long as this lives."""
+        """The tensor, contiguous, kept alive as long as this object."""
         self.kept.append(x.contiguous())
         return self.kept[-1]
 
     def array(self, x: Tensor) -> Array:
-        """The tensor as rows the kernel can read, copied only if they are not contiguous themselves."""
+        """The tensor as rows that the kernel can read, copied only if the rows are not contiguous."""
         if x.stride(-1) != 1:
             x = x.contiguous()
         self.kept.append(x)
         return Array.of(x)
 
     def set_table(self, table: Tensor, zero: int, unit: float) -> None:
-        """A table over distances, one a head or one for all."""
+        """Set the table over distances: one per head, or one for all heads."""
         p = self.problem
         padded = self.keep(F.pad((table * unit).clamp(max=LARGEST_BIAS), (TABLE_PAD, TABLE_PAD)))
         p.table, p.distances, p.zero = padded.data_ptr(), table.shape[-1], zero + TABLE_PAD
         p.table_stride = padded.shape[-1] if table.dim() == 2 else 0
 
     def set_total(self, total: Tensor, weight: Tensor | None) -> None:
-        """A running total, counted from its least value, split into two floats each, and its weight.
+        """Set the running total, minus its minimum and split into two floats, and its weight.
 
-        Both are brought to a unit of their head, a power of two, so that neither overflows float32, nor do small
-        differences of the total fall below its normal numbers, which the kernel takes for 0.
+        Both are scaled per head by a power of two, so that neither overflows float32, and small differences of the
+        total do not become denormal, which the kernel treats as 0.
         """
         p = self.problem
         weight = torch.ones_like(total) if weight is None else weight.double()
@@ -90,10 +90,10 @@ class Prepared:
         p.total_high, p.total_low, p.weight = high.data_ptr(), low.data_ptr(), factor.data_ptr()
 
     def set_scaled(self, bias: dict[str, Tensor]) -> None:
-        """The hinges, with what a strip needs that has passed some of them."""
+        """Set the hinges, with base and gain for a strip that lies beyond some of them."""
         p = self.problem
         knot, base, gain, bend = bias["knot"].float(), bias["base"], bias["gain"], bias["bend"]
-        # Base and gain for every number of knots already passed.
+        # Base and gain for each number of knots already passed.
         passed_base = base[:, None] - F.pad((bend * knot.double()).cumsum(1), (1, 0))  # (heads, knots + 1)
         passed_gain = gain[:, None] + F.pad(bend.cumsum(1), (1, 0))
         numbers = [knot, *((x * LOG2E).float() for x in (passed_base, passed_gain, bend))]
@@ -103,15 +103,15 @@ class Prepared:
         p.inverse, p.inverse_stride = rows.data_ptr(), rows.shape[1] if rows.shape[0] > 1 else 0
 
     def run(self, function: str) -> None:
-        """Call the kernel; other Python threads go on meanwhile."""
+        """Call the kernel; other Python threads run meanwhile."""
         if getattr(library.load(), function)(ctypes.byref(self.problem)):
-            raise MemoryError("the native attention kernel found no memory for its tiles.")
+            raise MemoryError("the native attention kernel could not allocate memory for its tiles.")
 
 
 def unit_exponent(reach: Tensor, heaviest: Tensor) -> Tensor:
-    """Exponent of the unit in which to count a running total that spans `reach`, its largest weight being `heaviest`.
+    """Exponent of the unit for a running total that spans `reach` and whose largest weight is `heaviest`.
 
-    The total then spans about 2^REACH, unless that would take the weight out of 2^−HEAVIEST … 2^HEAVIEST; but never
+    The total then spans about 2^REACH, unless the weight would leave the range 2^−HEAVIEST … 2^HEAVIEST; and never
     more than 2^LARGEST_REACH.
     """
     spans, weighs = (torch.frexp(x).exponent.long() for x in (reach, heaviest))

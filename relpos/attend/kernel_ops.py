@@ -1,4 +1,4 @@
-"""The kernel as torch operators: `relpos::attention` and its backward, with what tracing and autograd need."""
+"""The kernel as torch operators: `relpos::attention` and its backward, with fake versions for tracing and autograd."""
 
 import ctypes
 from typing import Any
@@ -11,14 +11,14 @@ from relpos.attend import library
 from relpos.attend.kernel_inputs import Prepared, form_number
 from relpos.attend.library import RANK_ONE, SUM, TABLE_PAD, TILE, TOEPLITZ, Array
 
-COUNTS = 4  # of a head: open, visible, scored, kept
+COUNTS = 4  # per head: open, visible, scored, kept
 BIAS = ("table", "total", "weight", "inverse", "knot", "base", "gain", "bend")
 
 _last_counts: Tensor | None = None
 
 
 def skipped_fraction() -> float:
-    """Of the tiles that the last forward could see, how many were never computed. Not kept apart by thread."""
+    """Share of the visible tiles that the last forward, in any thread, did not compute."""
     counts = _last_counts
     if counts is None:
         return 0.0
@@ -26,13 +26,13 @@ def skipped_fraction() -> float:
     return 1.0 - scored / visible if visible else 0.0
 
 
-def given(*numbers: Tensor | None) -> dict[str, Tensor]:
-    """The numbers of the bias that are there, by name."""
-    return {name: x for name, x in zip(BIAS, numbers, strict=True) if x is not None}
+def by_name(*tensors: Tensor | None) -> dict[str, Tensor]:
+    """The tensors of the bias that are not None, by name."""
+    return {name: x for name, x in zip(BIAS, tensors, strict=True) if x is not None}
 
 
 def skipping_size(q: Tensor, k: Tensor, bias: dict[str, Tensor], skip: bool) -> int:
-    """Words of the record of what was skipped."""
+    """Length of the record of skipped tiles, in 64-bit words."""
     heads, keys = q.shape[0] * q.shape[1], k.shape[2]
     if not skip or form_number(bias) not in (TOEPLITZ, RANK_ONE, SUM):
         return 0
@@ -42,7 +42,7 @@ def skipping_size(q: Tensor, k: Tensor, bias: dict[str, Tensor], skip: bool) -> 
 
 
 def empty_out(q: Tensor) -> Tensor:
-    """Room for the output, laid out so that merging the heads copies nothing."""
+    """An empty output, laid out so that merging the heads copies nothing."""
     batch, heads, queries, head_dim = q.shape
     return q.new_empty(batch, queries, heads, head_dim).transpose(1, 2)
 
@@ -54,12 +54,12 @@ def forward(
     documents: Tensor | None, padding: Tensor | None, zero: int, causal: bool, symmetric: bool, scale: float,
     skip: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Output (batch, heads, queries, head_dim), log-sum-exp (2, batch, heads, queries), the record of skipping.
+    """Return output (batch, heads, queries, head_dim), log-sum-exp (2, batch, heads, queries) and record of skipping.
 
-    The log-sum-exp is base 2 and in two parts: the largest score of a row, and the logarithm of the rest.
+    The log-sum-exp has base 2 and two parts: the largest score of a row, and the logarithm of the remaining sum.
     """
     global _last_counts  # noqa: PLW0603
-    bias = given(table, total, weight, inverse, knot, base, gain, bend)
+    bias = by_name(table, total, weight, inverse, knot, base, gain, bend)
     prepared = Prepared(q, k, v, bias, documents, padding, zero, causal, symmetric, scale, skip)
     p = prepared.problem
     out, lse = empty_out(q), q.new_empty(2, *q.shape[:3])
@@ -73,7 +73,7 @@ def forward(
 
 @forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    bias, skip = given(*rest[: len(BIAS)]), rest[-1]
+    bias, skip = by_name(*rest[: len(BIAS)]), rest[-1]
     skipping = q.new_empty(skipping_size(q, k, bias, skip), dtype=torch.int64)
     return empty_out(q), q.new_empty(2, *q.shape[:3]), skipping
 
@@ -86,8 +86,8 @@ def backward(
     documents: Tensor | None, padding: Tensor | None, zero: int, causal: bool, symmetric: bool, scale: float,
     learns: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of q, k, v and, if the bias learns, of its numbers in the order of BIAS (empty for those not given)."""
-    bias = given(table, total, weight, inverse, knot, base, gain, bend)
+    """Gradients of q, k, v and, if `learns`, of the tensors of the bias in the order of BIAS (empty where None)."""
+    bias = by_name(table, total, weight, inverse, knot, base, gain, bend)
     prepared = Prepared(q, k, v, bias, documents, padding, zero, causal, symmetric, scale, len(skipping) > 0)
     p = prepared.problem
     grads = [x.new_empty(x.shape) for x in (q, k, v)]
@@ -99,53 +99,53 @@ def backward(
         return grads
     slots = library.load().relpos_slots(ctypes.byref(p))
     heads, rows = q.shape[1], tuple(q.shape[:3])
-    room: dict[str, Tensor] = {}
+    buffers: dict[str, Tensor] = {}
     if table is not None:
-        room["grad_table"] = q.new_zeros(slots, heads, table.shape[-1] + 2 * TABLE_PAD)
+        buffers["grad_table"] = q.new_zeros(slots, heads, table.shape[-1] + 2 * TABLE_PAD)
     if total is not None:
-        room["grad_total"] = torch.zeros(total.shape, dtype=torch.float64)
-        room["grad_total_query"] = q.new_empty(rows)
+        buffers["grad_total"] = torch.zeros(total.shape, dtype=torch.float64)
+        buffers["grad_total_query"] = q.new_empty(rows)
         if weight is not None:
-            room["grad_weight"] = q.new_empty(rows)
+            buffers["grad_weight"] = q.new_empty(rows)
     if knot is not None:
-        room["grad_inverse"] = q.new_empty(rows)
-        room["grad_scaled_sums"] = torch.zeros(slots, heads, 4, len(knot) + 1, dtype=torch.float64)
-    for name, x in room.items():
+        buffers["grad_inverse"] = q.new_empty(rows)
+        buffers["grad_scaled_sums"] = torch.zeros(slots, heads, 4, len(knot) + 1, dtype=torch.float64)
+    for name, x in buffers.items():
         setattr(p, name, x.data_ptr())
     prepared.run("relpos_backward")
-    found = bias_gradients(room, bias, k.shape[2], prepared.unit)
-    return grads + [found.get(name, q.new_empty(0)) for name in BIAS]
+    gradients = bias_gradients(buffers, bias, k.shape[2], prepared.unit)
+    return grads + [gradients.get(name, q.new_empty(0)) for name in BIAS]
 
 
 def bias_gradients(
-    room: dict[str, Tensor], bias: dict[str, Tensor], keys: int, unit: Tensor | None
+    buffers: dict[str, Tensor], bias: dict[str, Tensor], keys: int, unit: Tensor | None
 ) -> dict[str, Tensor]:
-    """The gradients of the bias's numbers from the kernel's sums."""
-    found: dict[str, Tensor] = {}
+    """Gradients of the tensors of the bias, computed from the kernel's sums."""
+    gradients: dict[str, Tensor] = {}
 
     def at_queries(x: Tensor) -> Tensor:
         return F.pad(x, (keys - x.shape[-1], 0))  # the queries are the last positions
 
-    if "grad_table" in room:
-        by_head = room["grad_table"].sum(0)[:, TABLE_PAD:-TABLE_PAD]  # (heads, distances)
-        found["table"] = by_head.contiguous() if bias["table"].dim() == 2 else by_head.sum(0)
-    if "grad_total" in room:
-        assert unit is not None  # what the kernel counts in is `unit` of what was given
-        found["total"] = (room["grad_total"] + at_queries(room["grad_total_query"])) / unit
-        if "grad_weight" in room:
-            found["weight"] = (at_queries(room["grad_weight"]) * unit).float()
-    if "grad_scaled_sums" in room:
+    if "grad_table" in buffers:
+        by_head = buffers["grad_table"].sum(0)[:, TABLE_PAD:-TABLE_PAD]  # (heads, distances)
+        gradients["table"] = by_head.contiguous() if bias["table"].dim() == 2 else by_head.sum(0)
+    if "grad_total" in buffers:
+        assert unit is not None  # the kernel counts the total in multiples of `unit`
+        gradients["total"] = (buffers["grad_total"] + at_queries(buffers["grad_total_query"])) / unit
+        if "grad_weight" in buffers:
+            gradients["weight"] = (at_queries(buffers["grad_weight"]) * unit).float()
+    if "grad_scaled_sums" in buffers:
         knot, bend = bias["knot"], bias["bend"]
-        by_batch = at_queries(room["grad_inverse"].double().sum(1))  # (batch, keys)
-        found["inverse"] = by_batch if len(bias["inverse"]) > 1 else by_batch.sum(0, keepdim=True)
-        plain, times_x, above, passed = room["grad_scaled_sums"].sum(0).unbind(1)  # (heads, knots + 1) each
-        # A constant moves no weight: what is summed for it is rounding.
-        found["base"], found["gain"] = torch.zeros(len(plain), dtype=torch.float64), times_x.sum(1)
-        # What a knot received where a whole strip had passed it.
+        by_batch = at_queries(buffers["grad_inverse"].double().sum(1))  # (batch, keys)
+        gradients["inverse"] = by_batch if len(bias["inverse"]) > 1 else by_batch.sum(0, keepdim=True)
+        plain, times_x, above, passed = buffers["grad_scaled_sums"].sum(0).unbind(1)  # (heads, knots + 1) each
+        # A constant moves no weight: the kernel's sum for it is rounding error.
+        gradients["base"], gradients["gain"] = torch.zeros(len(plain), dtype=torch.float64), times_x.sum(1)
+        # The gradient of a knot from strips that lie entirely beyond it.
         later_plain, later_x = (x.flip(1).cumsum(1).flip(1)[:, 1:] for x in (plain, times_x))
-        found["bend"] = above[:, :-1] + later_x - knot * later_plain
-        found["knot"] = -(bend * (passed[:, :-1] + later_plain)).sum(0)
-    return found
+        gradients["bend"] = above[:, :-1] + later_x - knot * later_plain
+        gradients["knot"] = -(bend * (passed[:, :-1] + later_plain)).sum(0)
+    return gradients
 
 
 @backward.register_fake
@@ -180,8 +180,7 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | Non
 
 def _refuse_second_derivatives(ctx: Any, *_: Any) -> None:
     raise RuntimeError(
-        "the native kernel has first derivatives only: for second ones call attention with backend='reference' or "
-        "'chunks'."
+        "the native kernel has first derivatives only: for second derivatives pass backend='reference' or 'chunks'."
     )
 
 

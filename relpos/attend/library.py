@@ -1,4 +1,4 @@
-"""Loads the compiled kernel and knows its C interface (native/src/api.h)."""
+"""Loads the compiled kernel and describes its C interface (native/src/api.h)."""
 
 import ctypes
 import functools
@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-INTERFACE = 2  # RELPOS_INTERFACE of the api.h that this file was written for
+INTERFACE = 2  # RELPOS_INTERFACE of the api.h that this file describes
 NONE, TOEPLITZ, RANK_ONE, SUM, SCALED = range(5)  # the forms, as the kernel numbers them
-TABLE_PAD = 128  # numbers before and behind a table over distances
-ROW_PAD = 64  # numbers behind an array over positions
+TABLE_PAD = 128  # values before and after a table over distances
+ROW_PAD = 64  # values after an array over positions
 TILE = 64
 
 Pointer = ctypes.c_void_p
@@ -26,7 +26,7 @@ class Array(ctypes.Structure):
 
     @classmethod
     def of(cls, x: Tensor) -> "Array":
-        """The array a tensor holds; its last dimension must be contiguous."""
+        """The array of a tensor, whose last dimension must be contiguous."""
         return cls(x.data_ptr(), *x.stride()[:3])
 
 
@@ -55,7 +55,7 @@ class Problem(ctypes.Structure):
 
 
 def file() -> Path | None:
-    """The compiled library: named by RELPOS_LIBRARY, beside this file, or where an editable install has put it."""
+    """Path of the compiled library: RELPOS_LIBRARY, beside this file, or where an editable install put it."""
     if named := os.environ.get("RELPOS_LIBRARY"):
         return Path(named)
     package = sys.modules[__package__ or "relpos.attend"]
@@ -68,20 +68,22 @@ def file() -> Path | None:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library, set to the instruction set named by RELPOS_ISA if that is set. RuntimeError says why not."""
+    """Load the library, and select the instruction set RELPOS_ISA if that is set.
+
+    Raises:
+        RuntimeError: The library is missing, cannot be loaded, or is of another version.
+    """
     path = file()
     if path is None:
-        raise RuntimeError(
-            "the compiled kernel is missing: install relpos with a C++ compiler at hand (pip install .)."
-        )
+        raise RuntimeError("the compiled kernel is missing: install a C++ compiler, then relpos again (pip install .).")
     try:
-        library = ctypes.CDLL(str(path))  # torch is imported, so its OpenMP is the one this library finds
+        library = ctypes.CDLL(str(path))  # torch is imported before, so that both use torch's OpenMP
     except OSError as error:
         raise RuntimeError(f"the compiled kernel cannot be loaded: {error}.") from error
     for name in ("relpos_isa", "relpos_isas"):
         getattr(library, name).restype = ctypes.c_char_p
     library.relpos_slots.restype = Int
-    # The first version, which had no such function, must not be called with today's structure.
+    # The first version has no relpos_interface, and cannot read today's structure.
     if not hasattr(library, "relpos_interface") or library.relpos_interface() != INTERFACE:
         raise RuntimeError("the compiled kernel is of another version of relpos: install relpos again.")
     chosen = os.environ.get("RELPOS_ISA")
@@ -95,13 +97,13 @@ def _choose(library: ctypes.CDLL, isa: str) -> None:
     if answer == 1:
         return
     built = library.relpos_isas().decode().split(",")
-    here = ", ".join(name for name in built if library.relpos_has(name.encode()) == 1)
-    why = "this CPU cannot run it" if answer == 0 else "the kernel was not built for it"
-    raise RuntimeError(f"instruction set {isa!r} was asked for, but {why}; there are {here}.")
+    usable = ", ".join(name for name in built if library.relpos_has(name.encode()) == 1)
+    reason = "this CPU does not have it" if answer == 0 else "the kernel was not built for it"
+    raise RuntimeError(f"the instruction set {isa!r} cannot be used, because {reason}. Allowed: {usable}.")
 
 
 def use(isa: str) -> None:
-    """Run the kernel's build for this instruction set from now on: portable, avx2 or avx512."""
+    """Select the instruction set of all later calls: portable, avx2 or avx512."""
     _choose(load(), isa)
 
 
@@ -111,7 +113,7 @@ def isa() -> str:
 
 
 def isas() -> list[str]:
-    """The instruction sets that are built and that this CPU has, best first."""
+    """The instruction sets that were built and that this CPU has, best first."""
     library = load()
     built: list[str] = library.relpos_isas().decode().split(",")
     return [name for name in built if library.relpos_has(name.encode()) == 1]

@@ -1,6 +1,6 @@
 """Attention by the compiled CPU kernel: exact, in memory linear in the length, forward and backward.
 
-`attention` brings a form to the kernel's numbers by differentiable torch; the two operators of `kernel_ops` run it.
+`attention` converts a form to the kernel's inputs by differentiable torch; the two operators of `kernel_ops` run it.
 """
 
 import torch
@@ -14,14 +14,15 @@ from relpos.encodings.call import Call
 from relpos.encodings.forms import Form, RankOne, Scaled, Toeplitz, terms
 from relpos.encodings.tracing import is_transformed
 
-__all__ = ["attention", "available", "isa", "isas", "refuses", "skipped_fraction"]
+__all__ = ["FASTEST_ON", "attention", "available", "isa", "isas", "refuses", "skipped_fraction"]
 
+FASTEST_ON: tuple[str, ...] = ("cpu",)
 MAX_HEAD_DIM = 256
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def available() -> tuple[bool, str]:
-    """Whether the kernel can run here, and if not, why."""
+    """Whether the kernel can run here, and the reason if not."""
     try:
         library.load()
     except RuntimeError as error:
@@ -31,43 +32,55 @@ def available() -> tuple[bool, str]:
 
 def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
     """Why the kernel cannot run this call, as a sentence; None if it can."""
-    if not torch.compiler.is_compiling():  # a traced graph cannot look; the operator will, when it runs
-        here, why = available()
-        if not here:
-            return why
+    if not torch.compiler.is_compiling():  # tracing does not load the library; the operator does, when it runs
+        loaded, reason = available()
+        if not loaded:
+            return reason
     if q.device.type != "cpu":
         return f"the native kernel runs on the CPU, but q is on {q.device}."
     if q.dtype not in DTYPES:
         return f"the native kernel computes in float32, but q is {q.dtype}."
     if q.shape[-1] > MAX_HEAD_DIM:
-        return f"the native kernel takes head_dim up to {MAX_HEAD_DIM}, not {q.shape[-1]}."
+        return f"the native kernel runs head_dim up to {MAX_HEAD_DIM}, not {q.shape[-1]}."
     if is_transformed():
         return (
-            "the native kernel knows reverse-mode gradients only, and a transform of torch.func or forward-mode "
-            "differentiation is at work: leave backend= out, and the reference runs (in memory length²)."
+            "the native kernel has reverse-mode gradients only, and this call is inside a transform of torch.func or "
+            "forward-mode differentiation: leave backend= out, and the reference runs (in memory length²)."
         )
     return refuses_form(form)
 
 
 def refuses_form(form: Form | None) -> str | None:
-    """Why the kernel has no such form, as a sentence; None if it has."""
+    """Why the kernel cannot run a form, as a sentence; None if it can."""
     kinds = [type(term) for term in terms(form)]
     runs = not kinds or kinds == [Scaled] or (set(kinds) <= {Toeplitz, RankOne} and kinds.count(RankOne) <= 1)
     if not runs:
         names = " + ".join(kind.__name__ for kind in kinds)
-        return f"the native kernel has no form {names}: it runs Toeplitz, RankOne, their sum, and Scaled."
+        return f"the native kernel cannot run the form {names}: it runs Toeplitz, RankOne, their sum, and Scaled."
     return None
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, skip: bool = True) -> Tensor:
-    """Attention of q (batch, heads, queries, head_dim), rotated, to k, v (batch, key_heads, keys, head_dim).
+    """Compute attention by the compiled kernel; gradients flow to q, k, v and every tensor of the form.
 
-    `skip` lets the kernel leave out tiles whose weights are provably below 2^−24 of their rows; `skipped_fraction`
-    tells how many the last call left out. Gradients flow to q, k, v and every number of the form.
+    Args:
+        q: Queries, (batch, heads, queries, head_dim), rotated if the encoding rotates.
+        k: Keys, (batch, key_heads, keys, head_dim), rotated if the encoding rotates.
+        v: Values, in the shape of k.
+        form: The bias, or None.
+        call: The call of attention.
+        skip: Whether the kernel may leave out tiles whose weights are provably below 2^−24 of their rows.
+            `skipped_fraction` returns how many the last call left out.
+
+    Returns:
+        (batch, heads, queries, head_dim) in the dtype of q.
+
+    Raises:
+        RuntimeError: The kernel cannot run this call.
     """
-    why = refuses(q, form, call)
-    if why is not None:
-        raise RuntimeError(why)
+    reason = refuses(q, form, call)
+    if reason is not None:
+        raise RuntimeError(reason)
     table = total = weight = inverse = knot = base = gain = bend = None
     zero, symmetric = call.zero, False
     for term in terms(form):
@@ -82,7 +95,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, sk
         elif isinstance(term, Scaled):
             inverse = 1.0 / term.row.double()  # (1 or batch, keys)
             knot, base, gain, bend = hinges(term, inverse)
-            # Seen from a future key the distance counts as 0.
+            # The distance of a key after the query counts as 0.
             table = term.table.float() if call.causal else term.table.float()[call.distances.long().clamp(min=0)]
     out: Tensor = kernel_ops.forward(
         *(x.float() for x in (q, k, v)),
@@ -93,7 +106,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, sk
 
 
 def toeplitz_table(form: Toeplitz, call: Call) -> Tensor:
-    """The form's table over exactly the distances of the call: (heads, distances)."""
+    """The form's table over the distances of the call: (heads, distances)."""
     distances = call.keys if call.causal else 2 * call.keys - 1
     if form.table.shape[1] == distances and form.zero == call.zero:
         return form.table.float()

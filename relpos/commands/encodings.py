@@ -1,19 +1,22 @@
-"""relpos ls and relpos info: what there is, and what it runs on."""
+"""relpos ls and relpos info: the encodings, and what attention runs on."""
 
 import dataclasses
 import json
+import re
 from typing import Annotated
 
 import typer
 
 from relpos.commands.options import console
-from relpos.encodings.registry import Card, card, names
+from relpos.encodings.cards import HEAD_DIM, HEADS, Card
+from relpos.encodings.registry import card, names
 
 
 def list_encodings(
-    name: Annotated[str | None, typer.Argument(help="One encoding, in detail; all of them without.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show this encoding in detail. Default: list all.")] = None,
     tasks: Annotated[bool, typer.Option("--tasks", help="List the tasks of relpos train --task instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table, as in the README.")] = False,
 ) -> None:
     """List the encodings, or show one with its formula and options."""
     if tasks:
@@ -21,10 +24,14 @@ def list_encodings(
 
         list_tasks(name, as_json)
         return
-    cards = [card(one) for one in ([name] if name else names())]
+    if as_json and markdown:
+        raise ValueError("--json and --markdown exclude each other: give one of them.")
+    cards = [card(each) for each in ([name] if name else names())]
     if as_json:
-        found = [dataclasses.asdict(one) for one in cards]
-        typer.echo(json.dumps(found[0] if name else found, indent=2, ensure_ascii=False))
+        entries = [dataclasses.asdict(each) for each in cards]
+        typer.echo(json.dumps(entries[0] if name else entries, indent=2, ensure_ascii=False))
+    elif markdown:
+        typer.echo(markdown_table(cards))
     elif name:
         _print_card(cards[0])
     else:
@@ -32,44 +39,57 @@ def list_encodings(
 
 
 def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False) -> None:
-    """Tell which backend, instruction set, threads and versions attention runs on here."""
+    """Show the backend, instruction set, threads and versions that attention runs on here."""
     from relpos.attend.backends import describe
 
-    found = describe()
+    facts = describe()
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(facts, indent=2))
     else:
-        for key, value in found.items():
+        for key, value in facts.items():
             typer.echo(f"{key:16} {value}")
+
+
+def markdown_table(cards: list[Card]) -> str:
+    """The encodings as a Markdown table, one row per card, with links to the papers."""
+    lines = ["| name | place | what it is | learned per head | paper |", "|---|---|---|---:|---|"]
+    for each in cards:
+        papers = re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[\1](https://arxiv.org/abs/\1)", each.paper)
+        cells = (f"`{each.name}`", each.place, each.summary, f"{each.learned_per_head:,g}", papers)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
 
 
 def _print_table(cards: list[Card]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "enters at", "form", "learned per head", "directions", "paper"):
-        table.add_column(column, overflow="fold", no_wrap=column in ("name", "enters at"))
-    for one in cards:
-        table.add_row(one.name, one.place, one.form, one.learns_by_default, one.directions, one.paper)
-    console().print(table, markup=False)  # a formula's [brackets] are no style
+    for column in ("name", "place", "form", "learned per head", "directions", "paper"):
+        table.add_column(column, overflow="fold", no_wrap=column in ("name", "place"))
+    for each in cards:
+        learned = f"{each.learned_per_head:,g}"
+        table.add_row(each.name, each.place, each.form, learned, each.directions, each.paper)
+    console().print(table, markup=False)  # [brackets] in a formula are not markup
 
 
-def _print_card(one: Card) -> None:
+def _print_card(shown: Card) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row(one.name, one.summary)
+    table.add_row(shown.name, shown.summary)
+    shapes = ", ".join(f"{name} {shape}" for name, shape in shown.parameters.items())
     for title, text in (
-        ("formula", one.formula),
-        ("enters at", one.place),
-        ("form", one.form),
-        ("learned per head", one.learns),
-        ("directions", one.directions),
-        ("paper", one.paper),
+        ("formula", shown.formula),
+        ("place", shown.place),
+        ("form", shown.form),
+        ("learned per head", f"{shown.learned_per_head:,g} ({HEADS} heads, head_dim {HEAD_DIM}, default options)"),
+        ("parameters", shapes or "none"),
+        ("directions", shown.directions),
+        ("paper", shown.paper),
     ):
         table.add_row(title, text)
-    for option, (default, meaning) in one.options.items():
-        table.add_row(f"  {option}={default}", meaning)
-    console().print(table, markup=False)  # a formula's [brackets] are no style
+    for name, option in shown.options.items():
+        table.add_row(f"  {name}={option.default}", f"{option.type}. {option.meaning}")
+    console().print(table, markup=False)  # [brackets] in a formula are not markup

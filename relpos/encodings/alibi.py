@@ -1,22 +1,22 @@
-"""ALiBi: a penalty that grows linearly with distance, at a fixed slope a head."""
+"""ALiBi: a penalty that grows linearly with distance, with one fixed slope per head."""
 
 import math
+from typing import Literal
 
 import torch
 
 from relpos.encodings.call import Call
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Toeplitz
-from relpos.errors import unknown
 
 
 def geometric(heads: int) -> list[float]:
-    """2^(−8h/H) for every H: what the CABLE authors drew."""
+    """2^(−8h/H) for every H: the slopes in the figures of the CABLE paper."""
     return [2.0 ** (-8.0 * h / heads) for h in range(1, heads + 1)]
 
 
 def press(heads: int) -> list[float]:
-    """The official rule: the slopes of the next lower power of two, then every second one of the next higher."""
+    """The official rule: the slopes of the next lower power of two, then every second slope of the next higher."""
     lower = 2 ** math.floor(math.log2(heads))
     return geometric(lower) + geometric(2 * lower)[0::2][: heads - lower]
 
@@ -25,20 +25,20 @@ SLOPES = {"geometric": geometric, "press": press}
 
 
 class Alibi(Encoding):
-    """Attention with linear biases."""
+    """ALiBi: a linear penalty on distance, with one fixed slope per head.
 
-    place = "score"
-    form = "Toeplitz"
-    learns = "0"
-    directions = "both"
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        slopes: Rule of the slopes. "geometric" is 2^(−8h/H) for every H, as in CABLE's figures; "press" is the rule of
+            the official code, BLOOM and MPT. They differ where H is no power of two.
+    """
+
     paper = "Press et al. 2022, arXiv 2108.12409"
     formula = "B_ij = −m_h·|i − j|,  m_h = 2^(−8h/H)"
-    options = {"slopes": "geometric: 2^(−8h/H) for every H (CABLE's figures); press: the official code, BLOOM, MPT"}
 
-    def __init__(self, heads: int, head_dim: int, *, slopes: str = "geometric") -> None:
+    def __init__(self, heads: int, head_dim: int, *, slopes: Literal["geometric", "press"] = "geometric") -> None:
         super().__init__(heads, head_dim)
-        if slopes not in SLOPES:
-            raise unknown("slope rule", slopes, SLOPES)
         self.slopes = SLOPES[slopes](heads)
 
     def bias(self, call: Call) -> Toeplitz:

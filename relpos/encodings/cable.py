@@ -1,6 +1,7 @@
-"""CABLE: distances measured by what the tokens themselves say, weighted by the query."""
+"""CABLE: distances measured in learned steps that depend on the tokens, weighted by the query."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,31 +11,31 @@ from relpos.encodings.call import Call
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Form, RankOne
 from relpos.encodings.gate import Gate
-from relpos.errors import unknown
 
 STEPS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "softplus": F.softplus}
 
 
 class CableNoWeight(Encoding):
-    """CABLE without the query's weight: distances counted in learned steps."""
+    """CABLE without the query's weight: distances measured in learned steps that depend on the tokens.
 
-    place = "score"
-    form = "RankOne"
-    learns = "width + 1"
-    directions = "both"
+    Each token adds a step S to a running sum per head; the distance of two tokens is the sum of the steps between them.
+
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        width: Size of the layer's input `hidden`, (batch, length, width); heads × head_dim if None.
+        step: Non-linearity of the steps: "relu", or "softplus" as in the first public version of the code.
+    """
+
     paper = "Veisi et al. 2025, arXiv 2503.08067"
-    formula = "B_ij = −|S_i − S_j|,  S = cumsum(ReLU(w_c·x + b_c));  w started at N(0, 0.02), b at 0"
-    options = {
-        "width": "size of the layer's input; heads × head_dim unless given",
-        "step": "non-linearity of the steps: relu, or softplus as in the first public version",
-    }
+    formula = "B_ij = −|S_i − S_j|,  S = cumsum(ReLU(w_c·x + b_c));  w starts at N(0, 0.02), b at 0"
 
     gate_size = 1
 
-    def __init__(self, heads: int, head_dim: int, *, width: int | None = None, step: str = "relu") -> None:
+    def __init__(
+        self, heads: int, head_dim: int, *, width: int | None = None, step: Literal["relu", "softplus"] = "relu"
+    ) -> None:
         super().__init__(heads, head_dim, width)
-        if step not in STEPS:
-            raise unknown("step", step, STEPS)
         self.step = step
         self.steps = Gate(self.width, heads)
 
@@ -49,14 +50,24 @@ class CableNoWeight(Encoding):
 
 
 class Cable(CableNoWeight):
-    """Context-aware biases for length extrapolation."""
+    """CABLE: context-aware biases, distances in learned steps times a weight per query.
 
-    learns = "2·width + 2"
-    formula = "B_ij = −g_i·|S_i − S_j|,  S as in cable_nw,  g = softplus(w_s·x + b_s);  w started at N(0, 0.02), b at 0"
+    Steps and weights are computed from the layer's input, one of each per token and head.
+
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        width: Size of the layer's input `hidden`, (batch, length, width); heads × head_dim if None.
+        step: Non-linearity of the steps: "relu", or "softplus" as in the first public version of the code.
+    """
+
+    formula = "B_ij = −g_i·|S_i − S_j|,  S as in cable_nw,  g = softplus(w_s·x + b_s);  w starts at N(0, 0.02), b at 0"
 
     gate_size = 2
 
-    def __init__(self, heads: int, head_dim: int, *, width: int | None = None, step: str = "relu") -> None:
+    def __init__(
+        self, heads: int, head_dim: int, *, width: int | None = None, step: Literal["relu", "softplus"] = "relu"
+    ) -> None:
         super().__init__(heads, head_dim, width=width, step=step)
         self.weights = Gate(self.width, heads)
 

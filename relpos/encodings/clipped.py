@@ -1,28 +1,33 @@
-"""One learned number per head and distance up to a limit: what the CABLE authors call "T5-bias" (Figure 14)."""
+"""One learned value per head and distance up to a limit: what the CABLE paper calls "T5-bias" (Figure 14)."""
 
 import torch
 from torch import nn
 
 from relpos.encodings.call import Call
-from relpos.encodings.encoding import Encoding, whole
+from relpos.encodings.checks import integer_at_least
+from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Toeplitz
 
 
 class Clipped(Encoding):
-    """A learned table over clipped distances."""
+    """A learned value per head and distance up to a limit (CABLE's "T5-bias"; T5's own log buckets are `t5`).
 
-    place = "score"
-    form = "Toeplitz"
-    learns = "2·limit + 1; by default 513"
-    directions = "both"
+    Distances beyond the limit share the value at the limit. The bias of T5 itself, with logarithmic buckets of
+    distances, is `relpos.encoding("t5", …)`.
+
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        limit: Largest distance with a value of its own. The table is (heads, 2·limit + 1).
+    """
+
     paper = "Shaw et al. 2018, arXiv 1803.02155; as in CABLE, arXiv 2503.08067"
-    formula = "B_ij = b_h[clamp(i − j, −limit, limit)];  started at N(0, 0.02)"
-    options = {"limit": "largest distance with an entry of its own"}
+    formula = "B_ij = b_h[clamp(i − j, −limit, limit)];  b starts at N(0, 0.02)"
     tables = ("table",)
 
     def __init__(self, heads: int, head_dim: int, *, limit: int = 256) -> None:
         super().__init__(heads, head_dim)
-        self.limit = whole("limit", limit)
+        self.limit = integer_at_least("limit", limit)
         self.table = nn.Parameter(torch.randn(heads, 2 * limit + 1) * 0.02)  # distance −limit first
 
     def bias(self, call: Call) -> Toeplitz:

@@ -1,35 +1,40 @@
-"""CoPE: positions counted in gates that the scores themselves open (not the "clipped RoPE" of the same name)."""
+"""CoPE: positions counted by gates that are computed from the scores (not the "clipped RoPE" of the same name)."""
 
 import torch
 from torch import Tensor, nn
 
 from relpos.encodings.call import Call
-from relpos.encodings.encoding import Encoding, whole
+from relpos.encodings.checks import integer_at_least
+from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Scored
 
 
 class Cope(Encoding):
-    """Contextual position encoding."""
+    """CoPE, contextual position encoding: positions counted by gates of the scores.
 
-    place = "score"
-    form = "Scored"
-    learns = "npos·d/H; by default 64·d/H"
-    directions = "causal"
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        npos: Number of positions; counts are capped at npos − 1. The table is (npos, head_dim), shared by the heads.
+        scaled: Whether the gates read the scaled scores, as the authors' code does. If False they read q·k, as in the
+            paper's formula.
+    """
+
     paper = "Golovneva et al. 2024, arXiv 2405.18719"
     formula = (
         "B_ij = q_i·e[p_ij],  p_ij = min(Σ_{t=j..i} σ(a_it), npos − 1),  a the scaled scores;  "
-        "e interpolated linearly, started at 0"
+        "e interpolated linearly, starts at 0"
     )
-    options = {
-        "npos": "number of positions; counts are capped at npos − 1",
-        "scaled": "gate on the scaled scores, as the authors' code does; if false on q·k, as the paper's formula reads",
-    }
 
     def __init__(self, heads: int, head_dim: int, *, npos: int = 64, scaled: bool = True) -> None:
         super().__init__(heads, head_dim)
-        self.npos = whole("npos", npos, least=2)
+        self.npos = integer_at_least("npos", npos, least=2)
         self.scaled = scaled
         self.table = nn.Parameter(torch.zeros(npos, head_dim))  # shared by the heads, as in the paper
+
+    @property
+    def bidirectional(self) -> bool:
+        return False
 
     @property
     def needs_scores(self) -> bool:
@@ -37,7 +42,7 @@ class Cope(Encoding):
 
     def bias(self, call: Call) -> Scored:
         assert call.q is not None
-        value = call.q @ self.table.to(call.dtype).T  # (batch, heads, queries, npos): q_i·e at the whole positions
+        value = call.q @ self.table.to(call.dtype).T  # (batch, heads, queries, npos): q_i·e at the integer positions
         temperature = 1.0 if self.scaled else call.scale
 
         def function(i: Tensor, j: Tensor, scores: Tensor, visible: Tensor) -> Tensor:

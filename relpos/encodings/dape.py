@@ -1,5 +1,6 @@
-"""DAPE: a small network over the heads adjusts any bias to the scores."""
+"""DAPE: a small network over the heads adapts any bias to the scores."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -7,28 +8,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from relpos.encodings.call import Call
-from relpos.encodings.encoding import Encoding, whole
+from relpos.encodings.checks import integer_at_least
+from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Scored
-from relpos.encodings.registry import encoding
+from relpos.encodings.options import options_of
+from relpos.encodings.registry import encoding, encoding_class
 
 
 class Dape(Encoding):
-    """Data-adaptive positional encoding over a base bias.
+    """DAPE: any bias, adapted to the scores by a small network over the heads.
 
-    The official code's FIRE under it has a LeakyReLU: base="fire", base_options={"leak": 0.01}.
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        base: Name of the encoding whose bias is adapted.
+        base_options: Options of the base. FIRE in the official code has a LeakyReLU: base="fire",
+            base_options={"leak": 0.01}.
+        units: Hidden units of the network.
     """
 
-    place = "score"
-    form = "Scored"
-    learns = "base + 3·units + 1 + units/H; by default base + 97 + 32/H"
-    directions = "as its base"
     paper = "Zheng et al. 2024, arXiv 2405.14722"
     formula = "logits = A + B + MLP([A; B]) over the heads;  A the scaled scores, B the base's bias, one hidden layer"
-    options = {
-        "base": "name of the encoding whose bias is adapted",
-        "base_options": "its options; the official code over fire has {'leak': 0.01}",
-        "units": "hidden units of the network",
-    }
 
     def __init__(
         self,
@@ -36,17 +36,30 @@ class Dape(Encoding):
         head_dim: int,
         *,
         base: str = "kerple_log",
-        base_options: dict[str, Any] | None = None,
+        base_options: Mapping[str, Any] | None = None,
         units: int = 32,
     ) -> None:
+        if base_options is not None and not isinstance(base_options, Mapping):
+            raise ValueError(f"base_options must be a dictionary of options of {base!r}, not {base_options!r}.")
         inner = encoding(base, heads, head_dim, **(base_options or {}))
-        if inner.place != "score":
+        if inner.places != ("score",):
             raise ValueError(
-                f"{type(self).__name__} adapts a bias on the scores, and {base!r} enters at: {inner.place}."
+                f"{type(self).__name__} adapts a bias on the scores, but the place of {base!r} is: {inner.place}. "
+                "Choose a base that acts on the score only."
             )
         super().__init__(heads, head_dim, inner.width)
         self.base, self.gate_size = inner, inner.gate_size
-        self.first, self.second = self.layers(2 * heads, whole("units", units), heads)
+        self.first, self.second = self.layers(2 * heads, integer_at_least("units", units), heads)
+
+    @classmethod
+    def options_for_length(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
+        filled = super().options_for_length(options, length)
+        base: str = filled.get("base", options_of(cls)["base"].default)
+        base_options = filled.get("base_options") or {}
+        if not isinstance(base_options, Mapping):
+            return filled  # `__init__` refuses it
+        base_options = encoding_class(base).options_for_length(base_options, length)
+        return {**filled, "base_options": base_options} if base_options else filled
 
     def layers(self, inputs: int, units: int, outputs: int) -> tuple[nn.Module, nn.Module]:
         """The network's two layers."""
@@ -59,6 +72,10 @@ class Dape(Encoding):
     @property
     def needs_scores(self) -> bool:
         return True
+
+    @property
+    def depends_on_length(self) -> bool:
+        return self.base.depends_on_length
 
     def gates(self, hidden: Tensor) -> Tensor | None:
         return self.base.gates(hidden)
@@ -74,7 +91,9 @@ class Dape(Encoding):
 
         def function(i: Tensor, j: Tensor, scores: Tensor, visible: Tensor) -> Tensor:
             bias = base.block(i, j, scores, visible)
-            stack = torch.cat([scores, bias.expand_as(scores)], dim=1)  # (batch, 2·heads, rows, keys)
+            # What the base masks with −inf stays masked; the network must not compute with it.
+            finite = bias.masked_fill(bias == -torch.inf, 0.0)
+            stack = torch.cat([scores, finite.expand_as(scores)], dim=1)  # (batch, 2·heads, rows, keys)
             return bias + self.adapt(stack, visible)
 
         return Scored(function, dict(base.tensors()) | dict(self.named_parameters()))

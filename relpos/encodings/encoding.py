@@ -1,43 +1,121 @@
-"""What every encoding is: a module that may act in three places, and does nothing where it does not."""
+"""The base class of every encoding: a module that may act in three places and does nothing where it does not."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from relpos.encodings.call import Call, check_documents, positions, products
-from relpos.encodings.forms import Form
+from relpos.encodings.checks import check_shape, integer_at_least
+from relpos.encodings.forms import Form, terms
+from relpos.encodings.options import check_choices, options_of, signature
+
+PLACES = ("embedding", "query and key", "score")
 
 
 class Encoding(nn.Module):
-    """A positional encoding. A subclass states its card and overrides the place where it acts."""
+    """A positional encoding for attention with `heads` heads of size `head_dim`.
 
-    place: ClassVar[str]  # "embedding", "query and key", "score" or "nowhere"
-    form: ClassVar[str]  # "Toeplitz", "RankOne", "Scaled", "Scored", or "none"
-    learns: ClassVar[str]  # learned values per head: a formula in options, d, H, width; then "; by default …"
-    directions: ClassVar[str]  # "both", "causal", or "as its base"
+    A subclass states its paper and its formula, documents its options in the section Args of its docstring, and
+    overrides the method of the place where it acts: `embed`, `rotate` or `bias`. Everything else that relpos reports
+    about it (its places, the form of its bias, its learned values) is derived from these.
+
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        width: Size of the layer's input; heads × head_dim if None.
+
+    Attributes:
+        options: The options of this instance by name, as passed or by default.
+        paper: Where the encoding was published.
+        formula: What it computes, in one line.
+        tables: Names of parameters with one entry per distance. Most entries get little gradient, so training may
+            give them a learning rate of their own.
+        gate_size: Values per token and head that `gates` computes from the layer's input.
+
+    Example:
+        >>> class Linear(relpos.Encoding):
+        ...     '''A penalty that grows with distance.'''
+        ...     paper, formula = "none", "B_ij = −|i − j|"
+        ...     def bias(self, call):
+        ...         table = -call.distances.abs().expand(self.heads, -1)  # (heads, distances)
+        ...         return Toeplitz(table, call.zero)
+    """
+
     paper: ClassVar[str]
     formula: ClassVar[str]
-    options: ClassVar[Mapping[str, str]] = {}  # keyword of __init__: its meaning
-    tables: ClassVar[tuple[str, ...]] = ()  # parameters with an entry a distance, most of which get little gradient
-    gate_size: int = 0  # numbers a token and head that `gates` computes from the layer's input
+    tables: ClassVar[tuple[str, ...]] = ()
+    gate_size: int = 0
+    options: dict[str, Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        # The arguments are checked and kept here, before any `__init__`, so that no subclass has to repeat it.
+        self = super().__new__(cls)
+        try:
+            arguments = signature(cls).bind(*args, **kwargs)
+        except TypeError:  # wrong arguments, which `__init__` will refuse; or none, while copying or unpickling
+            return self
+        arguments.apply_defaults()
+        options = {name: arguments.arguments[name] for name in options_of(cls)}
+        check_choices(cls, options)
+        object.__setattr__(self, "options", options)  # nn.Module's own needs its `__init__` first
+        return self
 
     def __init__(self, heads: int, head_dim: int, width: int | None = None) -> None:
         super().__init__()
-        self.heads = whole("heads", heads)
-        self.head_dim = whole("head_dim", head_dim)
-        self.width = heads * head_dim if width is None else whole("width", width)
+        self.heads = integer_at_least("heads", heads)
+        self.head_dim = integer_at_least("head_dim", head_dim)
+        self.width = heads * head_dim if width is None else integer_at_least("width", width)
+
+    @classmethod
+    def options_for_length(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
+        """Fill in the trained length where an encoding has an option for it.
+
+        Args:
+            options: Options of this class by name. They are not changed.
+            length: The length that a model is going to be trained with.
+
+        Returns:
+            The options, with `length` added if this class has that option and it was not set.
+        """
+        return {"length": length, **options} if "length" in options_of(cls) else dict(options)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where it acts: any of "embedding", "query and key" and "score", in this order."""
+        cls = type(self)
+        acts = (
+            cls.embed is not Encoding.embed,
+            cls.rotate is not Encoding.rotate,
+            cls.bias is not Encoding.bias,
+        )
+        return tuple(place for place, does in zip(PLACES, acts, strict=True) if does)
+
+    @property
+    def place(self) -> str:
+        """Where it acts, as text: "score", "query and key, score", or "nowhere"."""
+        return ", ".join(self.places) or "nowhere"
+
+    @property
+    def form(self) -> str:
+        """The form of its bias, as text: "Toeplitz", "Toeplitz + RankOne" for a sum, or "none"."""
+        device = next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
+        with torch.no_grad():
+            gates = self.gates(torch.zeros(1, 2, self.width, device=device))
+            q = torch.zeros(1, self.heads, 2, self.head_dim, device=device)
+            form = self.bias(Call(2, 2, gates=gates, q=q, device=device))
+        return " + ".join(type(term).__name__ for term in terms(form)) or "none"
 
     @property
     def learned_per_head(self) -> float:
-        """How many values this instance learns, divided by its heads (some are shared by the heads)."""
+        """How many values this instance learns, divided by its heads (some values are shared by the heads)."""
         return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad) / self.heads
 
     @property
     def bidirectional(self) -> bool:
         """Whether it is defined for keys after the query."""
-        return self.directions == "both"
+        return True
 
     @property
     def needs_hidden(self) -> bool:
@@ -55,23 +133,45 @@ class Encoding(nn.Module):
         return False
 
     def embed(self, x: Tensor, start: int = 0, documents: Tensor | None = None) -> Tensor:
-        """Add position to token embeddings x (batch, length, width).
+        """Add position to token embeddings.
 
-        The first token stands at `start`; with `documents` (ids of all tokens so far, x the last of them) positions
-        start anew in each document.
+        Args:
+            x: Token embeddings, (batch, length, width).
+            start: Position of the first token.
+            documents: Ids of packed documents, (batch, tokens so far), of which x holds the last tokens. Positions
+                restart at 0 in each document.
+
+        Returns:
+            (batch, length, width).
         """
         return x
 
     def rotate(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """Put position into queries (batch, heads, queries, head_dim) and keys (batch, key_heads, keys, head_dim)."""
+        """Put position into queries and keys.
+
+        Args:
+            q: Queries, (batch, heads, queries, head_dim).
+            k: Keys, (batch, key_heads, keys, head_dim).
+            call: The call of attention.
+
+        Returns:
+            Queries and keys of the same shapes.
+        """
         return q, k
 
     def gates(self, hidden: Tensor) -> Tensor | None:
-        """What the bias needs of each token, and a cache must keep: (batch, heads, length, gate_size)."""
+        """Compute what the bias needs of each token, and what a cache must keep while decoding.
+
+        Args:
+            hidden: The layer's normalised input, (batch, length, width).
+
+        Returns:
+            (batch, heads, length, gate_size), or None if the bias does not read the input.
+        """
         return None
 
     def bias(self, call: Call) -> Form | None:
-        """The bias on the scores of this call."""
+        """Return the bias on the scores of a call of attention, or None if there is none."""
         return None
 
     @torch.no_grad()
@@ -84,75 +184,77 @@ class Encoding(nn.Module):
         k: Tensor | None = None,
         causal: bool = True,
     ) -> Tensor:
-        """The additive bias written out, for looking at: (heads, length, length), −inf where a key is not seen.
+        """Materialise the additive bias, to look at it or to use it as a mask.
 
-        With `hidden` (batch, length, width), or with `q` and `k` (batch, heads, length, head_dim), one a batch entry:
-        (batch, heads, length, length). The map is the `attn_mask` that makes PyTorch's own attention do the same.
+        If the encoding acts on the scores only, the map is the `attn_mask` with which PyTorch's own attention gives
+        the same result.
+
+        Args:
+            length: Number of tokens; may be left out if another argument shows it.
+            hidden: The layer's input, (batch, length, width), for an encoding that reads it.
+            q: Queries, (batch, heads, length, head_dim), for an encoding that reads the scores.
+            k: Keys, (batch, key_heads, length, head_dim).
+            causal: Whether a query sees only keys up to its own position.
+
+        Returns:
+            (heads, length, length), −inf where a key is not seen; (1 or batch, heads, length, length) if hidden, or
+            q and k, were passed.
+
+        Raises:
+            ValueError: The encoding adds no bias, an argument that it needs is missing, or shapes do not match.
+
+        Example:
+            >>> relpos.encoding("alibi", heads=8, head_dim=64).map(512).shape
+            torch.Size([8, 512, 512])
         """
-        name = type(self).__name__
-        if self.place not in ("score", "nowhere"):
+        from relpos.encodings.inputs import check_tensors, make_call  # noqa: PLC0415  (it imports this module)
+
+        if self.places and "score" not in self.places:
             raise ValueError(
-                f"{name} enters at the {self.place} and adds no bias: relpos.scores(q, k, position=…) shows its effect."
-            )
-        if self.needs_hidden and hidden is None:
-            raise ValueError(
-                f"the bias of {name} comes from the layer's input: give hidden= (batch, length, {self.width})."
+                f"{type(self).__name__} acts on the {self.place} and adds no bias: relpos.scores(q, k, position=…) "
+                "shows its effect."
             )
         if self.needs_scores and (q is None or k is None):
             raise ValueError(
-                f"the bias of {name} comes from the scores: give q=, k= (batch, {self.heads}, length, {self.head_dim})."
+                f"the bias of {type(self).__name__} is computed from the scores: give q= and k= of shape (batch, "
+                f"{self.heads}, length, {self.head_dim})."
             )
-        if hidden is not None and hidden.dim() != 3:
-            raise ValueError(f"hidden must be (batch, length, {self.width}), not {tuple(hidden.shape)}.")
-        for label, x in (("q", q), ("k", k)):
-            if x is not None and (x.dim() != 4 or x.shape[1] != self.heads or x.shape[3] != self.head_dim):
-                raise ValueError(
-                    f"{label} must be (batch, {self.heads}, length, {self.head_dim}), not {tuple(x.shape)}."
-                )
-        if not causal and not self.bidirectional:
-            raise ValueError(f"{name} is defined for causal attention only.")
+        if (q is None) != (k is None):
+            raise ValueError("map takes q and k together: give both or neither.")
+        sample = hidden if q is None else q
+        if hidden is not None:
+            check_shape("hidden", hidden, ("batch", "length", self.width))
+        if q is not None and k is not None:
+            check_shape("q", q, ("batch", self.heads, "length", self.head_dim))
+            check_shape("k", k, ("batch", "key_heads", "length", self.head_dim))
         lengths = {x.shape[-2] for x in (hidden, q, k) if x is not None} | ({length} if length is not None else set())
         if len(lengths) != 1:
-            raise ValueError(f"map needs one length; given: {sorted(lengths) or 'none'}.")
-        tokens = whole("length", lengths.pop())
-        sample = hidden if hidden is not None else q
-        dtype = torch.float64 if sample is not None and sample.dtype == torch.float64 else torch.float32
-        device = next((x.device for x in (sample, *self.parameters()) if x is not None), torch.device("cpu"))
-        gates = self.gates(hidden) if hidden is not None else None
-        scale = self.head_dim**-0.5
-        q = q.to(dtype) if q is not None else None
-        call = Call(tokens, tokens, causal=causal, gates=gates, q=q, scale=scale, dtype=dtype, device=device)
+            raise ValueError(f"map needs one length, not {sorted(lengths) or 'none'}.")
+        tokens = integer_at_least("length", lengths.pop())
+        if q is None or k is None:
+            device = next((x.device for x in (sample, *self.parameters()) if x is not None), torch.device("cpu"))
+            zero = torch.zeros(1, dtype=torch.float32 if sample is None else sample.dtype, device=device)
+            q = k = zero.expand(1 if sample is None else len(sample), self.heads, tokens, self.head_dim)
+        check_tensors(q, k, None)
+        call = make_call(q, k, self, hidden, None, causal, None, None, None)
         visible = call.visible(call.i)
-        scores = products(q, k.to(dtype)) * scale if q is not None and k is not None else None
+        scores = products(q.to(call.dtype), k.to(call.dtype)) * call.scale if self.needs_scores else None
         form = self.bias(call)
-        bias = torch.zeros(1, self.heads, tokens, tokens, dtype=dtype, device=device)
+        bias = torch.zeros(1, self.heads, tokens, tokens, dtype=call.dtype, device=call.device)
         if form is not None:
             bias = form.block(call.i, call.j, scores, visible)
         bias = bias.masked_fill(~visible, -torch.inf)
         return bias[0] if sample is None else bias
 
-    def standing(self, x: Tensor, start: int, documents: Tensor | None) -> Tensor:
-        """Position of each token of x (batch, length, width): (1 or batch, length)."""
-        if x.dim() != 3 or x.shape[-1] != self.width:
-            raise ValueError(f"embed takes (batch, length, {self.width}), not {tuple(x.shape)}.")
+    def positions_of(self, x: Tensor, start: int, documents: Tensor | None) -> Tensor:
+        """Position of each token of x, for `embed`, which has the same arguments: (1 or batch, length)."""
+        check_shape("the input of embed", x, ("batch", "length", self.width))
         if documents is None:
-            return positions(x.shape[1], None, x.device) + whole("start", start, least=0)
+            return positions(x.shape[1], None, x.device) + integer_at_least("start", start, least=0)
         check_documents(documents, x.shape[0], max(x.shape[1], documents.shape[-1]))
         return positions(documents.shape[1], documents, x.device)[:, -x.shape[1] :]
 
     def extra_repr(self) -> str:
-        return f"heads={self.heads}, head_dim={self.head_dim}, learned_per_head={self.learned_per_head:g}"
-
-
-def whole(name: str, value: int, least: int = 1) -> int:
-    """`value`, if it is a whole number of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}.")
-    return value
-
-
-def positive(name: str, value: float) -> float:
-    """`value`, if it is a positive, finite number."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be a positive number, not {value!r}.")
-    return float(value)
+        sizes = {"heads": self.heads, "head_dim": self.head_dim}
+        arguments = ", ".join(f"{name}={value!r}" for name, value in {**sizes, **self.options}.items())
+        return f"{arguments}, learned_per_head={self.learned_per_head:g}"

@@ -4,26 +4,26 @@ import torch
 from torch import Tensor, nn
 
 from relpos.encodings.call import Call
-from relpos.encodings.encoding import Encoding, positive, whole
+from relpos.encodings.checks import integer_at_least, positive_number
+from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Scaled
 from relpos.encodings.positive import Positive
 
 
 class Fire(Encoding):
-    """Functional interpolation of relative positions."""
+    """FIRE, functional interpolation of relative positions: a small network of the distance over the position.
 
-    place = "score"
-    form = "Scaled"
-    learns = "units + 1 + (2·units + 2)/H; by default 33 + 66/H"
-    directions = "causal"
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        length: Start value of the threshold ℓ; the trained length.
+        c: Start value of c.
+        units: Hidden units of the network f.
+        leak: Slope below 0 of f's ReLU, from 0 to 1; 0.01 is the LeakyReLU in the official code of DAPE over FIRE.
+    """
+
     paper = "Li et al. 2024, arXiv 2310.04418"
-    formula = "B_ij = f_h(ψ(i − j) / ψ(max(i, ℓ))),  ψ(x) = log(c·x + 1);  f: Linear–ReLU–Linear, c started at 0.1"
-    options = {
-        "length": "threshold ℓ at the start; the trained length",
-        "c": "start of c",
-        "units": "hidden units of f",
-        "leak": "slope of f's ReLU below 0; 0.01 is the LeakyReLU of the official code of DAPE over FIRE",
-    }
+    formula = "B_ij = f_h(ψ(i − j) / ψ(max(i, ℓ))),  ψ(x) = log(c·x + 1);  f: Linear–ReLU–Linear, c starts at 0.1"
 
     def __init__(
         self, heads: int, head_dim: int, *, length: int = 512, c: float = 0.1, units: int = 32, leak: float = 0.0
@@ -32,11 +32,15 @@ class Fire(Encoding):
         if not isinstance(leak, int | float) or isinstance(leak, bool) or not 0 <= leak <= 1:
             raise ValueError(f"leak must be a number from 0 (ReLU) to 1, not {leak!r}.")
         self.leak = float(leak)
-        self.length = whole("length", length)
-        self.c = Positive(torch.tensor([positive("c", c)]))  # one number, in a vector: FSDP can shard no scalar
+        self.length = integer_at_least("length", length)
+        self.c = Positive(torch.tensor([positive_number("c", c)]))  # a vector of one value: FSDP cannot shard a scalar
         self.stretch = Positive(torch.tensor([1.0]))  # ℓ = length × stretch
-        self.inner = nn.Linear(1, whole("units", units))
+        self.inner = nn.Linear(1, integer_at_least("units", units))
         self.outer = nn.Linear(units, heads)
+
+    @property
+    def bidirectional(self) -> bool:
+        return False
 
     def bias(self, call: Call) -> Scaled:
         c = self.c(call.dtype)
@@ -51,8 +55,8 @@ class Fire(Encoding):
         out, offset = self.outer.weight.to(dtype), self.outer.bias.to(dtype)
         if self.leak == 0:
             return slope, shift, out, offset
-        # LeakyReLU(z) = (1 − leak)·ReLU(z) + leak·z. What is linear in x needs one more unit, of slope 1 and shift 0:
-        # x, a ratio of logarithms of numbers from 1 up, is never below 0.
+        # LeakyReLU(z) = (1 − leak)·ReLU(z) + leak·z. The part that is linear in x needs one more unit, with slope 1
+        # and shift 0: x, a ratio of logarithms of numbers from 1 up, is never below 0.
         linear = self.leak * (out @ slope)  # (heads,)
         return (
             torch.cat([slope, slope.new_ones(1)]),

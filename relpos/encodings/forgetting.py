@@ -10,21 +10,28 @@ from relpos.encodings.gate import Gate
 
 
 class Forgetting(Encoding):
-    """A learned forget gate a token and head."""
+    """FoX, the Forgetting Transformer: the sum of the logarithms of forget gates between key and query.
 
-    place = "score"
-    form = "RankOne"
-    learns = "width + 1"
-    directions = "causal"
+    There is one gate per token and head, computed from the layer's input.
+
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        width: Size of the layer's input `hidden`, (batch, length, width); heads × head_dim if None.
+    """
+
     paper = "Lin et al. 2025, arXiv 2503.02130"
-    formula = "B_ij = Σ_{t=j+1..i} log σ(w·x_t + b);  w started at N(0, 0.02), b at 0"
-    options = {"width": "size of the layer's input; heads × head_dim unless given"}
+    formula = "B_ij = Σ_{t=j+1..i} log σ(w·x_t + b);  w starts at N(0, 0.02), b at 0"
 
     gate_size = 1
 
     def __init__(self, heads: int, head_dim: int, *, width: int | None = None) -> None:
         super().__init__(heads, head_dim, width)
         self.gate = Gate(self.width, heads)
+
+    @property
+    def bidirectional(self) -> bool:
+        return False
 
     def gates(self, hidden: Tensor) -> Tensor:
         return F.logsigmoid(self.gate(hidden))[..., None]  # (batch, heads, length, 1)

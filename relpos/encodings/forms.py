@@ -1,7 +1,8 @@
 """The forms a bias on the scores can take.
 
-An encoding says which form its bias has and gives the numbers; attention knows how to run each form. `block` is the
-definition: the bias of the query rows `i` and the key columns `j`, written out. Fast paths read the fields instead.
+An encoding returns its bias as one of these forms, with tensors in its fields; attention knows how to run each form.
+`block` is the definition: the bias of the query rows `i` and the key columns `j`, materialised. Fast paths read the
+fields instead.
 """
 
 from abc import ABC, abstractmethod
@@ -18,13 +19,20 @@ class Form(ABC):
 
     @abstractmethod
     def block(self, i: Tensor, j: Tensor, scores: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
-        """The bias of queries `i` (rows,) and keys `j` (keys,): (1 or batch, heads, rows, keys).
+        """Materialise the bias of some queries and keys.
 
-        `scores` are the scaled scores of these rows and `visible` which of them count; only `Scored` reads them.
+        Args:
+            i: Indices of the queries, (rows,).
+            j: Indices of the keys, (keys,).
+            scores: Scaled scores of these queries and keys, (batch, heads, rows, keys). Only `Scored` reads them.
+            visible: Which keys each query may see, (1 or batch, 1, rows, keys). Only `Scored` reads it.
+
+        Returns:
+            (1 or batch, heads, rows, keys).
         """
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The numbers the form carries, by name."""
+        """The tensors of the form, by name."""
         for item in fields(self):  # type: ignore[arg-type]
             value = getattr(self, item.name)
             if isinstance(value, Tensor):
@@ -40,15 +48,15 @@ class Toeplitz(Form):
 
     def block(self, i: Tensor, j: Tensor, scores: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
         column = i[:, None] - j + self.zero  # (rows, keys)
-        # A causal table has no future distances; what is read there is masked by attention.
+        # A causal table has no distances of the future; attention masks what is read in their place.
         return self.table[:, column.clamp(0, self.table.shape[1] - 1)][None]
 
 
 @dataclass(frozen=True)
 class RankOne(Form):
-    """A weight a query times what a running sum has gained since the key: B_ij = −weight_i · (total_i − total_j)."""
+    """One weight per query times the growth of a running sum since the key: B_ij = −weight_i · (total_i − total_j)."""
 
-    total: Tensor  # (batch, heads, keys), float64: a long sum in float32 would lose the differences
+    total: Tensor  # (batch, heads, keys), float64: in float32 a long sum would lose the differences
     weight: Tensor | None  # (batch, heads, keys); None means 1
     dtype: torch.dtype  # of the bias
     symmetric: bool = False  # |total_i − total_j|, for attention in both directions
@@ -58,7 +66,7 @@ class RankOne(Form):
         return -gained if self.weight is None else -self.weight[:, :, i, None] * gained
 
     def gained(self, i: Tensor, j: Tensor) -> Tensor:
-        """total_i − total_j: (batch, heads, rows, keys). Finite in `dtype`, however large the steps are."""
+        """total_i − total_j: (batch, heads, rows, keys). It is finite in `dtype` even for huge steps."""
         largest = torch.finfo(self.dtype).max
         gained = (self.total[:, :, i, None] - self.total[:, :, None, j]).clamp(-largest, largest).to(self.dtype)
         return gained.abs() if self.symmetric else gained
@@ -66,7 +74,7 @@ class RankOne(Form):
 
 @dataclass(frozen=True)
 class Scaled(Form):
-    """A piecewise-linear function a head of a table over distances, scaled by row.
+    """A piecewise-linear function per head of a table over distances, scaled per row.
 
     B_ij = Σ_u out[h, u] · relu(slope[u] · x_ij + shift[u]) + offset[h],  x_ij = table[i − j] / row[i].
     """
@@ -101,10 +109,10 @@ class Sum(Form):
 
 @dataclass(frozen=True)
 class Scored(Form):
-    """Anything else: a function of a block of scores, which sees whole rows."""
+    """Any other bias: a function of a block of scores. It receives complete rows."""
 
     function: Callable[..., Tensor]  # (i, j, scores, visible) -> bias, as `block`
-    numbers: Mapping[str, Tensor]  # what the function computes with
+    numbers: Mapping[str, Tensor]  # the tensors that the function reads
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.numbers.items()
@@ -114,7 +122,7 @@ class Scored(Form):
 
 
 def terms(form: Form | None) -> list[Form]:
-    """The terms of a form, sums of sums opened; none for no bias."""
+    """The terms of a form, with nested sums flattened; an empty list for None."""
     if form is None:
         return []
     return [part for term in form.terms for part in terms(term)] if isinstance(form, Sum) else [form]

@@ -1,14 +1,18 @@
-"""The gate of the input-dependent encodings: one number a token and head, in float32 whatever the model's dtype."""
+"""The gate of the input-dependent encodings: one value per token and head, in float32 whatever the model's dtype."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from relpos.encodings.checks import check_shape
 from relpos.encodings.tracing import without_autocast
 
 
 class Gate(nn.Linear):
-    """Linear(width, heads), started at N(0, 0.02) with bias 0. Gives (batch, heads, length)."""
+    """Linear(width, heads); weights start at N(0, 0.02), biases at 0.
+
+    Called with hidden (batch, length, width), it returns (batch, heads, length).
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__(width, heads)
@@ -16,8 +20,7 @@ class Gate(nn.Linear):
         nn.init.zeros_(self.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if hidden.dim() != 3 or hidden.shape[-1] != self.in_features:
-            raise ValueError(f"hidden must be (batch, length, {self.in_features}), not {tuple(hidden.shape)}.")
+        check_shape("hidden", hidden, ("batch", "length", self.in_features))
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         with without_autocast(hidden.device):
             return F.linear(hidden.to(dtype), self.weight.to(dtype), self.bias.to(dtype)).transpose(1, 2)

@@ -9,9 +9,15 @@ from relpos.encodings.forms import Form, RankOne, Scored
 
 
 class KernelCable(CableNoWeight):
-    """CABLE's distance under a logarithmic kernel."""
+    """Kernelised CABLE: the distance of cable_nw under a logarithmic kernel.
 
-    form = "Scored"
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        width: Size of the layer's input `hidden`, (batch, length, width); heads × head_dim if None.
+        step: Non-linearity of the steps: "relu", or "softplus" as in the first public version of the code.
+    """
+
     formula = "B_ij = −log(1 + (S_i − S_j)²),  S as in cable_nw"
 
     def bias(self, call: Call) -> Form:

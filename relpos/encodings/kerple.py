@@ -11,14 +11,15 @@ FLOOR = 1e-2  # the official code keeps both parameters at or above it
 
 
 class KerpleLog(Encoding):
-    """Kernelised relative bias, logarithmic."""
+    """KERPLE, logarithmic: a learned logarithm of the distance, two values per head.
 
-    place = "score"
-    form = "Toeplitz"
-    learns = "2"
-    directions = "both"
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+    """
+
     paper = "Chi et al. 2022, arXiv 2205.09921"
-    formula = "B_ij = −r1·log(1 + r2·|i − j|);  r1, r2 > 0, started at U[0, 2], U[0, 1]"
+    formula = "B_ij = −r1·log(1 + r2·|i − j|);  r1, r2 > 0, start at U[0, 2], U[0, 1]"
 
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__(heads, head_dim)
@@ -31,14 +32,15 @@ class KerpleLog(Encoding):
 
 
 class KerplePower(Encoding):
-    """Kernelised relative bias, a power of the distance."""
+    """KERPLE, power: a learned power of the distance, two values per head.
 
-    place = "score"
-    form = "Toeplitz"
-    learns = "2"
-    directions = "both"
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+    """
+
     paper = "Chi et al. 2022, arXiv 2205.09921"
-    formula = "B_ij = −r1·|i − j|^r2;  r1 > 0, 0 < r2 ≤ 2, started at U[0, 1], U[0, 2]"
+    formula = "B_ij = −r1·|i − j|^r2;  r1 > 0, 0 < r2 ≤ 2, start at U[0, 1], U[0, 2]"
 
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__(heads, head_dim)

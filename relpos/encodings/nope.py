@@ -1,15 +1,16 @@
-"""No positional encoding: causality alone tells where a token stands."""
+"""No positional encoding: a causal model can infer positions from the causal mask alone."""
 
 from relpos.encodings.encoding import Encoding
 
 
 class Nope(Encoding):
-    """No positional encoding."""
+    """NoPE: no positional encoding.
 
-    place = "nowhere"
-    form = "none"
-    learns = "0"
-    directions = "both"
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+    """
+
     paper = "Kazemnejad et al. 2023, arXiv 2305.19466"
     formula = "B_ij = 0"
 

@@ -1,4 +1,4 @@
-"""Parameters that are positive by construction: what is trained is a raw number, what is used is its softplus."""
+"""Parameters that are positive by construction: the trained value is unbounded, the value in use is its softplus."""
 
 import torch
 from torch import Tensor, nn
@@ -6,7 +6,14 @@ from torch.nn import functional as F
 
 
 class Positive(nn.Module):
-    """Numbers above `floor`, started at given values. Call it with a dtype to get them."""
+    """Values above `floor`.
+
+    Called with a dtype, it returns the values in that dtype.
+
+    Args:
+        start: Start values, any shape.
+        floor: Lower bound.
+    """
 
     def __init__(self, start: Tensor, floor: float = 0.0) -> None:
         super().__init__()
@@ -19,7 +26,15 @@ class Positive(nn.Module):
 
 
 class Between(nn.Module):
-    """Numbers between `low` and `high`, started at given values. Call it with a dtype to get them."""
+    """Values between `low` and `high`.
+
+    Called with a dtype, it returns the values in that dtype.
+
+    Args:
+        start: Start values, any shape.
+        low: Lower bound.
+        high: Upper bound.
+    """
 
     def __init__(self, start: Tensor, low: float, high: float) -> None:
         super().__init__()

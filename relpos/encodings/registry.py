@@ -1,17 +1,14 @@
-"""Every encoding by name.
+"""Every encoding by name. To add one: write its file, add its line to `FILES`.
 
-To add one: write its file, add its line to `FILES`. Nothing here imports torch: `relpos ls` reads an encoding's
-card (its class's literals, its docstring, its `__init__`) from the source, without running it.
+Nothing here imports torch before an encoding is made.
 """
 
-import ast
 import importlib
-import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
+from relpos.encodings.cards import Card, compute_card, read_cards, write_cards
+from relpos.encodings.options import check_names, options_of
 from relpos.errors import unknown
 
 if TYPE_CHECKING:
@@ -41,37 +38,30 @@ FILES = {  # name: file and class
     "xpos": ("xpos", "Xpos"),
 }
 _registered: dict[str, type["Encoding"]] = {}
-
-_CARD_FIELDS = ("place", "form", "learns", "directions", "paper", "formula")
-
-
-@dataclass(frozen=True)
-class Card:
-    """What there is to know of an encoding before making one."""
-
-    name: str
-    summary: str
-    place: str  # where it enters: embedding, query and key, score, nowhere
-    form: str  # the form of its bias
-    learns: str  # learned values per head, as a formula in the options; then "; by default …"
-    directions: str  # causal, both, or "as its base"
-    paper: str
-    formula: str
-    options: Mapping[str, tuple[str, str]]  # name: (default as written, meaning)
-
-    @property
-    def learns_by_default(self) -> str:
-        """Learned values per head with the default options."""
-        return self.learns.rpartition("; by default ")[2]
+_cards: dict[str, Card] = {}  # of FILES; empty until the first card is asked for
 
 
 def names() -> list[str]:
-    """Every encoding's name, sorted."""
+    """Return the names of all encodings, sorted."""
     return sorted({*FILES, *_registered})
 
 
 def register(name: str, cls: type["Encoding"]) -> None:
-    """Add an encoding of your own under `name`; from then on it is like any other."""
+    """Add an encoding of your own; from then on it works like the built-in ones.
+
+    Args:
+        name: Its name, a Python identifier.
+        cls: A class derived from `relpos.Encoding`. It has `paper` and `formula` as strings, and every option of its
+            `__init__` has a default value.
+
+    Raises:
+        TypeError: `cls` is no such class.
+        ValueError: The name is no identifier, or is taken by another class.
+
+    Example:
+        >>> relpos.register("saturating", Saturating)
+        >>> relpos.encoding("saturating", heads=12, head_dim=64)
+    """
     from relpos.encodings.encoding import Encoding
 
     if not (isinstance(cls, type) and issubclass(cls, Encoding)):
@@ -80,87 +70,84 @@ def register(name: str, cls: type["Encoding"]) -> None:
         raise ValueError(f"an encoding's name must be a Python identifier, not {name!r}.")
     if name in FILES or _registered.get(name, cls) is not cls:
         raise ValueError(f"the name {name!r} is taken; choose another.")
-    missing = [field for field in _CARD_FIELDS if not isinstance(getattr(cls, field, None), str)]
+    missing = [field for field in ("paper", "formula") if not isinstance(getattr(cls, field, None), str)]
     if missing:
-        raise TypeError(f"{cls.__name__} must say its {', '.join(missing)} as a string on the class.")
+        raise TypeError(f"{cls.__name__} must state its {' and '.join(missing)} as a string on the class.")
+    required = [option for option, parameter in options_of(cls).items() if parameter.default is Parameter.empty]
+    if required:
+        raise TypeError(f"{cls.__name__} must have a default value for its option {', '.join(required)}.")
     _registered[name] = cls
 
 
 def encoding_class(name: str) -> type["Encoding"]:
-    """The class behind a name."""
+    """Return the class of an encoding.
+
+    Args:
+        name: The encoding's name.
+
+    Raises:
+        ValueError: No encoding has this name.
+    """
     if name in _registered:
         return _registered[name]
     if name not in FILES:
         raise unknown("encoding", name, names())
-    file, cls = FILES[name]
-    found: type[Encoding] = getattr(importlib.import_module(f"relpos.encodings.{file}"), cls)
-    return found
+    file, class_name = FILES[name]
+    cls: type[Encoding] = getattr(importlib.import_module(f"relpos.encodings.{file}"), class_name)
+    return cls
 
 
 def encoding(name: str, heads: int, head_dim: int, **options: Any) -> "Encoding":
-    """Make an encoding by name. Options are its own (`relpos ls NAME` lists them)."""
+    """Make an encoding by name.
+
+    Args:
+        name: One of `relpos.names()`.
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        **options: Options of the encoding; `relpos ls NAME` and `relpos.card(name)` list them.
+
+    Returns:
+        A new encoding, an `nn.Module` with its own parameters at their start values.
+
+    Raises:
+        ValueError: The name or an option is unknown, or a value is not allowed.
+
+    Example:
+        >>> position = relpos.encoding("alibi", heads=12, head_dim=64, slopes="press")
+        >>> out = relpos.attention(q, k, v, position)
+    """
     cls = encoding_class(name)
-    allowed = set(list(inspect.signature(cls.__init__).parameters)[1:]) - {"heads", "head_dim"}
-    for option in options:
-        if option not in allowed:
-            raise unknown(f"option of {name}", option, allowed)
+    check_names(name, cls, options)
     return cls(heads, head_dim, **options)
 
 
 def card(name: str) -> Card:
-    """The card of an encoding; torch is not imported for it."""
+    """Return what there is to know about an encoding: where it acts, its formula, its paper, its options.
+
+    The cards of the built-in encodings are computed once and kept in the user's cache folder; later calls, also in
+    other processes, read them there and do not import torch.
+
+    Args:
+        name: One of `relpos.names()`.
+
+    Returns:
+        The card. Learned values and parameters are those of 12 heads, head_dim 64 and default options.
+
+    Raises:
+        ValueError: No encoding has this name.
+
+    Example:
+        >>> relpos.card("alibi").formula
+        'B_ij = −m_h·|i − j|,  m_h = 2^(−8h/H)'
+    """
     if name in _registered:
-        return _card_of_class(name, _registered[name])
+        return compute_card(name, _registered[name])
     if name not in FILES:
         raise unknown("encoding", name, names())
-    file, cls = FILES[name]
-    return _card_of_source(name, Path(__file__).with_name(f"{file}.py"), cls)
-
-
-def _card_of_class(name: str, cls: type["Encoding"]) -> Card:
-    meanings: Mapping[str, str] = cls.options
-    signature = list(inspect.signature(cls.__init__).parameters.values())[3:]
-    options = {p.name: (repr(p.default), meanings.get(p.name, "")) for p in signature}
-    fields = {field: str(getattr(cls, field)) for field in _CARD_FIELDS}
-    return Card(name=name, summary=_first_line(cls.__doc__), options=options, **fields)
-
-
-def _card_of_source(name: str, path: Path, cls: str) -> Card:
-    literals: dict[str, Any] = {}
-    init: ast.FunctionDef | None = None
-    lineage = _lineage(path, cls)
-    for node in lineage:  # base first, so that a derived class overrides
-        for item in node.body:
-            if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
-                literals[item.targets[0].id] = ast.literal_eval(item.value)
-            elif isinstance(item, ast.FunctionDef) and item.name == "__init__":
-                init = item
-    meanings = literals.get("options", {})
-    options = {name: (default, meanings.get(name, "")) for name, default in _defaults(init)}
-    fields = {field: literals[field] for field in _CARD_FIELDS}
-    return Card(name=name, summary=_first_line(ast.get_docstring(lineage[-1])), options=options, **fields)
-
-
-def _lineage(path: Path, cls: str) -> list[ast.ClassDef]:
-    """The class and those it derives from, in this file or another encoding's, base first."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    homes = {node.name: path for node in tree.body if isinstance(node, ast.ClassDef)}
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("relpos.encodings."):
-            homes |= {alias.name: path.with_name(f"{node.module}.py".split(".", 2)[2]) for alias in node.names}
-    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls)
-    parents = [base.id for base in found.bases if isinstance(base, ast.Name) and base.id in homes]
-    return [ancestor for parent in parents for ancestor in _lineage(homes[parent], parent)] + [found]
-
-
-def _defaults(init: ast.FunctionDef | None) -> list[tuple[str, str]]:
-    if init is None:
-        return []
-    return [
-        (arg.arg, ast.unparse(default) if default is not None else "required")
-        for arg, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
-    ]
-
-
-def _first_line(docstring: str | None) -> str:
-    return (docstring or "").strip().split("\n", 1)[0]
+    if not _cards:
+        cards = read_cards()
+        if cards is None or set(cards) != set(FILES):
+            cards = {each: compute_card(each, encoding_class(each)) for each in FILES}
+            write_cards(cards)
+        _cards.update(cards)
+    return _cards[name]

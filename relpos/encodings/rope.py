@@ -1,22 +1,27 @@
-"""RoPE: queries and keys turned by an angle that grows with their position."""
+"""RoPE: queries and keys rotated by an angle that grows with their position."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from relpos.encodings.call import Call
 from relpos.encodings.encoding import Encoding
-from relpos.encodings.rope_scaling import rotation
-from relpos.errors import unknown
-
-LAYOUTS = ("half", "interleaved")
+from relpos.encodings.rope_scaling import Scaling, rotation
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """Turn the pairs of x (batch, heads, length, head_dim); cos and sin (1 or batch, length, pairs).
+    """Rotate pairs of dimensions.
 
-    Pairs are dimensions k and k + pairs ("half") or 2k and 2k + 1 ("interleaved"); what is left over stays.
+    Args:
+        x: Queries or keys, (batch, heads, length, head_dim).
+        cos: Cosines of the angles, (1 or batch, length, pairs).
+        sin: Sines of the angles, (1 or batch, length, pairs).
+        layout: Which dimensions form pair k: k and k + pairs ("half"), or 2k and 2k + 1 ("interleaved").
+
+    Returns:
+        x with its first 2·pairs dimensions rotated and the rest unchanged.
     """
     pairs = cos.shape[-1]
     cos, sin = cos[:, None], sin[:, None]  # (1 or batch, 1, length, pairs)
@@ -30,23 +35,23 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
 
 
 class Rope(Encoding):
-    """Rotary position embedding, with its scalings."""
+    """RoPE: queries and keys rotated by their position, with the scalings for longer inputs.
 
-    place = "query and key"
-    form = "none"
-    learns = "0"
-    directions = "both"
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        base: Base of the wavelengths, `rope_theta` in transformers; 10000 in the paper.
+        layout: Which dimensions form a pair. "half": k and k + d/2 (Llama, NeoX); "interleaved": 2k and 2k + 1 (paper,
+            GPT-J, CABLE).
+        fraction: Share of the head's dimensions that are rotated.
+        scaling: Scaling of the frequencies, named as in transformers.
+        factor: Factor of the scaling; if None, 1, or for yarn and longrope the length over the original length.
+        length: Trained length, for the scalings that depend on it.
+        rope_parameters: The dictionary of a transformers configuration; its entries override all of the above.
+    """
+
     paper = "Su et al. 2021, arXiv 2104.09864"
-    formula = "pair k of q_i and of k_i turned by the angle i·θ_k,  θ_k = base^(−2k/d)"
-    options = {
-        "base": "rope_theta; 10000 in the paper",
-        "layout": "half: dimensions k and k + d/2 pair (Llama, NeoX); interleaved: 2k and 2k + 1 (paper, GPT-J, CABLE)",
-        "fraction": "share of the head's dimensions that turn",
-        "scaling": "default, linear, ntk, dynamic, yarn, llama3, longrope or proportional",
-        "factor": "of the scaling; unless given 1, or the stretch over the original length (yarn, longrope)",
-        "length": "trained length, for the scalings that ask for it",
-        "rope_parameters": "transformers' dictionary, over all of the above",
-    }
+    formula = "pair k of q_i and of k_i rotated by the angle i·θ_k,  θ_k = base^(−2k/d)"
 
     def __init__(
         self,
@@ -54,19 +59,17 @@ class Rope(Encoding):
         head_dim: int,
         *,
         base: float = 10000.0,
-        layout: str = "half",
+        layout: Literal["half", "interleaved"] = "half",
         fraction: float = 1.0,
-        scaling: str = "default",
+        scaling: Scaling = "default",
         factor: float | None = None,
         length: int = 2048,
         rope_parameters: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(heads, head_dim)
-        if layout not in LAYOUTS:
-            raise unknown("layout", layout, LAYOUTS)
         self.layout = layout
-        given = {"base": base, "fraction": fraction, "scaling": scaling, "factor": factor, "length": length}
-        self.rotation = rotation(head_dim, given, rope_parameters)
+        numbers = {"base": base, "fraction": fraction, "scaling": scaling, "factor": factor, "length": length}
+        self.rotation = rotation(head_dim, numbers, rope_parameters)
 
     @property
     def depends_on_length(self) -> bool:

@@ -1,28 +1,31 @@
 """The frequencies of RoPE under its scalings, named and keyed as in transformers' `rope_parameters`.
 
-Each function gives the frequencies (pairs,), or (1 or batch, length, pairs) where they depend on how long the document
-a token stands in has become. The arithmetic runs in the dtype of the call, in the order the checkpoints were trained.
+Each function returns the frequencies (pairs,), or (1 or batch, length, pairs) where they depend on the current length
+of a token's document. The arithmetic runs in the dtype of the call, in the order in which the checkpoints were trained.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from relpos.encodings.encoding import positive, whole
+from relpos.encodings.checks import integer_at_least, positive_number
 from relpos.errors import unknown
+
+Scaling = Literal["default", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "proportional"]
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """RoPE's numbers, whatever the scaling; the names on the right are transformers'."""
+    """The parameters of RoPE with any scaling; the comments are the names in transformers."""
 
     head_dim: int
     base: float = 10000.0  # rope_theta
     fraction: float = 1.0  # partial_rotary_factor
-    scaling: str = "default"  # rope_type
+    scaling: Scaling = "default"  # rope_type
     factor: float = 1.0
     length: int = 2048  # max_position_embeddings
     trained: int = 2048  # original_max_position_embeddings
@@ -52,7 +55,7 @@ class Rotation:
 
     @property
     def amplitude(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """Factor of the cosines and sines."""
         if self.scaling not in ("yarn", "longrope"):
             return 1.0
         if self.attention_factor is not None:
@@ -87,16 +90,16 @@ def ntk(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def dynamic(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
-    """NTK whose factor grows with the document, from the trained length on."""
+    """NTK with a factor that grows with the document once it is longer than the trained length."""
     grown = lengths.clamp(min=r.length).to(dtype)[..., None]  # (1 or batch, length, 1)
     base = r.base * ((r.factor * grown / r.length) - (r.factor - 1)) ** (r.dim / (r.dim - 2))
     return _inverse_powers(r, base, lengths.device, dtype)
 
 
 def yarn(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
-    """Fast pairs as they are, slow pairs interpolated, a ramp between."""
+    """Fast pairs unchanged, slow pairs interpolated, a linear ramp between."""
 
-    def pair_turning(turns: float) -> float:  # which pair makes this many turns over the trained length
+    def pair_turning(turns: float) -> float:  # the pair that makes this many turns over the trained length
         return (r.dim * math.log(r.trained / (turns * 2 * math.pi))) / (2 * math.log(r.base))
 
     low, high = pair_turning(r.beta_fast), pair_turning(r.beta_slow)
@@ -112,7 +115,7 @@ def yarn(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def llama3(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
-    """Long waves stretched by the factor, short ones kept, a ramp between."""
+    """Long waves stretched by the factor, short waves unchanged, a linear ramp between."""
     theta = default(r, lengths, dtype)
     wavelength = 2 * math.pi / theta
     ramp = (r.trained / wavelength - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor)
@@ -122,7 +125,7 @@ def llama3(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def longrope(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
-    """A searched factor a pair: one list up to the trained length, another beyond."""
+    """One factor per pair from a search: one list up to the trained length, another beyond."""
     short = torch.tensor(r.short_factor, dtype=dtype, device=lengths.device)
     long = torch.tensor(r.long_factor, dtype=dtype, device=lengths.device)
     factors = torch.where((lengths > r.trained)[..., None], long, short)  # (1 or batch, length, pairs)
@@ -130,13 +133,13 @@ def longrope(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def proportional(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
-    """p-RoPE: only the fastest pairs turn, at the frequencies of the whole head."""
+    """p-RoPE: only the fastest pairs are rotated, at the frequencies of the full head."""
     theta = default(r, lengths, dtype)
     turning = int(r.fraction * r.head_dim // 2)
     return torch.where(torch.arange(len(theta), device=theta.device) < turning, theta, 0.0) / r.factor
 
 
-SCALINGS: dict[str, Callable[[Rotation, Tensor, torch.dtype], Tensor]] = {
+SCALINGS: dict[Scaling, Callable[[Rotation, Tensor, torch.dtype], Tensor]] = {
     "default": default,
     "linear": linear,
     "ntk": ntk,
@@ -158,9 +161,21 @@ _OURS = {  # transformers' keys that have another name here
 _KEYS = {*_OURS, *(set(Rotation.__dataclass_fields__) - {"head_dim", *_OURS.values()})}
 
 
-def rotation(head_dim: int, given: Mapping[str, object], rope_parameters: Mapping[str, object] | None) -> Rotation:
-    """The numbers of a RoPE from our options, overridden by transformers' dictionary; refused if they make no sense."""
-    numbers = dict(given)
+def rotation(head_dim: int, options: Mapping[str, object], rope_parameters: Mapping[str, object] | None) -> Rotation:
+    """Read the parameters of a RoPE.
+
+    Args:
+        head_dim: Size of a head.
+        options: base, fraction, scaling, factor and length, as in `Rope`.
+        rope_parameters: A dictionary of transformers; its entries override the options.
+
+    Returns:
+        The parameters, checked.
+
+    Raises:
+        ValueError: A key or the scaling is unknown, or a value is out of range.
+    """
+    numbers = dict(options)
     for key, value in (rope_parameters or {}).items():
         if key not in _KEYS:
             raise unknown("key of rope_parameters", key, _KEYS)
@@ -169,7 +184,7 @@ def rotation(head_dim: int, given: Mapping[str, object], rope_parameters: Mappin
     if numbers.get("scaling") not in SCALINGS:
         raise unknown("RoPE scaling", numbers.get("scaling"), SCALINGS)
     numbers.setdefault("trained", numbers["length"])
-    if numbers["factor"] is None:  # then DeepSeek-V3's and Phi-3's checkpoints mean how far they were stretched
+    if numbers["factor"] is None:  # DeepSeek-V3 and Phi-3 mean the stretch over the original length
         stretched = numbers["scaling"] in ("yarn", "longrope")
         numbers["factor"] = numbers["length"] / numbers["trained"] if stretched else 1.0  # type: ignore[operator]
     r = Rotation(head_dim=head_dim, **numbers)  # type: ignore[arg-type]
@@ -178,23 +193,27 @@ def rotation(head_dim: int, given: Mapping[str, object], rope_parameters: Mappin
 
 
 def check(r: Rotation) -> None:
-    """Refuse numbers that make no sense."""
+    """Refuse parameters that are out of range.
+
+    Raises:
+        ValueError: A parameter is out of range; the message names it.
+    """
     numbers = [
         *("base", "fraction", "factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"),
         *(name for name in ("attention_factor", "mscale", "mscale_all_dim") if getattr(r, name) is not None),
     ]
     for name in numbers:
-        positive(name, getattr(r, name))
+        positive_number(name, getattr(r, name))
     for value in (*r.short_factor, *r.long_factor):
-        positive("each number of short_factor and long_factor", value)
-    whole("length", r.length)
-    whole("original_max_position_embeddings", r.trained, least=2 if r.scaling == "longrope" else 1)
+        positive_number("each number of short_factor and long_factor", value)
+    integer_at_least("length", r.length)
+    integer_at_least("original_max_position_embeddings", r.trained, least=2 if r.scaling == "longrope" else 1)
     if r.base <= 1:
-        raise ValueError(f"base must be over 1, or all pairs would turn alike, not {r.base!r}.")
+        raise ValueError(f"base must be over 1, because with 1 all pairs have the same frequency, not {r.base!r}.")
     if r.fraction > 1:
         raise ValueError(f"fraction must be over 0 and at most 1, not {r.fraction!r}.")
     if r.dim % 2 or r.dim < 2:
-        raise ValueError(f"rope turns pairs of dimensions: {r.dim} of head_dim {r.head_dim} cannot be paired.")
+        raise ValueError(f"rope rotates pairs of dimensions: {r.dim} of head_dim {r.head_dim} cannot be paired.")
     if r.scaling in ("ntk", "dynamic") and r.dim < 4:
         raise ValueError(f"the scaling {r.scaling!r} needs at least 4 rotated dimensions, not {r.dim}.")
     if r.scaling == "llama3" and r.high_freq_factor <= r.low_freq_factor:

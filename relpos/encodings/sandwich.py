@@ -3,29 +3,32 @@
 import torch
 
 from relpos.encodings.call import Call
-from relpos.encodings.encoding import Encoding, positive, whole
+from relpos.encodings.checks import integer_at_least, positive_number
+from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Toeplitz
 
 
 class Sandwich(Encoding):
-    """Sinusoidal inner products as a relative bias."""
+    """Sandwich: the inner product of two sinusoidal embeddings, as a bias.
 
-    place = "score"
-    form = "Toeplitz"
-    learns = "0"
-    directions = "both"
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        dim: Size d of the sinusoidal embeddings, even; head_dim if None.
+        base: Base of the wavelengths; 10000 in the paper.
+    """
+
     paper = "Chi et al. 2023, arXiv 2212.10356"
     formula = "B_ij = (Σ_{k=1..d/2} cos((i − j) / 10000^(2k/d)) − d/2)·H/(8h)"
-    options = {"dim": "d, even; the head size unless given", "base": "10000 in the paper"}
 
     def __init__(self, heads: int, head_dim: int, *, dim: int | None = None, base: float = 10000.0) -> None:
         super().__init__(heads, head_dim)
-        self.dim = whole("dim", head_dim if dim is None else dim, least=2)
+        self.dim = integer_at_least("dim", head_dim if dim is None else dim, least=2)
         if self.dim % 2:
             raise ValueError(
-                f"sandwich sums over pairs, so dim (the head size unless given) must be even, not {self.dim}."
+                f"sandwich sums over pairs, so dim (head_dim unless you set it) must be even, not {self.dim}."
             )
-        self.base = positive("base", base)
+        self.base = positive_number("base", base)
 
     def bias(self, call: Call) -> Toeplitz:
         k = torch.arange(1, self.dim // 2 + 1, dtype=call.dtype, device=call.device)  # (dim / 2,)

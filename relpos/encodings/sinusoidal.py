@@ -3,23 +3,23 @@
 import torch
 from torch import Tensor
 
-from relpos.encodings.encoding import Encoding, positive
+from relpos.encodings.checks import positive_number
+from relpos.encodings.encoding import Encoding
 
 
 class Sinusoidal(Encoding):
-    """Fixed sines and cosines of the position."""
+    """Sinusoidal absolute positions: fixed sines and cosines, added to the token embedding.
 
-    place = "embedding"
-    form = "none"
-    learns = "0"
-    directions = "both"
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        amplitude: Factor a of the sines and cosines; the CABLE authors use 0.1.
+        base: Base of the wavelengths; 10000 in the paper.
+        width: Size of the embedding, even; heads × head_dim if None.
+    """
+
     paper = "Vaswani et al. 2017, arXiv 1706.03762"
     formula = "x_i ← x_i + a·p_i,  p_i[2k] = sin(i / 10000^(2k/width)),  p_i[2k + 1] = cos(i / 10000^(2k/width))"
-    options = {
-        "amplitude": "a; the CABLE authors use 0.1",
-        "base": "10000 in the paper",
-        "width": "size of the embedding, even; heads × head_dim unless given",
-    }
 
     def __init__(
         self, heads: int, head_dim: int, *, amplitude: float = 1.0, base: float = 10000.0, width: int | None = None
@@ -27,11 +27,11 @@ class Sinusoidal(Encoding):
         super().__init__(heads, head_dim, width)
         if self.width % 2:
             raise ValueError(f"sinusoidal pairs the dimensions, so the width must be even, not {self.width}.")
-        self.amplitude, self.base = positive("amplitude", amplitude), positive("base", base)
+        self.amplitude, self.base = positive_number("amplitude", amplitude), positive_number("base", base)
 
     def embed(self, x: Tensor, start: int = 0, documents: Tensor | None = None) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
-        positions = self.standing(x, start, documents).to(dtype)  # (1 or batch, length)
+        positions = self.positions_of(x, start, documents).to(dtype)  # (1 or batch, length)
         k = torch.arange(0, self.width, 2, dtype=dtype, device=x.device)  # (width / 2,)
         angle = positions[..., None] * self.base ** (-k / self.width)  # (1 or batch, length, width / 2)
         waves = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)  # (1 or batch, length, width)

@@ -1,4 +1,4 @@
-"""Several encodings at once: each acts in its place, and their biases add up."""
+"""Several encodings together: each acts in its own place, and their biases add up."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,24 +7,24 @@ import torch
 from torch import Tensor, nn
 
 from relpos.encodings.call import Call
-from relpos.encodings.encoding import Encoding
+from relpos.encodings.encoding import PLACES, Encoding
 from relpos.encodings.forms import Form, Sum
-from relpos.encodings.registry import encoding
+from relpos.encodings.options import options_of
+from relpos.encodings.registry import encoding, encoding_class
 
 
 class Together(Encoding):
-    """Several encodings at once, for example RoPE with forget gates."""
+    """Several encodings together, each in its own place; their biases add up (FoX: rope with forgetting).
 
-    place = "score"
-    form = "Sum"
-    learns = "parts"
-    directions = "as its parts"
-    paper = "as its parts; rope with forgetting: Lin et al. 2025, arXiv 2503.02130"
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        parts: Names of the encodings, in the order in which they act.
+        part_options: Options of the parts, by the name of the part; they apply to every part of that name.
+    """
+
+    paper = "those of its parts; rope with forgetting: Lin et al. 2025, arXiv 2503.02130"
     formula = "B_ij = Σ of the parts' biases;  parts that rotate or embed do so, in order"
-    options = {
-        "parts": "names of the encodings",
-        "part_options": "options by name of a part, for every part of that name",
-    }
 
     def __init__(
         self,
@@ -34,15 +34,28 @@ class Together(Encoding):
         parts: Sequence[str] = ("alibi", "cable_nw"),
         part_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        if isinstance(parts, str) or not parts:
-            raise ValueError(f"parts must be a list of encodings' names, not {parts!r}.")
-        options = _options_by_name(parts, part_options or {})
+        options = _options_by_name(parts, part_options)
         encodings = [encoding(name, heads, head_dim, **options.get(name, {})) for name in parts]
         if len({part.width for part in encodings}) > 1:
             raise ValueError(f"the parts read inputs of different widths: {[part.width for part in encodings]}.")
         super().__init__(heads, head_dim, encodings[0].width)
         self.parts = nn.ModuleList(encodings)
         self.gate_size = sum(part.gate_size for part in encodings)
+
+    @classmethod
+    def options_for_length(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
+        filled = super().options_for_length(options, length)
+        parts: Sequence[str] = filled.get("parts", options_of(cls)["parts"].default)
+        part_options = dict(_options_by_name(parts, filled.get("part_options")))
+        for name in parts:
+            options_of_part = encoding_class(name).options_for_length(part_options.get(name, {}), length)
+            if options_of_part:
+                part_options[name] = options_of_part
+        return {**filled, "part_options": part_options} if part_options else filled
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return tuple(place for place in PLACES if any(place in part.places for part in self._each()))
 
     @property
     def bidirectional(self) -> bool:
@@ -67,9 +80,9 @@ class Together(Encoding):
         return q, k
 
     def gates(self, hidden: Tensor) -> Tensor | None:
-        each = [part.gates(hidden) for part in self._each()]
-        known = [gates for gates in each if gates is not None]
-        return torch.cat(known, dim=-1) if known else None  # (batch, heads, length, gate_size)
+        of_parts = [part.gates(hidden) for part in self._each()]
+        computed = [gates for gates in of_parts if gates is not None]
+        return torch.cat(computed, dim=-1) if computed else None  # (batch, heads, length, gate_size)
 
     def bias(self, call: Call) -> Form | None:
         terms, start = [], 0
@@ -86,7 +99,10 @@ class Together(Encoding):
 
 
 def _options_by_name(parts: Sequence[str], part_options: object) -> Mapping[str, Mapping[str, Any]]:
-    """`part_options`, if it holds options for parts that are there."""
+    """Check `parts` and `part_options`, and return the latter, empty for None."""
+    if isinstance(parts, str) or not isinstance(parts, Sequence) or not parts:
+        raise ValueError(f"parts must be a list of encodings' names, not {parts!r}.")
+    part_options = {} if part_options is None else part_options
     if not isinstance(part_options, Mapping) or not all(isinstance(each, Mapping) for each in part_options.values()):
         raise ValueError(
             f"part_options must hold a dictionary of options by name of a part, as in "

@@ -1,4 +1,4 @@
-"""T5's relative bias: one learned number per head and bucket of distances."""
+"""T5's relative bias: one learned value per head and bucket of distances."""
 
 import math
 
@@ -6,14 +6,22 @@ import torch
 from torch import Tensor, nn
 
 from relpos.encodings.call import Call
-from relpos.encodings.encoding import Encoding, whole
+from relpos.encodings.checks import integer_at_least
+from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Toeplitz
 
 
 def bucket(distance: Tensor, causal: bool, buckets: int = 32, max_distance: int = 128) -> Tensor:
-    """Bucket of each distance i − j: half of them exact, the rest logarithmic up to max_distance.
+    """Bucket of each distance: half of the buckets hold one distance each, the rest grow logarithmically.
 
-    In both directions, the first half of the buckets serves the past and the second half the future.
+    Args:
+        distance: Distances i − j as integers, any shape.
+        causal: Whether all buckets serve the past. If False, the first half serves the past, the second the future.
+        buckets: Number of buckets.
+        max_distance: Distance from which all distances share the last bucket.
+
+    Returns:
+        Indices of buckets, in the shape of `distance`.
     """
     offset = torch.zeros_like(distance)
     if not causal:
@@ -29,24 +37,26 @@ def bucket(distance: Tensor, causal: bool, buckets: int = 32, max_distance: int 
 
 
 class T5(Encoding):
-    """T5's bucketed relative bias."""
+    """T5's bias: a learned value per head and logarithmic bucket of distances (CABLE's "T5-bias" is `clipped`).
 
-    place = "score"
-    form = "Toeplitz"
-    learns = "buckets; by default 32"
-    directions = "both"
+    The CABLE paper calls another encoding "T5-bias": one learned value per distance up to a limit. That is
+    `relpos.encoding("clipped", …)`.
+
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        buckets: Number of buckets, a multiple of 4. The table is (heads, buckets).
+        max_distance: Distance from which all distances share the last bucket.
+    """
+
     paper = "Raffel et al. 2020, arXiv 1910.10683"
-    formula = "B_ij = b_h[bucket(i − j)];  started at N(0, 1/width)"
-    options = {
-        "buckets": "number of buckets, a multiple of 4",
-        "max_distance": "distance from which all share the last bucket",
-    }
+    formula = "B_ij = b_h[bucket(i − j)];  b starts at N(0, 1/width)"
 
     def __init__(self, heads: int, head_dim: int, *, buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__(heads, head_dim)
-        if whole("buckets", buckets, least=4) % 4:
-            raise ValueError(f"buckets must be a multiple of 4, to be halved for two directions, not {buckets}.")
-        if whole("max_distance", max_distance) <= buckets // 2:
+        if integer_at_least("buckets", buckets, least=4) % 4:
+            raise ValueError(f"buckets must be a multiple of 4, so that both directions get half, not {buckets}.")
+        if integer_at_least("max_distance", max_distance) <= buckets // 2:
             raise ValueError(f"max_distance must be over buckets / 2 = {buckets // 2}, not {max_distance}.")
         self.buckets, self.max_distance = buckets, max_distance
         self.table = nn.Parameter(torch.randn(heads, buckets) * self.width**-0.5)

@@ -3,24 +3,28 @@
 import torch
 
 from relpos.encodings.call import Call
-from relpos.encodings.encoding import Encoding, whole
+from relpos.encodings.checks import integer_at_least
+from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Toeplitz
 
 
 class Window(Encoding):
-    """Sliding-window attention, as a bias of 0 inside the window and −inf outside."""
+    """Sliding-window attention, as a bias of 0 inside the window and −inf outside.
 
-    place = "score"
-    form = "Toeplitz"
-    learns = "0"
-    directions = "both"
-    paper = "Beltagy et al. 2020 (Longformer), arXiv 2004.05150; as in Mistral, arXiv 2310.06825"
+    Together with another encoding it is a part of `sum`; in a model, `window` in a rule of a layer plan does that.
+
+    Args:
+        heads: Number of attention heads.
+        head_dim: Size of a head.
+        size: Tokens that a query sees, its own among them; in both directions, on each side.
+    """
+
+    paper = "Beltagy et al. 2020, arXiv 2004.05150"
     formula = "B_ij = 0 if |i − j| < size, else −inf"
-    options = {"size": "tokens in the window of a causal query, its own among them; both directions: on each side"}
 
     def __init__(self, heads: int, head_dim: int, *, size: int = 256) -> None:
         super().__init__(heads, head_dim)
-        self.size = whole("size", size)
+        self.size = integer_at_least("size", size)
 
     def bias(self, call: Call) -> Toeplitz:
         outside = call.distances.abs() >= self.size  # (distances,)

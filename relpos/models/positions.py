@@ -10,12 +10,12 @@ with `name` another encoding with its own options, without it other options of t
 tokens a query sees. Later rules act on what earlier ones have left.
 """
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from relpos.encodings.encoding import Encoding
+from relpos.encodings.options import options_of
 from relpos.encodings.registry import encoding, encoding_class
 
 Position = Mapping[str, Any]
@@ -115,13 +115,13 @@ def make_positions(
     rows = layer_positions(position, layers)
     base = {key: value for key, value in position.items() if key != "plan"}
     first = make_encoding(base, heads, head_dim, width)
-    if _places(first) == {"embedding"}:
+    if first.places == ("embedding",):
         return Positions(first, None, [_own(row, base, heads, head_dim, width) for row in rows])
     if share:
         if position.get("plan"):
             raise ValueError("layers that share one encoding cannot have a plan: leave out share_position or the plan.")
         return Positions(None, first, [None] * layers)
-    if "embedding" in _places(first):
+    if "embedding" in first.places:
         raise ValueError(
             f"the encoding {dict(base)} acts on the embedding, once, and in every layer: set share_position=True."
         )
@@ -133,7 +133,7 @@ def _own(row: Position, embedded: Position | None, heads: int, head_dim: int, wi
     if row == embedded:
         return None
     made = make_encoding(row, heads, head_dim, width)
-    if "embedding" in _places(made):
+    if "embedding" in made.places:
         raise ValueError(f"{row['name']} acts on the token embedding, once: it cannot be the encoding of some layers.")
     return made
 
@@ -156,11 +156,4 @@ def _selected(rule: Position, layers: int) -> list[int]:
 
 def _width_option(name: str, width: int, options: Position) -> dict[str, Any]:
     """The option `width` where an encoding reads hidden states of another size than heads × head_dim."""
-    takes = "width" in inspect.signature(encoding_class(name).__init__).parameters
-    return {"width": width} if takes and "width" not in options else {}
-
-
-def _places(position: Encoding) -> set[str]:
-    return {part.place for part in position.modules() if isinstance(part, Encoding) and not list(part.children())} or {
-        position.place
-    }
+    return {"width": width} if "width" in options_of(encoding_class(name)) and "width" not in options else {}

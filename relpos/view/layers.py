@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from relpos.attend import reference
-from relpos.attend.inputs import make_call
 from relpos.attend.operation import positioned
 from relpos.encodings.call import Call, products
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Form, Scaled, Toeplitz, terms
+from relpos.encodings.inputs import make_call
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -152,7 +152,7 @@ def encoding_layer(position: Encoding, length: int) -> Layer:
     if position.needs_scores:
         q, k = torch.randn(2, 1, heads, length, head_dim)
         return open_layer(1, q, k, position, hidden)
-    token = torch.zeros(1) if position.place == "embedding" else torch.randn(position.width)
+    token = torch.zeros(1) if "embedding" in position.places else torch.randn(position.width)
     x = position.embed(token.expand(1, length, position.width))
     q = x[..., : heads * head_dim].reshape(1, length, heads, head_dim).transpose(1, 2)  # (1, heads, length, head_dim)
     return open_layer(1, q, q, position, hidden)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from relpos.encodings.encoding import Encoding
-from relpos.encodings.registry import card, encoding, names
+from relpos.encodings.registry import encoding, names
 from relpos.errors import unknown
 from relpos.view import captions
 from relpos.view.layers import Layer, encoding_layer, input_free_layers, model_layers
@@ -123,7 +123,7 @@ def model_subject(
     }
     named = [_token_name(run.tokenizer.decode([int(one)])) for one in shown.ids[: MOST_LABELS + 1]]
     told = f"{run.encoding}, {run.family.title}{preset}, {which}"
-    place = card(run.encoding).place
+    place = run.model.config.make_position().place
     return Subject(run.encoding, place, layers, others, run.folder.name, told, ending.strip(), about, named)
 
 

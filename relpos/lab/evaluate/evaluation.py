@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relpos.encodings.encoding import whole
+from relpos.encodings.checks import integer_at_least
 from relpos.errors import unknown
 from relpos.lab.data.tokenizers import token_bytes
 from relpos.lab.data.tokens import Tokens, tokenize
@@ -193,7 +193,7 @@ def check_lengths(lengths: Sequence[int]) -> list[int]:
     """The lengths in order, each once."""
     if not lengths:
         raise ValueError("give at least one length.")
-    return sorted({whole("a length", length, least=2) for length in lengths})
+    return sorted({integer_at_least("a length", length, least=2) for length in lengths})
 
 
 def make_plan(
@@ -206,16 +206,16 @@ def make_plan(
         raise ValueError(f"a stride is for the protocols sliding and positions, not for {protocol}.")
     if last is not None and protocol != "last":
         raise ValueError(f"how many last tokens are scored is for the protocol last, not for {protocol}.")
-    tokens = TOKENS[protocol] if tokens is None else whole("tokens", tokens)
+    tokens = TOKENS[protocol] if tokens is None else integer_at_least("tokens", tokens)
     if protocol == "windows":
         return protocols.windows(text, lengths, tokens)
     if protocol == "last":
-        last = min(LAST, lengths[0]) if last is None else whole("last", last)
+        last = min(LAST, lengths[0]) if last is None else integer_at_least("last", last)
         if last > lengths[0]:
             raise ValueError(f"the last {last} tokens of a window cannot be scored at length {lengths[0]}.")
         return protocols.last(text, lengths, tokens, last)
     if protocol == "sliding":
-        if stride is not None and whole("stride", stride) > lengths[0]:
+        if stride is not None and integer_at_least("stride", stride) > lengths[0]:
             raise ValueError(f"windows of {lengths[0]} that move by {stride} would leave tokens out.")
         return protocols.sliding(text, lengths, tokens, stride)
     if len(lengths) > 1:
@@ -235,7 +235,7 @@ def _control(run: Run, plan: ScoredWindows, stride: int | None) -> tuple[int, li
         raise ValueError(f"{run.folder} does not say how long it was trained, which is the length of the control.")
     for length, windows in plan.windows.items():
         trained = min(run.trained_length, length)
-        step = max(1, trained // 4) if stride is None else whole("stride", stride)
+        step = max(1, trained // 4) if stride is None else integer_at_least("stride", stride)
         if step > trained:
             raise ValueError(f"a control of {trained} tokens that moves by {step} would leave tokens out.")
         return trained, protocols.control(windows, length, trained, step)

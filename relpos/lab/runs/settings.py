@@ -1,4 +1,7 @@
-"""What a training run is: typed settings, from defaults, a YAML file and dotted overrides. Imports nothing heavy."""
+"""What a training run is: typed settings, from defaults, a YAML file and dotted overrides.
+
+Nothing heavy is imported before the settings are valid; then torch, for the options of the encoding.
+"""
 
 import dataclasses
 import math
@@ -12,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from relpos.encodings.registry import card, names
+from relpos.encodings.registry import card, encoding_class, names
 from relpos.errors import unknown
 from relpos.lab.runs import defaults
 from relpos.lab.tasks import task
@@ -172,7 +175,6 @@ def resolve(settings: Settings) -> Settings:
     for option in model.options:
         if option not in card(model.encoding).options:
             raise unknown(f"option of {model.encoding}", option, card(model.encoding).options)
-    model.options = _with_length(model.encoding, model.options, data.length)
     _resolve_data(data, size.tokenizer)
     _resolve_masking(data, model.family)
     optimizer.lr = size.lr if optimizer.lr is None else optimizer.lr
@@ -189,6 +191,7 @@ def resolve(settings: Settings) -> Settings:
         raise ValueError("a run must have at least one step, and some time.")
     if optimizer.warmup_steps is None:
         optimizer.warmup_steps = min(715, (run.steps or defaults.STEPS) // 10)
+    _fill_length(model, data.length)
     run.out = run.out or _default_folder(settings)
     return settings
 
@@ -299,19 +302,12 @@ def _resolve_masking(data: DataSettings, family: str) -> None:
         raise ValueError(f"data.mask_share must be between 0 and 1, not {data.mask_share}.")
 
 
-def _with_length(encoding: str, options: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """The encoding's options, with the trained length for those that ask for it (learned, fire, scaled rope)."""
-    found = dict(options)
-    if "length" in card(encoding).options:
-        found.setdefault("length", length)
-    base = found.get("base")
-    if isinstance(base, str) and base in names() and "length" in card(base).options:
-        found["base_options"] = {"length": length, **found.get("base_options", {})}
-    for part in found.get("parts", ()):
-        if part in names() and "length" in card(part).options:
-            options_of_parts = found.setdefault("part_options", {})
-            options_of_parts[part] = {"length": length, **options_of_parts.get(part, {})}
-    return found
+def _fill_length(model: ModelSettings, length: int) -> None:
+    """Give the trained length to the encodings that have an option for it (learned, fire, scaled rope)."""
+    model.options = encoding_class(model.encoding).options_for_length(model.options, length)
+    for rule in model.plan:
+        if isinstance(rule, dict) and rule.get("name") in names():
+            rule.update(encoding_class(rule["name"]).options_for_length(rule, length))
 
 
 def recipes() -> list[str]:

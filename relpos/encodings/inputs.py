@@ -1,4 +1,4 @@
-"""What attention accepts, and the sentence for what it does not."""
+"""Checks of the arguments of attention, and the call that encodings see."""
 
 import math
 
@@ -6,20 +6,28 @@ import torch
 from torch import Tensor
 
 from relpos.encodings.call import Call, check_documents
-from relpos.encodings.encoding import Encoding, positive
+from relpos.encodings.checks import check_shape, positive_number
+from relpos.encodings.encoding import Encoding
 from relpos.encodings.tracing import has_values
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor | None) -> None:
-    """Ranks, sizes and dtypes of queries, keys and values."""
-    given = {"q": q, "k": k} if v is None else {"q": q, "k": k, "v": v}
-    for name, x in given.items():
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a tensor, not {type(x).__name__}.")
-        if x.dim() != 4:
-            raise ValueError(f"{name} must be (batch, heads, length, head_dim), not of shape {tuple(x.shape)}.")
+    """Check ranks, sizes and dtypes of queries, keys and values.
+
+    Args:
+        q: Queries, (batch, heads, queries, head_dim).
+        k: Keys, (batch, key_heads, keys, head_dim).
+        v: Values, in the shape of k, or None.
+
+    Raises:
+        TypeError: An argument is no tensor, or has no floating-point dtype.
+        ValueError: Shapes, dtypes or devices do not match.
+    """
+    tensors = {"q": q, "k": k} if v is None else {"q": q, "k": k, "v": v}
+    for name, x in tensors.items():
+        check_shape(name, x, ("batch", "heads", "length", "head_dim"))
         if not x.is_floating_point():
-            raise TypeError(f"{name} must be of a floating-point dtype, not {x.dtype}.")
+            raise TypeError(f"{name} must have a floating-point dtype, not {x.dtype}.")
         if x.dtype != q.dtype or x.device != q.device:
             raise ValueError(f"{name} is {x.dtype} on {x.device}, but q is {q.dtype} on {q.device}: they must agree.")
     batch, heads, queries, head_dim = q.shape
@@ -30,12 +38,13 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor | None) -> None:
     if k.shape[3] != head_dim:
         raise ValueError(f"k has head_dim {k.shape[3]}, but q has head_dim {head_dim}.")
     if k.shape[1] == 0 or heads % k.shape[1]:
-        raise ValueError(f"the {heads} heads of q are no multiple of the {k.shape[1]} heads of k.")
+        raise ValueError(f"the {heads} heads of q are not a multiple of the {k.shape[1]} heads of k.")
     if min(q.shape) == 0:
         raise ValueError(f"q is empty: {tuple(q.shape)}.")
     if queries > k.shape[2]:
         raise ValueError(
-            f"there are {queries} queries but {k.shape[2]} keys: the queries are the last of the keys' positions."
+            f"there are {queries} queries but {k.shape[2]} keys: give at least as many keys as queries, because the "
+            "queries stand at the last positions of the keys."
         )
 
 
@@ -50,14 +59,23 @@ def make_call(
     padding: Tensor | None,
     scale: float | None,
 ) -> Call:
-    """The call as encodings see it, everything checked."""
+    """Check the arguments of `relpos.attention` and make the call that encodings see.
+
+    The arguments have the meanings and shapes of `relpos.attention`; `check_tensors` has checked q and k.
+
+    Returns:
+        The call, with the gates that the encoding needs.
+
+    Raises:
+        TypeError: An argument has a wrong type or dtype.
+        ValueError: A shape or a value does not match.
+    """
     batch, heads, queries, head_dim = q.shape
     keys = k.shape[2]
     if documents is not None:
         check_documents(documents, batch, keys)
     if padding is not None:
-        if padding.shape != (batch, keys):
-            raise ValueError(f"padding must be (batch, keys) = ({batch}, {keys}), not {tuple(padding.shape)}.")
+        check_shape("padding", padding, (batch, keys))
         if padding.dtype != torch.bool:
             raise TypeError(
                 f"padding must be boolean, True for the keys that count, not {padding.dtype}: use padding.bool()."
@@ -65,7 +83,7 @@ def make_call(
     if position is not None:
         gates = check_position(position, batch, heads, head_dim, keys, hidden, gates, causal)
     dtype = torch.promote_types(q.dtype, torch.float32)
-    scale = head_dim**-0.5 if scale is None else positive("scale", scale)
+    scale = head_dim**-0.5 if scale is None else positive_number("scale", scale)
     call_q = q.to(dtype) if position is not None and position.needs_scores else None
     return Call(queries, keys, causal, documents, padding, gates, call_q, scale, dtype, q.device)
 
@@ -80,13 +98,14 @@ def check_position(
     gates: Tensor | None,
     causal: bool,
 ) -> Tensor | None:
-    """That the encoding fits q; gives the gates it needs of every key."""
+    """Check that the encoding fits q, and return the gates it needs, (batch, heads, keys, gate_size), or None."""
     if not isinstance(position, Encoding):
         raise TypeError(f"position must be an encoding (relpos.encoding(name, …)), not {position!r}.")
     name = type(position).__name__
     if position.heads != heads or position.head_dim != head_dim:
         raise ValueError(
-            f"{name} was made for {position.heads} heads of {position.head_dim}, but q has {heads} heads of {head_dim}."
+            f"{name} was made for {position.heads} heads, head_dim {position.head_dim}, but q has {heads} heads, "
+            f"head_dim {head_dim}."
         )
     if not causal and not position.bidirectional:
         raise ValueError(f"{name} is defined for causal attention only.")
@@ -95,25 +114,25 @@ def check_position(
     if gates is None:
         if hidden is None:
             raise ValueError(
-                f"{name} reads the layer's input: give hidden= (batch, {keys}, {position.width}), or gates=."
+                f"{name} reads the layer's input: give hidden= of shape ({batch}, {keys}, {position.width}), or to "
+                "attention the gates= computed from it."
             )
-        if hidden.shape != (batch, keys, position.width):
-            raise ValueError(
-                f"hidden must be ({batch}, {keys}, {position.width}), not {tuple(hidden.shape)}. "
-                "While decoding, keep position.gates(hidden) of each token beside its key, and give gates=."
-            )
+        advice = "While decoding, keep position.gates(hidden) of each token in the cache, and give gates=."
+        check_shape("hidden", hidden, (batch, keys, position.width), advice)
         gates = position.gates(hidden)
     assert gates is not None
-    needed = (batch, heads, keys, position.gate_size)
-    if gates.shape != needed:
-        raise ValueError(f"gates must be of shape {needed} for {name}, not {tuple(gates.shape)}.")
+    check_shape(f"gates of {name}", gates, (batch, heads, keys, position.gate_size))
     return gates
 
 
 def check_finite(name: str, numbers: Tensor) -> None:
-    """Refuse NaN and +inf among the numbers of a bias (−inf is a mask, and allowed)."""
+    """Refuse NaN and +inf in a tensor of a bias; −inf is allowed, as a mask.
+
+    Raises:
+        ValueError: The tensor holds NaN or +inf.
+    """
     if numbers.device.type != "cpu" or not has_values(numbers):
-        return  # looking would stall an accelerator
+        return  # reading values would stall an accelerator
     # One reduction: the maximum is NaN if any entry is, and +inf if any is.
     top = float(numbers.detach().max())
     if math.isnan(top) or top == math.inf:

@@ -1,0 +1,64 @@
+"""Checks of single arguments: integers, positive numbers, shapes. Each refusal is one sentence."""
+
+from torch import Tensor
+
+
+def integer_at_least(name: str, value: int, least: int = 1) -> int:
+    """Check an integer argument.
+
+    Args:
+        name: The argument's name, for the message.
+        value: Its value.
+        least: The smallest value allowed.
+
+    Returns:
+        The value.
+
+    Raises:
+        ValueError: The value is no integer (a bool is none), or is below `least`.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}.")
+    return value
+
+
+def positive_number(name: str, value: float) -> float:
+    """Check a positive, finite number.
+
+    Args:
+        name: The argument's name, for the message.
+        value: Its value.
+
+    Returns:
+        The value as a float.
+
+    Raises:
+        ValueError: The value is no number (a bool is none), is not positive, or is infinite or NaN.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be a positive number, not {value!r}.")
+    return float(value)
+
+
+def check_shape(name: str, x: Tensor, expected: tuple[int | str, ...], advice: str = "") -> None:
+    """Check the shape of a tensor.
+
+    Args:
+        name: The argument's name, for the message.
+        x: The tensor.
+        expected: One entry per axis: a size, or the name of an axis that may have any size.
+        advice: A sentence to end the message with.
+
+    Raises:
+        TypeError: `x` is no tensor.
+        ValueError: The shape is another.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor, not {type(x).__name__}.")
+    sizes = tuple(x.shape)
+    fits = len(sizes) == len(expected) and all(
+        isinstance(axis, str) or size == axis for size, axis in zip(sizes, expected, strict=True)
+    )
+    if not fits:
+        shape = ", ".join(str(axis) for axis in expected)
+        raise ValueError(" ".join(filter(None, [f"{name} must be ({shape}), not {sizes}.", advice])))
