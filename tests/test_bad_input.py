@@ -74,6 +74,10 @@ def test_an_unknown_option_of_dapes_base_is_named():
         build("dape", base="alibi", base_options={"slope": "press"})
     with pytest.raises(ValueError, match=says("unknown encoding 'alibbi'", "'alibi'")):
         build("dape", base="alibbi")
+    with pytest.raises(ValueError, match=says("unknown encoding ['alibi']", "Allowed: alibi")):
+        build("dape", base=["alibi"])
+    with pytest.raises(ValueError, match=says("base_options must be a dictionary", "of 'alibi', not ['press']")):
+        build("dape", base="alibi", base_options=["press"])
 
 
 @pytest.mark.parametrize(
@@ -689,6 +693,8 @@ def test_a_class_without_its_paper_or_formula_cannot_be_registered(field):
     [
         ({"parts": []}, "parts must be a list of encodings' names"),
         ({"parts": "alibi"}, "parts must be a list of encodings' names, not 'alibi'"),
+        ({"parts": [["alibi"]]}, "parts must be a list of encodings' names, not [['alibi']]"),
+        ({"parts": 3}, "parts must be a list of encodings' names, not 3"),
         ({"parts": ["alibi", "cabel"]}, "Did you mean 'cable'?"),
         ({"parts": ["alibi"], "part_options": {"cable": {}}}, "part_options names cable, not among the parts alibi"),
         ({"parts": ["t5", "t5"], "part_options": [{"buckets": 8}, {}]}, "a dictionary of options by name of a part"),

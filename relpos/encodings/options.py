@@ -31,11 +31,12 @@ def check_names(encoding: str, cls: type, options: Mapping[str, object]) -> None
     """Refuse options that a class does not have.
 
     Raises:
-        ValueError: An option is unknown; the message names the nearest one.
+        ValueError: An option is unknown; the message suggests the nearest name.
     """
+    allowed = options_of(cls)
     for option in options:
-        if option not in options_of(cls):
-            raise unknown(f"option of {encoding}", option, options_of(cls))
+        if option not in allowed:
+            raise unknown(f"option of {encoding}", option, allowed)
 
 
 def check_choices(cls: type, options: Mapping[str, object]) -> None:
@@ -44,10 +45,10 @@ def check_choices(cls: type, options: Mapping[str, object]) -> None:
     Raises:
         ValueError: The value is not allowed; the message lists the choices.
     """
-    for name, value in options.items():
-        annotation = options_of(cls)[name].annotation
-        if get_origin(annotation) is Literal and value not in get_args(annotation):
-            raise unknown(name, value, get_args(annotation))
+    for name, parameter in options_of(cls).items():
+        choices = get_args(parameter.annotation) if get_origin(parameter.annotation) is Literal else None
+        if choices is not None and options[name] not in choices:
+            raise unknown(name, options[name], choices)
 
 
 def type_text(annotation: Any) -> str:

@@ -88,6 +88,8 @@ def encoding_class(name: str) -> type["Encoding"]:
     Raises:
         ValueError: No encoding has this name.
     """
+    if not isinstance(name, str):  # a list, from a settings file, could not even be looked up
+        raise unknown("encoding", name, names())
     if name in _registered:
         return _registered[name]
     if name not in FILES:

@@ -100,7 +100,8 @@ class Together(Encoding):
 
 def _options_by_name(parts: Sequence[str], part_options: object) -> Mapping[str, Mapping[str, Any]]:
     """Check `parts` and `part_options`, and return the latter, empty for None."""
-    if isinstance(parts, str) or not isinstance(parts, Sequence) or not parts:
+    named = isinstance(parts, Sequence) and not isinstance(parts, str) and all(isinstance(name, str) for name in parts)
+    if not named or not parts:
         raise ValueError(f"parts must be a list of encodings' names, not {parts!r}.")
     part_options = {} if part_options is None else part_options
     if not isinstance(part_options, Mapping) or not all(isinstance(each, Mapping) for each in part_options.values()):
