@@ -41,6 +41,8 @@ HEAVY = {
     "test_distributed",
     "test_draw",
     "test_evaluate",
+    "test_families",
+    "test_family_runs",
     "test_figures",
     "test_gpt2",
     "test_imports",
@@ -55,7 +57,16 @@ HEAVY = {
     "test_transforms",
 }
 # Files whose tests share a trained model: one worker runs them, and trains it once.
-TOGETHER = {"test_card", "test_compare", "test_draw", "test_evaluate", "test_paper", "test_report", "test_task_runs"}
+TOGETHER = {
+    "test_card",
+    "test_compare",
+    "test_draw",
+    "test_evaluate",
+    "test_family_runs",
+    "test_paper",
+    "test_report",
+    "test_task_runs",
+}
 
 
 def pytest_itemcollected(item):
