@@ -16,7 +16,7 @@ from relpos.lab.runs.run import open_run
 from relpos.lab.train.training import train
 from relpos.view import draw
 from relpos.view.layers import model_layers
-from relpos.view.maps import look
+from relpos.view.maps import compute_map
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -150,6 +150,7 @@ def test_the_command_draws_a_run(runs, tmp_path):
         ({"heads": 4}, "--heads 4 is for an untrained encoding; .*cable has its own 12 heads: .* with --head"),
         ({"head_dim": 4}, "--head-dim 4 is for an untrained encoding"),
         ({"log": True}, "--log is for the distances of a profile"),
+        ({"causal": False}, "cable was trained with attention causal: leave causal=False out"),
         ({"show": "profile", "shared_scale": True}, "a profile has no colours to share"),
     ],
     ids=str,
@@ -199,7 +200,7 @@ def test_a_bias_that_is_the_same_for_every_input_is_drawn_without_reading_one(ru
     run = open_run(runs / "fire")
     text = " ".join([text_of(runs)] * 40)
     ids = torch.tensor(run.tokenizer(text)["input_ids"][:length])
-    expected = look(model_layers(run.model, ids, [4])[0], "bias")
+    expected = compute_map(model_layers(run.model, ids, [4])[0], "bias")
 
     def read(*args, **kwargs):
         raise AssertionError("the model has read its input")

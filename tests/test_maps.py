@@ -16,10 +16,10 @@ import relpos
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 from relpos.view import maps
 from relpos.view.cells import Cells
+from relpos.view.diagonals import Diagonals
 from relpos.view.layers import encoding_layer, model_layers, open_layer
-from relpos.view.maps import look
-from relpos.view.numbers import Diagonals
-from relpos.view.piecewise import Pieces
+from relpos.view.maps import compute_map
+from relpos.view.scaled_maps import ScaledMap
 
 HEADS, HEAD_DIM = 3, 8
 TOEPLITZ = [name for name in relpos.names() if relpos.card(name).form == "Toeplitz"]
@@ -126,7 +126,7 @@ def test_tiles_reduce_to_what_the_dense_map_reduces_to(name, length, pixels, num
     layer, other = encoding_layer(position, length), encoding_layer(position, length)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(maps, "NUMBERS", numbers)
-        found = look(layer, show, other, pixels)
+        found = compute_map(layer, show, other, pixels)
     assert found.mean.shape[-1] <= pixels
     whole, compared = dense(layer, show), dense(other, show)
     for ours, direct in zip((found.low, found.mean, found.high), cells(whole, found.cell), strict=True):
@@ -159,7 +159,7 @@ def test_constant_maps_have_no_context_dependence_and_no_uniformity(name):
         with torch.no_grad():
             position.steps.bias.fill_(-100.0)  # every gate is closed
     first, second = (encoding_layer(position, 20) for _ in range(2))
-    found = look(first, "bias" if name == "cable" else "scores", second)
+    found = compute_map(first, "bias" if name == "cable" else "scores", second)
     assert found.context.heads == found.uniformity.heads == [None] * HEADS
     assert found.context.overall is found.uniformity.overall is None
 
@@ -167,10 +167,10 @@ def test_constant_maps_have_no_context_dependence_and_no_uniformity(name):
 def test_one_constant_head_leaves_the_numbers_of_the_others_alone():
     position = encoding("cable")
     layers = [encoding_layer(position, 20) for _ in range(2)]
-    before = look(layers[0], "bias", layers[1])
+    before = compute_map(layers[0], "bias", layers[1])
     for layer in layers:
         layer.form.total[:, 1] = 0.0
-    found = look(layers[0], "bias", layers[1])
+    found = compute_map(layers[0], "bias", layers[1])
     assert found.uniformity.heads == [before.uniformity.heads[0], None, before.uniformity.heads[2]]
     assert found.context.heads == [before.context.heads[0], None, before.context.heads[2]]
     assert 0 < found.uniformity.overall < 1
@@ -179,7 +179,7 @@ def test_one_constant_head_leaves_the_numbers_of_the_others_alone():
 @pytest.mark.parametrize("length", [40, 1100])  # written out in full, and from the last rows alone
 @pytest.mark.parametrize("name", TOEPLITZ)
 def test_static_encodings_are_exactly_uniform_and_exactly_free_of_context(name, length):
-    found = look(encoding_layer(encoding(name), length), "bias", encoding_layer(encoding_of(name), length))
+    found = compute_map(encoding_layer(encoding(name), length), "bias", encoding_layer(encoding_of(name), length))
     assert found.uniformity.overall == 1.0
     assert found.context.overall == 0.0
     assert found.uniformity.heads == [1.0] * HEADS
@@ -195,12 +195,12 @@ def encoding_of(name):
 def test_a_learned_table_that_differs_by_input_is_not_free_of_context():
     """So the test above can fail."""
     one, other = (encoding_layer(encoding("clipped"), 1100) for _ in range(2))
-    assert look(one, "bias", other).context.overall > 0.5
+    assert compute_map(one, "bias", other).context.overall > 0.5
 
 
 def test_numbers_over_all_heads_pool_their_sums_of_squares():
     layer, other = (encoding_layer(encoding("cable"), 30) for _ in range(2))
-    found = look(layer, "bias", other)
+    found = compute_map(layer, "bias", other)
     rows, columns = np.tril_indices(30)
     one = dense(layer, "bias")
     weight = one[:, rows, columns].var(1)
@@ -212,7 +212,7 @@ def test_numbers_over_all_heads_pool_their_sums_of_squares():
 def test_unrelated_maps_have_a_context_dependence_of_about_one():
     q, k = torch.randn(2, 1, 2, 200, 64)
     other_q, other_k = torch.randn(2, 1, 2, 200, 64)
-    found = look(open_layer(1, q, k, None, None), "scores", open_layer(1, other_q, other_k, None, None))
+    found = compute_map(open_layer(1, q, k, None, None), "scores", open_layer(1, other_q, other_k, None, None))
     assert found.context.overall == pytest.approx(1, abs=0.02)
     assert found.uniformity.overall == pytest.approx(200 / 20100, abs=0.004)  # diagonals / entries, by chance
 
@@ -225,7 +225,7 @@ def test_a_key_that_a_bias_hides_is_not_counted():
 
     position = Window(2, 8)
     for length in (20, 600):
-        found = look(encoding_layer(position, length), "bias", encoding_layer(position, length))
+        found = compute_map(encoding_layer(position, length), "bias", encoding_layer(position, length))
         assert found.range() == (-5 / 16, 0.0)
         assert found.uniformity.overall == 1.0
         assert found.context.overall == 0.0
@@ -250,16 +250,16 @@ def test_fire_by_its_pieces_is_fire_entry_by_entry(length):
     layer = encoding_layer(position, length)
     direct, found = Cells(HEADS, length, 30), Cells(HEADS, length, 30)
     values = layer.rows("bias", 0, length - 1).double()
-    direct.add(values)
-    pieces = Pieces(layer.form)
+    direct.add(values, 0)
+    scaled = ScaledMap(layer.form)
     with torch.no_grad():
-        pieces.fill_cells(found, lambda done: None)
+        scaled.fill_cells(found, lambda done: None)
     for name in ("low", "high", "total", "count"):
         torch.testing.assert_close(getattr(found, name), getattr(direct, name), rtol=1e-5, atol=1e-4)
     direct, found = Diagonals(HEADS, length), Diagonals(HEADS, length)
-    direct.add(values)
+    direct.add(values, 0)
     with torch.no_grad():
-        pieces.fill_diagonals(found)
+        scaled.fill_diagonals(found)
     for name in ("count", "mean", "low", "high", "within", "between"):
         torch.testing.assert_close(getattr(found, name), getattr(direct, name), rtol=1e-5, atol=1e-4)
 

@@ -1,5 +1,6 @@
 """relpos figures: the files, the numbers in them, and what happens when a training fails."""
 
+import base64
 import json
 import re
 from pathlib import Path
@@ -14,11 +15,11 @@ from relpos.cli import app
 from relpos.encodings.registry import encoding, names
 from relpos.lab import paper
 from relpos.lab.paper import FIGURES, draw_figures, needs_training
+from relpos.lab.paper_page import write_page
 from relpos.lab.runs.settings import load_settings
 from relpos.lab.train.processes import makespan, train_apart
 from relpos.lab.train.training import train
 from relpos.view import draw
-from relpos.view.page import write_index
 
 SEED = json.loads((Path(__file__).parent / "data" / "seed-figures.json").read_text())["figures"]
 SMALL = {"data.tokenizer": "bpe-280", "run.batch_size": 2, "run.eval_windows": 2}
@@ -99,13 +100,18 @@ def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys):
     again = []
     assert draw_figures(out, [15], runs=runs, seed=1, say=again.append, **small) == []
     assert (runs / "figures-rope-nano" / "model.safetensors").stat().st_mtime_ns == before
-    assert "taken as it is" in again[0]
+    assert "is reused" in again[0]
     assert json.loads((out / "figure15-rope.json").read_text())["input"] != rope["input"]
 
     page = (out / "index.html").read_text()
-    assert re.findall(r"<h2>(.*?)</h2>", page) == ["Figure 8: cable", "Figure 12: alibi", "Figure 15: rope"]
-    for target in re.findall(r'(?:src|href)="([^"#]+)"', page):
-        assert target == "https://arxiv.org/abs/2503.08067" or (out / target).exists()
+    assert re.findall(r"<h2.*?>(.*?)</h2>", page) == ["Figure 8: cable", "Figure 12: alibi", "Figure 15: rope"]
+    links = re.findall(r'href="([^"]+)"', page)
+    assert links[:4] == ["https://arxiv.org/abs/2503.08067", *(f"#{stem}" for stem in stems)]
+    assert links[4:] == [stem + suffix for stem in stems for suffix in (".pdf", ".json")]
+    assert re.findall(r'id="(.*?)"', page) == list(stems)
+    images = re.findall(r'src="data:image/png;base64,(.*?)"', page)
+    assert [base64.b64decode(image) for image in images] == [(out / f"{stem}.png").read_bytes() for stem in stems]
+    assert page.count("src=") == 3
     assert "<script" not in page
     assert "<link" not in page
     assert rope["caption"].split(".")[0] in page
@@ -129,9 +135,10 @@ def test_the_page_counts_heads_that_add_nothing_and_gives_them_no_numbers(tmp_pa
     with torch.no_grad():
         position.steps.bias.copy_(torch.tensor([-100.0, 1.0, -100.0]))
     picture = draw(position, length=32)
-    told = {"figure": 8, "caption": picture.caption, **picture.numbers}
-    (tmp_path / "figure8-cable.json").write_text(json.dumps(told))
-    page = write_index(tmp_path, ["figure8-cable"]).read_text()
+    numbers = {"figure": 8, "caption": picture.caption, **picture.numbers}
+    (tmp_path / "figure8-cable.json").write_text(json.dumps(numbers))
+    picture.save(tmp_path / "figure8-cable.png")
+    page = write_page(tmp_path, ["figure8-cable", "figure10-kerple_log"]).read_text()
     assert "2 of 3 heads: bias exactly 0." in page
     rows = re.findall(r"<tr><td.*?</tr>", page)
     assert [re.findall(r"<td.*?>(.*?)</td>", row)[3:] for row in rows if "exactly" in row] == [
@@ -175,5 +182,5 @@ def test_what_went_wrong_ends_the_command_with_a_sentence(tmp_path):
 
 
 def test_a_figure_the_paper_does_not_have_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="there is no figure 11; those of encodings are 8, 10, 12, 13, 14, 15"):
+    with pytest.raises(ValueError, match="there is no figure 11: give some of 8, 10, 12, 13, 14, 15"):
         draw_figures(tmp_path, [11])

@@ -10,7 +10,7 @@ from relpos.lab.compare.comparison import Comparison, Trial, make_plan
 from relpos.lab.compare.report import write_report
 from relpos.lab.compare.summary import Cell, change, findings, make_standings, make_table, notes, read_records, told
 from relpos.lab.compare.trial import finished, read_record, write_record
-from relpos.view.document import Code, Heading, Items, Table, Text, to_html, to_markdown
+from relpos.view.blocks import Code, Heading, Image, Items, Table, Text, to_html, to_markdown
 
 LENGTHS = [32, 64, 128]
 PERPLEXITIES = {  # two seeds each, at 32, 64 and 128
@@ -279,17 +279,37 @@ class TestFindings:
 def test_a_page_says_the_same_in_both_forms(tmp_path):
     page = [
         Heading("A & B", 1),
-        Text("one `<two>` <three>"),
+        Text("plain `<code>` <tag> **bold** [web](https://a.b/c) [below](#part-2)"),
         Items(["four", "`five`"]),
+        Heading("Part", anchor="part-2"),
         Table(["x", "y"], [["a|b", "1"], ["c", "2"]], {(1, 1)}, 1),
         Code("relpos ls"),
     ]
     assert to_markdown(page, tmp_path) == (
-        "# A & B\n\none `<two>` &lt;three>\n\n- four\n- `five`\n\n"
-        "| x | y |\n| --- | ---: |\n| a\\|b | 1 |\n| c | **2** |\n\n```sh\nrelpos ls\n```\n"
+        "# A & B\n\nplain `<code>` &lt;tag> **bold** [web](https://a.b/c) [below](#part-2)\n\n- four\n- `five`\n\n"
+        "## Part\n\n| x | y |\n| --- | ---: |\n| a\\|b | 1 |\n| c | **2** |\n\n```sh\nrelpos ls\n```\n"
     )
     html = to_html(page)
     assert "<title>A &amp; B</title>" in html
-    assert "one <code>&lt;two&gt;</code> &lt;three&gt;" in html
+    assert "plain <code>&lt;code&gt;</code> &lt;tag&gt; <strong>bold</strong> " in html
+    assert '<a href="https://a.b/c">web</a> <a href="#part-2">below</a>' in html
+    assert '<h2 id="part-2">Part</h2>' in html
     assert '<td class="marked"><strong>2</strong></td>' in html
     assert "<pre>relpos ls</pre>" in html
+
+
+def test_an_image_has_a_caption_and_a_text_for_those_who_cannot_see_it(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    page = [Heading("A", 1), Image(tmp_path / "a.png", "below"), Image(tmp_path / "a.png", "below", 'a "line"')]
+    html = to_html(page)
+    assert re.findall(r'alt="(.*?)"', html) == ["below", "a &quot;line&quot;"]
+    assert html.count("<figcaption>below</figcaption>") == 2
+    assert re.findall(r'src="(.*?)"', html) == ["data:image/png;base64,iVBORw=="] * 2
+    assert to_markdown(page, tmp_path) == '# A\n\n![below](a.png)\n\n![a "line"](a.png)\n\nbelow\n'
+
+
+@pytest.mark.parametrize(
+    "text", ["[a](javascript:alert(1))", '[a](https://b"onclick="c)', "`[a](b.html)`", "a[0](x y)"]
+)
+def test_only_links_to_pages_and_files_are_links(text):
+    assert "<a " not in to_html([Heading("A", 1), Text(text)])

@@ -74,8 +74,8 @@ def draw(
         text = next(read_file(text_file, "text")).text
     picture = draw_picture(
         what if len(what) > 1 else what[0],
-        show=show,
-        layer=layer,
+        show=show,  # type: ignore[arg-type]  # draw refuses unknown words with a suggestion
+        layer=int(layer) if layer.isdigit() else layer,  # type: ignore[arg-type]
         head=head or [],
         length=length,
         text=text,

@@ -25,10 +25,10 @@ from relpos.lab.compare.summary import (
 )
 from relpos.lab.compare.trial import finished
 from relpos.system.files import write_text
+from relpos.view.blocks import Block, Code, Heading, Image, Items, Table, Text, to_html, to_markdown
+from relpos.view.contact_sheet import draw_sheet
 from relpos.view.curves import draw_curves, draw_position_panels
-from relpos.view.document import Block, Code, Heading, Image, Items, Table, Text, to_html, to_markdown
 from relpos.view.figures import save
-from relpos.view.heatmaps import draw_sheet
 from relpos.view.picture import draw
 
 FIGURES = "figures"  # folder of the pictures, in the comparison's
