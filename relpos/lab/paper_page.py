@@ -8,7 +8,6 @@ from typing import Any
 from relpos.system.files import write_text
 from relpos.view.blocks import Block, Heading, Image, Table, Text, to_html
 from relpos.view.captions import NO_NUMBER
-from relpos.view.head_notes import count_notes
 
 PAGE = "index.html"
 TITLE = "Positional encodings: the figures"
@@ -42,15 +41,13 @@ def write_page(folder: Path, stems: Iterable[str]) -> Path:
 
 
 def _figure(folder: Path, stem: str, numbers: dict[str, Any]) -> list[Block]:
-    """One figure: the image, what its own caption leaves out, and a table of its heads."""
+    """One figure: the image, which contains its caption, the first words of the input, and a table of the heads."""
     layer = numbers["layers"][0]
-    notes = count_notes([head.get("note") for head in layer["heads"]])
     words = numbers["input"]["first_words"] if numbers["input"] else None
-    beginning = f"The input begins: “{words} …”" if words else ""
     files = f"Files: [PDF]({stem}.pdf), [numbers as JSON]({stem}.json)."
     return [
         Heading(f"Figure {numbers['figure']}: {numbers['encoding']}", anchor=stem),
-        Image(folder / f"{stem}.png", " ".join(part for part in (notes, beginning) if part), numbers["caption"]),
+        Image(folder / f"{stem}.png", f"The input begins: “{words} …”" if words else "", alt=numbers["caption"]),
         Text(files),
         Table(COLUMNS, [_all_heads(layer), *(_head(head) for head in layer["heads"])]),
     ]
