@@ -1,5 +1,6 @@
 """The pages: Figure 12 to the last tick, and what every picture must show."""
 
+import doctest
 import itertools
 import json
 from pathlib import Path
@@ -9,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.colors import LogNorm
+from typer.testing import CliRunner
 
 import relpos
-from relpos.view import draw
+from relpos.cli import app
+from relpos.lab import paper
+from relpos.view import blocks, draw, picture
 from relpos.view.colours import BOTH_SIGNS, ONE_SIGN
 from relpos.view.figures import save
 from relpos.view.heatmaps import bar_ticks
@@ -260,3 +264,24 @@ def test_a_picture_of_unknown_kind_is_refused(tmp_path, figure12):
     with pytest.raises(ValueError, match=r"must end in \.png, \.pdf, \.svg"):
         save(figure12, tmp_path / "figure.bmp")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [[], ["--show", "profile"], ["--layer", "1", "--head", "2"]], ids=" ".join)
+def test_the_command_and_the_function_have_the_same_defaults(arguments, tmp_path):
+    """The values that options leave out: length, heads, head_dim, width, seed and colours."""
+    out = tmp_path / "command.png"
+    result = CliRunner().invoke(app, ["draw", "kerple_log", *arguments, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    options = {"--show": ("show", str), "--layer": ("layer", int), "--head": ("head", lambda text: [int(text)])}
+    pairs = zip(arguments[::2], arguments[1::2], strict=True)
+    picture = draw("kerple_log", **{options[name][0]: options[name][1](text) for name, text in pairs})
+    assert out.read_bytes() == picture.save(tmp_path / "function.png").read_bytes()
+    assert result.stdout == f"{out}: {picture.caption}\n"
+
+
+@pytest.mark.parametrize("module", [picture, blocks, paper], ids=lambda module: module.__name__)
+def test_the_examples_in_the_docstrings_are_right(module, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0

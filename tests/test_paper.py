@@ -177,7 +177,7 @@ def test_what_went_wrong_ends_the_command_with_a_sentence(tmp_path):
     arguments = ["--figure", "12", "--figure", "10", "--out", str(tmp_path), "--runs", str(tmp_path / "runs")]
     result = CliRunner().invoke(app, ["figures", *arguments])
     assert isinstance(result.exception, ValueError)
-    assert "1 of the figures could not be made" in str(result.exception)
+    assert "1 of the figures failed" in str(result.exception)
     assert (tmp_path / "figure12-alibi.png").exists()
 
 
