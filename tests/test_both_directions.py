@@ -134,10 +134,13 @@ def test_a_long_bias_of_the_distance_is_exact_without_its_entries(name, length, 
     assert computed.context.overall == 0.0
 
 
-def test_a_short_bias_of_the_distance_is_exactly_uniform():
-    opened = Opened(encoding("clipped"), 41)
-    computed = compute_map(opened.layer, "bias", Opened(opened.position, 41).layer)
-    assert (computed.uniformity.overall, computed.context.overall) == (1.0, 0.0)
+@pytest.mark.parametrize("name", ["alibi", "clipped", "kerple_log", "sandwich", "t5"])
+def test_a_short_bias_of_the_distance_is_exactly_uniform(name):
+    """Also where sums of squares would round: the deviations from the first entry of a diagonal are exactly 0."""
+    opened = Opened(encoding(name), 141)
+    computed = compute_map(opened.layer, "bias", Opened(opened.position, 141).layer)
+    assert computed.uniformity.heads == [1.0] * HEADS
+    assert computed.context.heads == [0.0] * HEADS
 
 
 def test_a_negative_distance_is_a_key_after_the_query():
