@@ -64,8 +64,8 @@ def test_positions_have_their_control_beside_them():
     axes = draw_positions({"alibi": BINS}, 64).axes[0]
     assert axes.get_xscale() == "log"
     own, control = axes.lines[:2]
-    assert list(own.get_ydata()) == [one["loss"] for one in BINS]
-    assert list(control.get_ydata()) == [one["control"] for one in BINS]
+    assert list(own.get_ydata()) == [bin_["loss"] for bin_ in BINS]
+    assert list(control.get_ydata()) == [bin_["control"] for bin_ in BINS]
     assert own.get_color() == control.get_color()
     assert (own.get_linestyle(), control.get_linestyle()) == ("-", "--")
-    assert all(one["from"] <= x <= one["to"] for one, x in zip(BINS, own.get_xdata(), strict=True))
+    assert all(bin_["from"] <= x <= bin_["to"] for bin_, x in zip(BINS, own.get_xdata(), strict=True))

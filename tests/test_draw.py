@@ -16,7 +16,7 @@ from relpos.lab.runs.run import open_run
 from relpos.lab.train.training import train
 from relpos.view import draw
 from relpos.view.layers import model_layers
-from relpos.view.maps import look
+from relpos.view.maps import compute_map
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -35,8 +35,8 @@ def titles(picture):
 
 def test_a_run_draws_its_last_layer_on_held_out_text(runs):
     picture = draw(runs / "cable")
-    (found,) = picture.maps
-    assert (found.layer, found.show, found.heads, found.length) == (4, "bias", 12, 16)
+    (layer_map,) = picture.maps
+    assert (layer_map.layer, layer_map.show, layer_map.heads, layer_map.length) == (4, "bias", 12, 16)
     assert [title.split(":")[0] for title in titles(picture)] == [f"Head {head}" for head in range(1, 13)]
     about = picture.numbers
     run = open_run(runs / "cable")
@@ -54,8 +54,8 @@ def test_a_run_draws_its_last_layer_on_held_out_text(runs):
 
 def text_of(runs):
     """The held-out text: the last tenth."""
-    whole = (runs / "text.txt").read_text()
-    return whole[whole.find("\n", len(whole) - len(whole) // 10 - 1) + 1 :]
+    text = (runs / "text.txt").read_text()
+    return text[text.find("\n", len(text) - len(text) // 10 - 1) + 1 :]
 
 
 def test_kerple_is_zero_on_the_diagonal_and_falls(runs):
@@ -100,7 +100,7 @@ def test_a_contact_sheet_has_every_layer_and_head(runs):
     picture = draw(runs / "cable", layer="all")
     panels = [axes for axes in picture.figure.axes if axes.images]
     assert len(panels) == 48
-    assert [found.layer for found in picture.maps] == [1, 2, 3, 4]
+    assert [layer_map.layer for layer_map in picture.maps] == [1, 2, 3, 4]
     assert panels[12].get_ylabel() == "Layer 2"
     low, high = picture.maps[1].range(3)
     shown = panels[15].get_xlabel().replace("−", "-").split("\n")
@@ -135,7 +135,7 @@ def test_the_command_draws_a_run(runs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("options", "sentence"),
     [
         ({"layer": 5}, "there is no layer 5: give last, all, or a number from 1 to 4"),
         ({"layer": "first"}, "there is no layer first"),
@@ -150,17 +150,18 @@ def test_the_command_draws_a_run(runs, tmp_path):
         ({"heads": 4}, "--heads 4 is for an untrained encoding; .*cable has its own 12 heads: .* with --head"),
         ({"head_dim": 4}, "--head-dim 4 is for an untrained encoding"),
         ({"log": True}, "--log is for the distances of a profile"),
+        ({"causal": False}, "cable was trained with attention causal: leave causal=False out"),
         ({"show": "profile", "shared_scale": True}, "a profile has no colours to share"),
     ],
     ids=str,
 )
-def test_what_cannot_be_drawn_of_a_run_gets_a_sentence(runs, given, sentence):
+def test_what_cannot_be_drawn_of_a_run_gets_a_sentence(runs, options, sentence):
     with pytest.raises(ValueError, match=sentence.replace("?", r"\?")):
-        draw(runs / "cable", **given)
+        draw(runs / "cable", **options)
 
 
 @pytest.mark.parametrize(
-    ("what", "given", "sentence"),
+    ("what", "options", "sentence"),
     [
         ("rope", {"show": "bias"}, "adds no bias"),
         ("alibi", {"text": "a"}, "reads no text"),
@@ -174,9 +175,9 @@ def test_what_cannot_be_drawn_of_a_run_gets_a_sentence(runs, given, sentence):
         (["alibi", "t5"], {"show": "profile", "layer": "all"}, "give one layer, not all"),
     ],
 )
-def test_what_cannot_be_drawn_of_an_encoding_gets_a_sentence(what, given, sentence):
+def test_what_cannot_be_drawn_of_an_encoding_gets_a_sentence(what, options, sentence):
     with pytest.raises((ValueError, OSError), match=sentence.replace("?", r"\?")):
-        draw(what, **given)
+        draw(what, **options)
 
 
 def test_a_run_that_has_not_finished_is_refused(runs, tmp_path):
@@ -199,15 +200,15 @@ def test_a_bias_that_is_the_same_for_every_input_is_drawn_without_reading_one(ru
     run = open_run(runs / "fire")
     text = " ".join([text_of(runs)] * 40)
     ids = torch.tensor(run.tokenizer(text)["input_ids"][:length])
-    expected = look(model_layers(run.model, ids, [4])[0], "bias")
+    expected = compute_map(model_layers(run.model, ids, [4])[0], "bias")
 
     def read(*args, **kwargs):
         raise AssertionError("the model has read its input")
 
     monkeypatch.setattr(run.model.transformer, "forward", read)
-    (found,) = draw(run, text=text, length=length).maps
-    np.testing.assert_array_equal(found.mean, expected.mean)
-    np.testing.assert_array_equal(found.profile, expected.profile)
+    (layer_map,) = draw(run, text=text, length=length).maps
+    np.testing.assert_array_equal(layer_map.mean, expected.mean)
+    np.testing.assert_array_equal(layer_map.profile, expected.profile)
     with pytest.raises(AssertionError, match="has read"):
         draw(run, text=text, length=length, show="scores")
 
@@ -225,7 +226,7 @@ def test_several_encodings_and_runs_share_one_profile(runs):
     assert words == ["alibi", "kerple_log", "Head 1", "Head 12"]
     looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
     assert len(looks) == 4
-    assert [one["encoding"] for one in together.numbers["profiles"]] == ["alibi", "kerple_log"]
+    assert [numbers["encoding"] for numbers in together.numbers["profiles"]] == ["alibi", "kerple_log"]
 
 
 def test_progress_is_told_where_the_output_is_redirected_too():

@@ -1,5 +1,6 @@
 """The pages: Figure 12 to the last tick, and what every picture must show."""
 
+import doctest
 import itertools
 import json
 from pathlib import Path
@@ -9,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.colors import LogNorm
+from typer.testing import CliRunner
 
 import relpos
-from relpos.view import draw
+from relpos.cli import app
+from relpos.lab import paper
+from relpos.view import blocks, draw, picture
 from relpos.view.colours import BOTH_SIGNS, ONE_SIGN
 from relpos.view.figures import save
 from relpos.view.heatmaps import bar_ticks
@@ -75,7 +79,7 @@ def test_nothing_is_cut_off_and_nothing_overlaps(name, width, heads, length):
     renderer = figure.canvas.get_renderer()
     for axes in panels_of(figure):
         numbers = [label.get_window_extent(renderer) for label in axes.get_xticklabels()]
-        assert all(one.x1 < other.x0 for one, other in itertools.pairwise(numbers))
+        assert all(first.x1 < second.x0 for first, second in itertools.pairwise(numbers))
     boxes = [axes.get_tightbbox(renderer) for axes in figure.axes] + [
         text.get_window_extent(renderer) for text in figure.texts
     ]
@@ -84,11 +88,11 @@ def test_nothing_is_cut_off_and_nothing_overlaps(name, width, heads, length):
         assert box.y0 >= 0
         assert box.x1 <= figure.bbox.x1
         assert box.y1 <= figure.bbox.y1
-    for one in range(len(boxes)):
-        for other in range(one):
-            across = min(boxes[one].x1, boxes[other].x1) - max(boxes[one].x0, boxes[other].x0)
-            down = min(boxes[one].y1, boxes[other].y1) - max(boxes[one].y0, boxes[other].y0)
-            assert min(across, down) < 2, (one, other)  # dots, of 100 an inch
+    for first in range(len(boxes)):
+        for second in range(first):
+            across = min(boxes[first].x1, boxes[second].x1) - max(boxes[first].x0, boxes[second].x0)
+            down = min(boxes[first].y1, boxes[second].y1) - max(boxes[first].y0, boxes[second].y0)
+            assert min(across, down) < 2, (first, second)  # dots, of 100 per inch
 
 
 @pytest.mark.parametrize("name", relpos.names())
@@ -116,7 +120,7 @@ def test_each_head_has_its_own_colours_and_one_that_is_practically_constant_look
     titles = [axes.get_title() for axes in (flat, signed, negative)]
     assert titles == ["Head 1: practically constant", "Head 2", "Head 3"]
     drawn = flat.images[0].to_rgba(flat.images[0].get_array())[np.tril_indices(512)]
-    assert np.ptp(drawn, axis=0).max() < 0.25  # one colour, to the eye; 0.9 over the whole map
+    assert np.ptp(drawn, axis=0).max() < 0.25  # one colour, to the eye; 0.9 over the full range
     assert min(bar_ticks(figure)[0]) >= -0.1335
     assert "−0.132" in [label.get_text()[:6] for label in figure.axes[1].get_yticklabels()]  # absolute
     assert signed.images[0].cmap is BOTH_SIGNS
@@ -159,13 +163,13 @@ def test_the_numbers_of_a_contact_sheet_do_not_overlap(width):
     figure.canvas.draw()
     boxes = [panel.xaxis.label.get_window_extent(figure.canvas.get_renderer()) for panel in panels_of(figure)]
     assert len(boxes) == 12
-    assert all(one.x1 <= other.x0 for one, other in itertools.pairwise(boxes))
+    assert all(first.x1 <= second.x0 for first, second in itertools.pairwise(boxes))
 
 
 @pytest.mark.parametrize(("name", "words"), [("clipped", "untrained: random start values"), ("alibi", None)])
 def test_start_values_are_called_untrained_in_the_picture(name, words):
-    for given in ({}, {"show": "profile"}, {"layer": "all"}):
-        picture = draw(name, heads=2, head_dim=8, length=24, **given)
+    for options in ({}, {"show": "profile"}, {"layer": "all"}):
+        picture = draw(name, heads=2, head_dim=8, length=24, **options)
         above = [text.get_text() for text in picture.figure.texts if "untrained" in text.get_text()]
         assert (words in above) == ("untrained" in picture.caption) == (words is not None)
 
@@ -239,9 +243,9 @@ def test_the_profile_of_what_is_not_uniform_has_a_band():
 
 
 def test_the_same_seed_draws_the_same_start(tmp_path):
-    first, second, other = (draw("kerple_log", heads=2, length=16, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (draw("kerple_log", heads=2, length=16, seed=seed) for seed in (0, 0, 1))
     for suffix in (".png", ".pdf", ".svg"):
-        files = [picture.save(tmp_path / f"{place}{suffix}") for place, picture in enumerate((first, second, other))]
+        files = [picture.save(tmp_path / f"{place}{suffix}") for place, picture in enumerate((first, again, other))]
         assert files[0].read_bytes() == files[1].read_bytes()
         assert files[0].read_bytes() != files[2].read_bytes()
 
@@ -260,3 +264,24 @@ def test_a_picture_of_unknown_kind_is_refused(tmp_path, figure12):
     with pytest.raises(ValueError, match=r"must end in \.png, \.pdf, \.svg"):
         save(figure12, tmp_path / "figure.bmp")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [[], ["--show", "profile"], ["--layer", "1", "--head", "2"]], ids=" ".join)
+def test_the_command_and_the_function_have_the_same_defaults(arguments, tmp_path):
+    """The values that options leave out: length, heads, head_dim, width, seed and colours."""
+    out = tmp_path / "command.png"
+    result = CliRunner().invoke(app, ["draw", "kerple_log", *arguments, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    options = {"--show": ("show", str), "--layer": ("layer", int), "--head": ("head", lambda text: [int(text)])}
+    pairs = zip(arguments[::2], arguments[1::2], strict=True)
+    picture = draw("kerple_log", **{options[name][0]: options[name][1](text) for name, text in pairs})
+    assert out.read_bytes() == picture.save(tmp_path / "function.png").read_bytes()
+    assert result.stdout == f"{out}: {picture.caption}\n"
+
+
+@pytest.mark.parametrize("module", [picture, blocks, paper], ids=lambda module: module.__name__)
+def test_the_examples_in_the_docstrings_are_right(module, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0

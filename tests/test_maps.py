@@ -16,10 +16,10 @@ import relpos
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 from relpos.view import maps
 from relpos.view.cells import Cells
+from relpos.view.diagonals import Diagonals
 from relpos.view.layers import encoding_layer, model_layers, open_layer
-from relpos.view.maps import look
-from relpos.view.numbers import Diagonals
-from relpos.view.piecewise import Pieces
+from relpos.view.maps import compute_map
+from relpos.view.scaled_maps import ScaledMap
 
 HEADS, HEAD_DIM = 3, 8
 TOEPLITZ = [name for name in relpos.names() if relpos.card(name).form == "Toeplitz"]
@@ -41,7 +41,7 @@ def encoding(name, **options):
 
 
 def dense(layer, show):
-    """The whole map in one piece, float64 (heads, length, length), NaN where not seen."""
+    """The full map in one piece, float64 (heads, length, length), NaN where not seen."""
     return layer.rows(show, 0, layer.length - 1).double().numpy()
 
 
@@ -89,27 +89,27 @@ def test_the_bias_of_a_layer_is_the_encodings_own_map(name):
     attention.register_forward_pre_hook(lambda _, inputs: seen.update(x=inputs[0]))
     (layer,) = model_layers(model, ids, [1])
     q, k, _ = attention.project(seen["x"])
-    whole = attention.position.map(hidden=seen["x"], q=q, k=k)[0]
-    torch.testing.assert_close(layer.rows("bias", 0, 8).nan_to_num(nan=-torch.inf), whole)
+    full = attention.position.map(hidden=seen["x"], q=q, k=k)[0]
+    torch.testing.assert_close(layer.rows("bias", 0, 8).nan_to_num(nan=-torch.inf), full)
 
 
 def test_rows_are_the_same_alone_as_together():
     for name, show in (("dapev2", "bias"), ("cope", "weights"), ("rope", "scores"), ("fire", "bias")):
         layer = encoding_layer(encoding(name), 20)
-        whole = layer.rows(show, 0, 19)
-        torch.testing.assert_close(layer.rows(show, 7, 9), whole[:, 7:10, :10], equal_nan=True)
+        full = layer.rows(show, 0, 19)
+        torch.testing.assert_close(layer.rows(show, 7, 9), full[:, 7:10, :10], equal_nan=True)
 
 
 def cells(values, size):
     """Minimum, mean and maximum of every cell, one by one."""
     side = math.ceil(values.shape[-1] / size)
-    found = np.full((3, len(values), side, side), np.nan)
+    reduced = np.full((3, len(values), side, side), np.nan)
     for head, row, column in np.ndindex(len(values), side, side):
         inside = values[head, row * size : (row + 1) * size, column * size : (column + 1) * size]
         inside = inside[np.isfinite(inside)]
         if inside.size:
-            found[:, head, row, column] = inside.min(), inside.mean(), inside.max()
-    return found
+            reduced[:, head, row, column] = inside.min(), inside.mean(), inside.max()
+    return reduced
 
 
 @given(
@@ -123,31 +123,31 @@ def test_tiles_reduce_to_what_the_dense_map_reduces_to(name, length, pixels, num
     torch.manual_seed(length)
     position = encoding(name)
     show = "bias" if position.place == "score" else "scores"
-    layer, other = encoding_layer(position, length), encoding_layer(position, length)
+    layer, second = encoding_layer(position, length), encoding_layer(position, length)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(maps, "NUMBERS", numbers)
-        found = look(layer, show, other, pixels)
-    assert found.mean.shape[-1] <= pixels
-    whole, compared = dense(layer, show), dense(other, show)
-    for ours, direct in zip((found.low, found.mean, found.high), cells(whole, found.cell), strict=True):
+        computed = compute_map(layer, show, second, pixels)
+    assert computed.mean.shape[-1] <= pixels
+    full, compared = dense(layer, show), dense(second, show)
+    for ours, direct in zip((computed.low, computed.mean, computed.high), cells(full, computed.cell), strict=True):
         np.testing.assert_allclose(ours, direct, rtol=1e-5, atol=1e-6)
     for distance in range(length):
-        along = np.diagonal(whole, -distance, 1, 2)  # (heads, entries)
+        along = np.diagonal(full, -distance, 1, 2)  # (heads, entries)
         direct = along.min(1), along.mean(1), along.max(1)
-        np.testing.assert_allclose(found.profile[:, :, distance], direct, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(computed.profile[:, :, distance], direct, rtol=1e-5, atol=1e-6)
     for head in range(HEADS):
-        uniform, context = measured(whole[head], compared[head])
-        assert found.uniformity.heads[head] == (None if uniform is None else pytest.approx(uniform, abs=1e-6))
-        assert found.context.heads[head] == (None if context is None else pytest.approx(context, abs=1e-6))
+        uniform, context = measured(full[head], compared[head])
+        assert computed.uniformity.heads[head] == (None if uniform is None else pytest.approx(uniform, abs=1e-6))
+        assert computed.context.heads[head] == (None if context is None else pytest.approx(context, abs=1e-6))
 
 
-def measured(one, other):
+def measured(first, second):
     """Uniformity of one map and context dependence of two, as they are defined: None where nothing varies."""
-    seen = np.tril_indices(len(one))
-    within = sum(np.diagonal(one, -r).var() * (len(one) - r) for r in range(len(one))) / len(seen[0])
-    both = np.stack([one[seen], other[seen]])
+    seen = np.tril_indices(len(first))
+    within = sum(np.diagonal(first, -r).var() * (len(first) - r) for r in range(len(first))) / len(seen[0])
+    both = np.stack([first[seen], second[seen]])
     constant = [values.std() < 1e-6 * np.abs(values).max() + 1e-30 for values in both]
-    uniform = None if constant[0] else 1 - within / one[seen].var()
+    uniform = None if constant[0] else 1 - within / first[seen].var()
     return uniform, None if all(constant) else ((both[0] - both[1]) ** 2).mean() / (2 * both.var())
 
 
@@ -159,31 +159,32 @@ def test_constant_maps_have_no_context_dependence_and_no_uniformity(name):
         with torch.no_grad():
             position.steps.bias.fill_(-100.0)  # every gate is closed
     first, second = (encoding_layer(position, 20) for _ in range(2))
-    found = look(first, "bias" if name == "cable" else "scores", second)
-    assert found.context.heads == found.uniformity.heads == [None] * HEADS
-    assert found.context.overall is found.uniformity.overall is None
+    computed = compute_map(first, "bias" if name == "cable" else "scores", second)
+    assert computed.context.heads == computed.uniformity.heads == [None] * HEADS
+    assert computed.context.overall is computed.uniformity.overall is None
 
 
 def test_one_constant_head_leaves_the_numbers_of_the_others_alone():
     position = encoding("cable")
     layers = [encoding_layer(position, 20) for _ in range(2)]
-    before = look(layers[0], "bias", layers[1])
+    before = compute_map(layers[0], "bias", layers[1])
     for layer in layers:
         layer.form.total[:, 1] = 0.0
-    found = look(layers[0], "bias", layers[1])
-    assert found.uniformity.heads == [before.uniformity.heads[0], None, before.uniformity.heads[2]]
-    assert found.context.heads == [before.context.heads[0], None, before.context.heads[2]]
-    assert 0 < found.uniformity.overall < 1
+    computed = compute_map(layers[0], "bias", layers[1])
+    assert computed.uniformity.heads == [before.uniformity.heads[0], None, before.uniformity.heads[2]]
+    assert computed.context.heads == [before.context.heads[0], None, before.context.heads[2]]
+    assert 0 < computed.uniformity.overall < 1
 
 
 @pytest.mark.parametrize("length", [40, 1100])  # written out in full, and from the last rows alone
 @pytest.mark.parametrize("name", TOEPLITZ)
 def test_static_encodings_are_exactly_uniform_and_exactly_free_of_context(name, length):
-    found = look(encoding_layer(encoding(name), length), "bias", encoding_layer(encoding_of(name), length))
-    assert found.uniformity.overall == 1.0
-    assert found.context.overall == 0.0
-    assert found.uniformity.heads == [1.0] * HEADS
-    assert found.context.heads == [0.0] * HEADS
+    computed = compute_map(encoding_layer(encoding(name), length), "bias", encoding_layer(encoding_of(name), length))
+    constant = float(np.nanmin(computed.low)) == float(np.nanmax(computed.high))  # as of a window: no ratio exists
+    uniformity, context = (None, None) if constant else (1.0, 0.0)
+    assert (computed.uniformity.overall, computed.context.overall) == (uniformity, context)
+    assert computed.uniformity.heads == [uniformity] * HEADS
+    assert computed.context.heads == [context] * HEADS
 
 
 def encoding_of(name):
@@ -194,27 +195,26 @@ def encoding_of(name):
 
 def test_a_learned_table_that_differs_by_input_is_not_free_of_context():
     """So the test above can fail."""
-    one, other = (encoding_layer(encoding("clipped"), 1100) for _ in range(2))
-    assert look(one, "bias", other).context.overall > 0.5
+    first, second = (encoding_layer(encoding("clipped"), 1100) for _ in range(2))
+    assert compute_map(first, "bias", second).context.overall > 0.5
 
 
 def test_numbers_over_all_heads_pool_their_sums_of_squares():
-    layer, other = (encoding_layer(encoding("cable"), 30) for _ in range(2))
-    found = look(layer, "bias", other)
+    layer, second = (encoding_layer(encoding("cable"), 30) for _ in range(2))
+    computed = compute_map(layer, "bias", second)
     rows, columns = np.tril_indices(30)
-    one = dense(layer, "bias")
-    weight = one[:, rows, columns].var(1)
-    expected = 1 - sum((1 - u) * w for u, w in zip(found.uniformity.heads, weight, strict=True)) / weight.sum()
-    assert found.uniformity.overall == pytest.approx(expected)
-    assert min(found.context.heads) <= found.context.overall <= max(found.context.heads)
+    weight = dense(layer, "bias")[:, rows, columns].var(1)
+    expected = 1 - sum((1 - u) * w for u, w in zip(computed.uniformity.heads, weight, strict=True)) / weight.sum()
+    assert computed.uniformity.overall == pytest.approx(expected)
+    assert min(computed.context.heads) <= computed.context.overall <= max(computed.context.heads)
 
 
 def test_unrelated_maps_have_a_context_dependence_of_about_one():
     q, k = torch.randn(2, 1, 2, 200, 64)
     other_q, other_k = torch.randn(2, 1, 2, 200, 64)
-    found = look(open_layer(1, q, k, None, None), "scores", open_layer(1, other_q, other_k, None, None))
-    assert found.context.overall == pytest.approx(1, abs=0.02)
-    assert found.uniformity.overall == pytest.approx(200 / 20100, abs=0.004)  # diagonals / entries, by chance
+    computed = compute_map(open_layer(1, q, k, None, None), "scores", open_layer(1, other_q, other_k, None, None))
+    assert computed.context.overall == pytest.approx(1, abs=0.02)
+    assert computed.uniformity.overall == pytest.approx(200 / 20100, abs=0.004)  # diagonals / entries, by chance
 
 
 def test_a_key_that_a_bias_hides_is_not_counted():
@@ -225,11 +225,11 @@ def test_a_key_that_a_bias_hides_is_not_counted():
 
     position = Window(2, 8)
     for length in (20, 600):
-        found = look(encoding_layer(position, length), "bias", encoding_layer(position, length))
-        assert found.range() == (-5 / 16, 0.0)
-        assert found.uniformity.overall == 1.0
-        assert found.context.overall == 0.0
-        assert np.isnan(found.mean[:, -1, 0]).all()
+        computed = compute_map(encoding_layer(position, length), "bias", encoding_layer(position, length))
+        assert computed.range() == (-5 / 16, 0.0)
+        assert computed.uniformity.overall == 1.0
+        assert computed.context.overall == 0.0
+        assert np.isnan(computed.mean[:, -1, 0]).all()
 
 
 def test_broken_weights_get_a_sentence():
@@ -248,20 +248,20 @@ def test_fire_by_its_pieces_is_fire_entry_by_entry(length):
         for parameter in (position.inner.weight, position.inner.bias, position.outer.weight):
             parameter.normal_()
     layer = encoding_layer(position, length)
-    direct, found = Cells(HEADS, length, 30), Cells(HEADS, length, 30)
+    direct, computed = Cells(HEADS, length, 30), Cells(HEADS, length, 30)
     values = layer.rows("bias", 0, length - 1).double()
-    direct.add(values)
-    pieces = Pieces(layer.form)
+    direct.add(values, 0)
+    scaled = ScaledMap(layer.form)
     with torch.no_grad():
-        pieces.fill_cells(found, lambda done: None)
+        scaled.fill_cells(computed, lambda done: None)
     for name in ("low", "high", "total", "count"):
-        torch.testing.assert_close(getattr(found, name), getattr(direct, name), rtol=1e-5, atol=1e-4)
-    direct, found = Diagonals(HEADS, length), Diagonals(HEADS, length)
-    direct.add(values)
+        torch.testing.assert_close(getattr(computed, name), getattr(direct, name), rtol=1e-5, atol=1e-4)
+    direct, computed = Diagonals(HEADS, length), Diagonals(HEADS, length)
+    direct.add(values, 0)
     with torch.no_grad():
-        pieces.fill_diagonals(found)
+        scaled.fill_diagonals(computed)
     for name in ("count", "mean", "low", "high", "within", "between"):
-        torch.testing.assert_close(getattr(found, name), getattr(direct, name), rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(getattr(computed, name), getattr(direct, name), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -269,5 +269,5 @@ def test_fire_by_its_pieces_is_fire_entry_by_entry(length):
 def test_65536_tokens_of_a_static_encoding_take_little_memory(name):
     script = Path(__file__).parent.parent / "benchmarks" / "draw.py"
     run = subprocess.run([sys.executable, script, name, "--json"], capture_output=True, text=True, check=True)
-    (found,) = json.loads(run.stdout)
-    assert found["megabytes"] < 1024
+    (measurement,) = json.loads(run.stdout)
+    assert measurement["megabytes"] < 1024

@@ -1,5 +1,6 @@
 """relpos figures: the files, the numbers in them, and what happens when a training fails."""
 
+import base64
 import json
 import re
 from pathlib import Path
@@ -14,11 +15,11 @@ from relpos.cli import app
 from relpos.encodings.registry import encoding, names
 from relpos.lab import paper
 from relpos.lab.paper import FIGURES, draw_figures, needs_training
+from relpos.lab.paper_page import write_page
 from relpos.lab.runs.settings import load_settings
 from relpos.lab.train.processes import makespan, train_apart
 from relpos.lab.train.training import train
 from relpos.view import draw
-from relpos.view.page import write_index
 
 SEED = json.loads((Path(__file__).parent / "data" / "seed-figures.json").read_text())["figures"]
 SMALL = {"data.tokenizer": "bpe-280", "run.batch_size": 2, "run.eval_windows": 2}
@@ -34,9 +35,9 @@ def small(world, monkeypatch):
 def test_figure_12_comes_without_training_and_has_the_ticks_of_the_paper(tmp_path):
     result = CliRunner().invoke(app, ["figures", "--figure", "12", "--out", str(tmp_path / "figures")])
     assert result.exit_code == 0, result.output
-    told = json.loads((tmp_path / "figures" / "figure12-alibi.json").read_text())
-    assert (told["figure"], told["encoding"], told["shows"], told["length"]) == (12, "alibi", "bias", 512)
-    (layer,) = told["layers"]
+    numbers = json.loads((tmp_path / "figures" / "figure12-alibi.json").read_text())
+    assert (numbers["figure"], numbers["encoding"], numbers["shows"], numbers["length"]) == (12, "alibi", "bias", 512)
+    (layer,) = numbers["layers"]
     assert (layer["uniformity"], layer["context_dependence"]) == (1.0, 0.0)
     for head in layer["heads"]:
         assert sorted(head["ticks"]) == pytest.approx(sorted(SEED["12"]["heads"][str(head["head"])]), abs=1e-9)
@@ -47,7 +48,7 @@ def test_figure_12_comes_without_training_and_has_the_ticks_of_the_paper(tmp_pat
 
 def test_the_figures_are_those_of_the_paper():
     as_here = {"kerple": "kerple_log", "t5": "clipped"}  # what the paper's names are called here
-    printed = {int(number): as_here.get(one["encoding"], one["encoding"]) for number, one in SEED.items()}
+    printed = {int(number): as_here.get(figure["encoding"], figure["encoding"]) for number, figure in SEED.items()}
     assert {figure.number: figure.encoding for figure in FIGURES} == {**printed, 8: "cable"}
     assert FIGURES[0].number == 12
 
@@ -58,9 +59,9 @@ def test_only_what_training_cannot_change_needs_none():
 
 
 def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys):
-    said = []
+    messages = []
     runs, out = tmp_path / "runs", tmp_path / "figures"
-    assert draw_figures(out, [8, 12, 15], runs=runs, steps=3, say=said.append, **small) == []
+    assert draw_figures(out, [8, 12, 15], runs=runs, steps=3, say=messages.append, **small) == []
     shown = capsys.readouterr().err.splitlines()  # one line for both trainings, and nothing else
     assert shown
     assert [line for line in shown if not re.match(r"[012] of 2 trained(  (rope|cable) +\d+%)*", line)] == []
@@ -99,13 +100,18 @@ def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys):
     again = []
     assert draw_figures(out, [15], runs=runs, seed=1, say=again.append, **small) == []
     assert (runs / "figures-rope-nano" / "model.safetensors").stat().st_mtime_ns == before
-    assert "taken as it is" in again[0]
+    assert "is reused" in again[0]
     assert json.loads((out / "figure15-rope.json").read_text())["input"] != rope["input"]
 
     page = (out / "index.html").read_text()
-    assert re.findall(r"<h2>(.*?)</h2>", page) == ["Figure 8: cable", "Figure 12: alibi", "Figure 15: rope"]
-    for target in re.findall(r'(?:src|href)="([^"#]+)"', page):
-        assert target == "https://arxiv.org/abs/2503.08067" or (out / target).exists()
+    assert re.findall(r"<h2.*?>(.*?)</h2>", page) == ["Figure 8: cable", "Figure 12: alibi", "Figure 15: rope"]
+    links = re.findall(r'href="([^"]+)"', page)
+    assert links[:4] == ["https://arxiv.org/abs/2503.08067", *(f"#{stem}" for stem in stems)]
+    assert links[4:] == [stem + suffix for stem in stems for suffix in (".pdf", ".json")]
+    assert re.findall(r'id="(.*?)"', page) == list(stems)
+    images = re.findall(r'src="data:image/png;base64,(.*?)"', page)
+    assert [base64.b64decode(image) for image in images] == [(out / f"{stem}.png").read_bytes() for stem in stems]
+    assert page.count("src=") == 3
     assert "<script" not in page
     assert "<link" not in page
     assert rope["caption"].split(".")[0] in page
@@ -129,9 +135,10 @@ def test_the_page_counts_heads_that_add_nothing_and_gives_them_no_numbers(tmp_pa
     with torch.no_grad():
         position.steps.bias.copy_(torch.tensor([-100.0, 1.0, -100.0]))
     picture = draw(position, length=32)
-    told = {"figure": 8, "caption": picture.caption, **picture.numbers}
-    (tmp_path / "figure8-cable.json").write_text(json.dumps(told))
-    page = write_index(tmp_path, ["figure8-cable"]).read_text()
+    numbers = {"figure": 8, "caption": picture.caption, **picture.numbers}
+    (tmp_path / "figure8-cable.json").write_text(json.dumps(numbers))
+    picture.save(tmp_path / "figure8-cable.png")
+    page = write_page(tmp_path, ["figure8-cable", "figure10-kerple_log"]).read_text()
     assert "2 of 3 heads: bias exactly 0." in page
     rows = re.findall(r"<tr><td.*?</tr>", page)
     assert [re.findall(r"<td.*?>(.*?)</td>", row)[3:] for row in rows if "exactly" in row] == [
@@ -154,13 +161,13 @@ def test_five_trainings_take_three_rounds_of_two():
 
 
 def test_a_training_that_fails_is_told_and_the_others_go_on(small, tmp_path):
-    said = []
+    messages = []
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "figures-fire-nano").write_text("in the way")
-    failed = draw_figures(tmp_path, [12, 13, 14], runs=tmp_path / "runs", steps=1, say=said.append, **small)
+    failed = draw_figures(tmp_path, [12, 13, 14], runs=tmp_path / "runs", steps=1, say=messages.append, **small)
     assert len(failed) == 1
     assert failed[0].startswith("Figure 13 (fire) was not made: the folder ")
-    assert failed[0] in said
+    assert failed[0] in messages
     assert (tmp_path / "figure14-clipped.png").exists()
     assert "figure13" not in (tmp_path / "index.html").read_text()
 
@@ -170,10 +177,10 @@ def test_what_went_wrong_ends_the_command_with_a_sentence(tmp_path):
     arguments = ["--figure", "12", "--figure", "10", "--out", str(tmp_path), "--runs", str(tmp_path / "runs")]
     result = CliRunner().invoke(app, ["figures", *arguments])
     assert isinstance(result.exception, ValueError)
-    assert "1 of the figures could not be made" in str(result.exception)
+    assert "1 of the figures failed" in str(result.exception)
     assert (tmp_path / "figure12-alibi.png").exists()
 
 
 def test_a_figure_the_paper_does_not_have_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="there is no figure 11; those of encodings are 8, 10, 12, 13, 14, 15"):
+    with pytest.raises(ValueError, match="there is no figure 11: give some of 8, 10, 12, 13, 14, 15"):
         draw_figures(tmp_path, [11])

@@ -10,7 +10,7 @@ from relpos.lab.compare.comparison import Comparison, Trial, make_plan
 from relpos.lab.compare.report import write_report
 from relpos.lab.compare.summary import Cell, change, findings, make_standings, make_table, notes, read_records, told
 from relpos.lab.compare.trial import finished, read_record, write_record
-from relpos.view.document import Code, Heading, Items, Table, Text, to_html, to_markdown
+from relpos.view.blocks import Code, Heading, Image, Items, Table, Text, to_html, to_markdown
 
 LENGTHS = [32, 64, 128]
 PERPLEXITIES = {  # two seeds each, at 32, 64 and 128
@@ -40,7 +40,7 @@ def record(encoding: str, seed: int, values: list[float | None]) -> dict[str, ob
         rows.append(row if value else {**row, "error": f"{encoding} has 32 positions.", "tokens_per_second": None})
     training = {"step": 7, "tokens": 1792, "seconds": 12.0, "tokens_per_second": 500.0 + 100 * seed}
     bins = [{"from": 0, "to": 16, "loss": 3.0, "control": 3.0}, {"from": 16, "to": 64, "loss": 4.0, "control": 2.5}]
-    bins = [{**one, "low": None, "high": None} for one in bins]
+    bins = [{**bin_, "low": None, "high": None} for bin_ in bins]
     about = {"parameters": 12345, "corpus": {"name": "sotu", "hash": "f" * 64}, "tokens": {"train": 9, "heldout": 5}}
     return {
         "encoding": encoding,
@@ -85,9 +85,9 @@ def table(markdown: str, title: str) -> dict[str, list[str]]:
 
 class TestTheReport:
     def test_has_the_mean_and_deviation_of_the_parts_numbers(self, out):
-        found = rows(write_report(out)[1].read_text())
-        for encoding, (one, two) in PERPLEXITIES.items():
-            for cell, values in zip(found[encoding], zip(one, two, strict=True), strict=True):
+        cells = rows(write_report(out)[1].read_text())
+        for encoding, (first, second) in PERPLEXITIES.items():
+            for cell, values in zip(cells[encoding], zip(first, second, strict=True), strict=True):
                 if None in values:
                     assert cell == "refused"
                     continue
@@ -108,17 +108,17 @@ class TestTheReport:
         assert '<th class="marked">32 (trained)</th>' in html
 
     def test_has_the_differences_that_pass_with_their_intervals(self, out):
-        found = table(write_report(out)[1].read_text(), "Differences between encodings")
-        assert found["learned"] == ["lowest", "–", "–"]
-        assert found["alibi"][1:] == ["lowest", "lowest"]
+        cells = table(write_report(out)[1].read_text(), "Differences between encodings")
+        assert cells["learned"] == ["lowest", "–", "–"]
+        assert cells["alibi"][1:] == ["lowest", "lowest"]
         mean = np.mean([np.log(19 / 18), np.log(20 / 19)])
-        assert found["rope"][0].startswith(f"{mean:+.3f}* (+")
+        assert cells["rope"][0].startswith(f"{mean:+.3f}* (+")
 
     def test_has_bits_per_byte_where_they_were_counted(self, out):
-        found = table(write_report(out)[1].read_text(), "Bits per byte")
+        cells = table(write_report(out)[1].read_text(), "Bits per byte")
         values = np.log2([20.0, 21.0]) / 4
-        assert found["alibi"][0] == f"{values.mean():.4f} ± {values.std(ddof=1):.4f}"
-        assert found["learned"][1] == "–"
+        assert cells["alibi"][0] == f"{values.mean():.4f} ± {values.std(ddof=1):.4f}"
+        assert cells["learned"][1] == "–"
 
     def test_of_a_single_seed_marks_nothing_and_says_why(self, tmp_path):
         make_plan(tmp_path, ["alibi", "rope"], 1, LENGTHS, settings={"data.length": 32, "run.steps": 7})
@@ -238,14 +238,14 @@ class TestTheReport:
 class TestFindings:
     def test_tell_each_change_against_the_trained_length(self, out, plan):
         records = read_records(plan, out)
-        found = findings(plan, make_table(plan, records), make_standings(plan, records))
-        assert found[0] == (
+        sentences = findings(plan, make_table(plan, records), make_standings(plan, records))
+        assert sentences[0] == (
             "At the trained length (32) the means lie between 18.50 (`learned`) and 20.50 (`alibi`, +11 %); "
             "not told apart from `learned`: none."
         )
-        assert "`rope` against its own perplexity at the trained length: +37 % at 2 ×, 95-fold at 4 ×." in found
-        assert "−3.7 % at 2 ×, −4.9 % at 4 ×." in found[1]
-        assert len(found) == 3  # of learned there is nothing to tell
+        assert "`rope` against its own perplexity at the trained length: +37 % at 2 ×, 95-fold at 4 ×." in sentences
+        assert "−3.7 % at 2 ×, −4.9 % at 4 ×." in sentences[1]
+        assert len(sentences) == 3  # there is no other length of learned to compare
 
     def test_refusals_are_told_once_with_their_lengths(self, out, plan):
         assert notes(plan, read_records(plan, out)) == ["`learned` refused at 64, 128: learned has 32 positions."]
@@ -279,17 +279,37 @@ class TestFindings:
 def test_a_page_says_the_same_in_both_forms(tmp_path):
     page = [
         Heading("A & B", 1),
-        Text("one `<two>` <three>"),
+        Text("plain `<code>` <tag> **bold** [web](https://a.b/c) [below](#part-2)"),
         Items(["four", "`five`"]),
+        Heading("Part", anchor="part-2"),
         Table(["x", "y"], [["a|b", "1"], ["c", "2"]], {(1, 1)}, 1),
         Code("relpos ls"),
     ]
     assert to_markdown(page, tmp_path) == (
-        "# A & B\n\none `<two>` &lt;three>\n\n- four\n- `five`\n\n"
-        "| x | y |\n| --- | ---: |\n| a\\|b | 1 |\n| c | **2** |\n\n```sh\nrelpos ls\n```\n"
+        "# A & B\n\nplain `<code>` &lt;tag> **bold** [web](https://a.b/c) [below](#part-2)\n\n- four\n- `five`\n\n"
+        "## Part\n\n| x | y |\n| --- | ---: |\n| a\\|b | 1 |\n| c | **2** |\n\n```sh\nrelpos ls\n```\n"
     )
     html = to_html(page)
     assert "<title>A &amp; B</title>" in html
-    assert "one <code>&lt;two&gt;</code> &lt;three&gt;" in html
+    assert "plain <code>&lt;code&gt;</code> &lt;tag&gt; <strong>bold</strong> " in html
+    assert '<a href="https://a.b/c">web</a> <a href="#part-2">below</a>' in html
+    assert '<h2 id="part-2">Part</h2>' in html
     assert '<td class="marked"><strong>2</strong></td>' in html
     assert "<pre>relpos ls</pre>" in html
+
+
+def test_an_image_has_a_caption_and_a_text_for_those_who_cannot_see_it(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    page = [Heading("A", 1), Image(tmp_path / "a.png", "below"), Image(tmp_path / "a.png", "below", 'a "line"')]
+    html = to_html(page)
+    assert re.findall(r'alt="(.*?)"', html) == ["below", "a &quot;line&quot;"]
+    assert html.count("<figcaption>below</figcaption>") == 2
+    assert re.findall(r'src="(.*?)"', html) == ["data:image/png;base64,iVBORw=="] * 2
+    assert to_markdown(page, tmp_path) == '# A\n\n![below](a.png)\n\n![a "line"](a.png)\n\nbelow\n'
+
+
+@pytest.mark.parametrize(
+    "text", ["[a](javascript:alert(1))", '[a](https://b"onclick="c)', "`[a](b.html)`", "a[0](x y)"]
+)
+def test_only_links_to_pages_and_files_are_links(text):
+    assert "<a " not in to_html([Heading("A", 1), Text(text)])

@@ -1,4 +1,4 @@
-"""The figures of the paper's appendix (CABLE, arXiv 2503.08067): trained where need be, drawn, put on a page."""
+"""The figures of the paper's appendix (CABLE, arXiv 2503.08067): train missing models, draw, and write a page."""
 
 import contextlib
 import json
@@ -10,42 +10,42 @@ from typing import Any
 
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import encoding
+from relpos.lab.paper_page import PAGE, write_page
 from relpos.lab.runs.settings import TABLES
 from relpos.models.presets import preset as preset_of
 from relpos.system.files import write_text
-from relpos.view.page import INDEX, write_index
 from relpos.view.picture import draw
 from relpos.view.subjects import static_bias
 
-LENGTH = 512  # tokens, as printed
-STEPS = 240  # a model is trained unless it is said how long: by steps, so that everyone gets the same picture
-BATCH = 2  # windows per step: in so short a time, more steps of less
-# Held-out loss at the start and at the end only, and few checkpoints: both take time from the training.
+LENGTH = 512  # tokens, as in the paper
+STEPS = 240  # default training, counted in steps and not in minutes: every machine gets the same picture
+BATCH = 2  # windows per step: a short training learns more from many small steps
+# Evaluate at the start and at the end only, and write few checkpoints: both take time.
 QUIET = {"run.eval_every": 10**6, "run.save_every": 100}
-# The few numbers that make a curve of the distance hardly leave their start at the rate of the weights.
+# The few parameters of a curve over distances hardly change at the learning rate of the weights.
 CURVE = {"optimizer.position_lr": 0.03}
-# A tenth of nano's. At nano's own, AdamW moves the gates along the direction that all
-# tokens have in common faster than the inputs change, until ReLU is 0 for every token: several heads of the last layer
-# end with a bias of exactly 0. docs/figures.md has the experiments.
+# A tenth of nano's learning rate. At the full rate, AdamW moves the gates along the direction that all tokens have in
+# common faster than the inputs change, until the ReLU is 0 for every token: several heads of the last layer end with a
+# bias of exactly 0. docs/figures.md has the experiments.
 GATES = {"optimizer.position_lr": 2e-4}
 
 
 @dataclass(frozen=True, eq=False)
 class PaperFigure:
-    """A figure by its number in the paper."""
+    """A figure of the paper."""
 
-    number: int
+    number: int  # in the paper
     encoding: str
-    title: str  # as the paper calls it
-    training: Mapping[str, float] = field(default_factory=dict)  # settings of the encoding's own parameters
+    title: str  # the encoding's name in the paper
+    training: Mapping[str, float] = field(default_factory=dict)  # settings for the encoding's own parameters
 
     @property
     def stem(self) -> str:
-        """Of its files' names."""
+        """The names of its files, without suffix."""
         return f"figure{self.number}-{self.encoding}"
 
 
-FIGURES = [  # in the order they are made: what needs no training first
+FIGURES = [  # in the order of drawing: first the figure that needs no training
     PaperFigure(12, "alibi", "ALiBi"),
     PaperFigure(10, "kerple_log", "Kerple", CURVE),
     PaperFigure(13, "fire", "FIRE", CURVE),
@@ -56,11 +56,11 @@ FIGURES = [  # in the order they are made: what needs no training first
 
 
 def choose(numbers: Iterable[int]) -> list[PaperFigure]:
-    """The figures of these numbers, all of them if there are none."""
+    """The figures with these numbers, or all if there are none."""
     known = {figure.number: figure for figure in FIGURES}
     wanted = set(numbers)
     for number in sorted(wanted - set(known)):
-        raise ValueError(f"there is no figure {number}; those of encodings are {', '.join(map(str, sorted(known)))}.")
+        raise ValueError(f"there is no figure {number}: give some of {', '.join(map(str, sorted(known)))}.")
     return [figure for figure in FIGURES if not wanted or figure.number in wanted]
 
 
@@ -77,24 +77,30 @@ def draw_figures(
     settings: dict[str, Any] | None = None,
     say: Callable[[str], None] = print,
 ) -> list[str]:
-    """Make figures of the paper: train what is missing, draw, and put all on one page.
+    """Make figures of the paper: train missing models, draw them, and write one page with all figures.
 
     Args:
-        out: The folder to write to.
-        numbers: Of the figures; all unless given.
+        out: Folder of the figures.
+        numbers: Numbers of the figures; all by default.
         preset: Size of the models.
-        runs: Folder of their runs; those that have finished are taken as they are, unless minutes or steps ask for
-            more.
-        seed: Of the window of held-out text.
-        minutes: How long each model is trained.
-        steps: How many steps each model is trained; 240 unless this or minutes is given.
-        workers: How many models are trained at once; the cores are divided among them. One per core for nano, which a
-            single core trains as fast as two, and one at a time for larger models, unless given.
-        settings: Others of the training, by dotted key.
-        say: Receives what happens, in sentences.
+        runs: Folder of the trained models. A finished model is reused, unless `minutes` or `steps` ask for more.
+        seed: Seed of the window of held-out text.
+        minutes: Training time of each model, instead of steps.
+        steps: Training steps of each model; 240 by default.
+        workers: Number of models trained at the same time; they share the cores. By default one per core for nano,
+            which does not train faster on two cores, and one for larger models.
+        settings: Other training settings, by dotted key.
+        say: Called with each message.
 
     Returns:
-        What went wrong, in sentences.
+        One sentence per figure that could not be made.
+
+    Raises:
+        ValueError: If a number or the preset is unknown.
+
+    Example:
+        >>> draw_figures(Path("figures"), [12], say=lambda message: None)
+        []
     """
     shown = choose(numbers)
     album = Album(out, seed, say)
@@ -105,13 +111,13 @@ def draw_figures(
         if not needs_training(encoding(figure.encoding, heads, head_dim)):
             album.add(figure, figure.encoding, heads=heads, head_dim=head_dim)
         elif _trained(folder) and minutes is None and steps is None:
-            say(f"{folder} has been trained: taken as it is.")
+            say(f"{folder} has been trained and is reused.")
             album.add(figure, folder)
         else:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                album.miss(figure, f"the folder {folder} cannot be made: {error.strerror}.")
+                album.miss(figure, f"the folder {folder} cannot be created: {error.strerror}.")
                 continue
             trainings[figure] = {**_training(figure, preset, folder, minutes, steps), **(settings or {})}
     if trainings:
@@ -119,13 +125,13 @@ def draw_figures(
         workers = workers or (cores if preset == "nano" else 1)
         _train(trainings, min(workers, len(trainings)), max(1, cores // workers), album)
     if len(album.failed) < len(shown):
-        say(f"All of them on one page: {out / INDEX}")
+        say(f"All figures on one page: {out / PAGE}")
     return album.failed
 
 
 @dataclass
 class Album:
-    """The folder of the figures: their files, the page of all, and what went wrong."""
+    """The folder of the figures: their files, the page, and the figures that failed."""
 
     out: Path
     seed: int
@@ -133,7 +139,7 @@ class Album:
     failed: list[str] = field(default_factory=list)
 
     def add(self, figure: PaperFigure, what: str | Path, **size: Any) -> None:
-        """Draw one figure, write its files and the page of all."""
+        """Draw a figure and write its files and the page."""
         out, title = self.out, f"Figure {figure.number} ({figure.title}). "
         try:
             picture = draw(what, length=LENGTH, seed=self.seed, title=title, **size)
@@ -144,18 +150,18 @@ class Album:
             picture.save(out / f"{figure.stem}{suffix}")
         numbers = {"figure": figure.number, "caption": picture.caption, **picture.numbers}
         write_text(out / f"{figure.stem}.json", json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
-        write_index(out, [one.stem for one in sorted(FIGURES, key=lambda one: one.number)])
+        write_page(out, [listed.stem for listed in sorted(FIGURES, key=lambda listed: listed.number)])
         self.say(f"{out / figure.stem}.png: {picture.caption}")
 
     def miss(self, figure: PaperFigure, why: object) -> None:
-        """A figure could not be made."""
+        """Record that a figure could not be made."""
         self.failed.append(f"Figure {figure.number} ({figure.encoding}) was not made: {why}")
         self.say(self.failed[-1])
 
 
-def needs_training(made: Encoding) -> bool:
-    """Whether there is anything in its picture that training makes: parameters, or scores of a model."""
-    return not static_bias(made) or any(True for _ in made.parameters())
+def needs_training(position: Encoding) -> bool:
+    """Whether training changes the encoding's picture: it has parameters, or the picture shows a model's scores."""
+    return not static_bias(position) or any(True for _ in position.parameters())
 
 
 def _trained(folder: Path) -> bool:
@@ -167,7 +173,7 @@ def _trained(folder: Path) -> bool:
 def _training(
     figure: PaperFigure, preset: str, folder: Path, minutes: float | None, steps: int | None
 ) -> dict[str, Any]:
-    """The settings of a figure's model, by dotted key."""
+    """The training settings of a figure's model, by dotted key."""
     ends = {"run.minutes": minutes, "run.steps": STEPS if minutes is None and steps is None else steps}
     return {
         "model.encoding": figure.encoding,
@@ -182,7 +188,7 @@ def _training(
 
 
 def _train(trainings: Mapping[PaperFigure, dict[str, Any]], workers: int, threads: int, album: Album) -> None:
-    """Train what is missing, and draw each model as soon as it is there."""
+    """Train the missing models, and draw each as soon as it has been trained."""
     from relpos.lab.runs.run import RESULT
     from relpos.lab.train.processes import train_apart
     from relpos.system.mappings import read_json

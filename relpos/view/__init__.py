@@ -1,4 +1,4 @@
-"""Pictures, and the numbers behind them: `relpos.view.draw("alibi")`, `relpos.view.draw("runs/cable", layer="all")`."""
+"""Pictures and the numbers behind them: `relpos.view.draw("alibi")`, `relpos.view.draw("runs/cable", layer="all")`."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,35 +1,75 @@
-"""What is said of a picture: how the model was trained, what it read, what was measured."""
+"""The text of a picture: its caption, and the line above it that says what is untrained."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from relpos.view.diagonals import Share
+from relpos.view.head_notes import count_notes, head_note
 from relpos.view.maps import Map
-from relpos.view.numbers import Share
 
 if TYPE_CHECKING:
     from relpos.lab.runs.inputs import ModelInput
+    from relpos.view.subjects import Subject
 
 NO_NUMBER = "–"  # in place of a ratio where nothing varies
-ZERO, FLAT = "bias exactly 0", "practically constant"  # what is noted of a head that does nothing, or nearly
-# A head whose values differ by less is practically constant: a constant cancels in the softmax, and between two keys so
-# small a difference changes the ratio of the weights by a factor of less than e^0.05, 5 %.
-SPAN_OF_FLAT = 0.05
 SHOWN = {"bias": "the additive bias", "scores": "the attention scores", "weights": "the attention weights"}
 
 
-def training_sentence(told: dict[str, Any]) -> str:
-    """The same in words."""
-    if told.get("steps") is None:
+def make_caption(subjects: Sequence["Subject"], maps: Sequence[Map], profile: bool) -> str:
+    """The caption of a picture.
+
+    Args:
+        subjects: What is drawn.
+        maps: One map per layer of a single subject, or one per subject.
+        profile: Whether values are drawn against distance.
+
+    Returns:
+        Sentences: the subject, the values shown, the input and the training, and what was measured.
+    """
+    first, layer_map = subjects[0], maps[0]
+    shown = SHOWN[layer_map.show]
+    if profile:
+        shown += " against distance"
+    if first.tokens is None and layer_map.show != "bias" and not first.layers[0].reads_scores:
+        shown += " of equal tokens"
+    if not all(drawn.causal for drawn in maps):
+        shown += " in both directions"
+    if len(subjects) > 1:
+        names = "; ".join(subject.heading for subject in subjects)
+        start = untrained_line(subjects)
+        sentence = f"{names}: {shown}, {layer_map.length} tokens."
+        return f"{sentence} {start[0].upper()}{start[1:]}." if start else sentence
+    start = f" ({first.untrained})" if first.untrained else ""
+    sentence = f"{first.heading}{start}: {shown} {first.ending}"
+    sentence = sentence if sentence.endswith(".") else f"{sentence}."
+    notes = count_notes([head_note(drawn, head) for drawn in maps for head in range(drawn.heads)])
+    size = layer_map.cell
+    cells = f"Each cell is the mean of {size} × {size} entries." if size > 1 and not profile else ""
+    return " ".join(part for part in (sentence, measures_sentence(maps), notes, cells) if part)
+
+
+def untrained_line(subjects: Sequence["Subject"]) -> str:
+    """The line above a picture that says which of its parameters are untrained; empty if none are."""
+    starts = sorted({subject.untrained for subject in subjects if subject.untrained})
+    if len(subjects) == 1:
+        return next(iter(starts), "")
+    named = [", ".join(subject.label for subject in subjects if subject.untrained == start) for start in starts]
+    return "; ".join(f"{start} ({labels})" for start, labels in zip(starts, named, strict=True))
+
+
+def training_sentence(training: dict[str, Any]) -> str:
+    """How long a model was trained, from the entries of `Run.training`; empty if unknown."""
+    if training.get("steps") is None:
         return ""
-    tokens = told["tokens"]
-    many = f"{tokens / 1e6:,.1f} M" if tokens >= 1e6 else f"{tokens:,}"
-    loss = f"; held-out loss {told['heldout']:.2f}" if told.get("heldout") is not None else ""
-    # Without the seconds, which are other ones every time: the same model has the same picture, byte for byte.
-    return f"Trained {told['steps']:,} steps, {many} tokens{loss}."
+    tokens = training["tokens"]
+    amount = f"{tokens / 1e6:,.1f} M" if tokens >= 1e6 else f"{tokens:,}"
+    loss = f"; held-out loss {training['heldout']:.2f}" if training.get("heldout") is not None else ""
+    # The seconds are left out, since they differ from run to run: the same model has the same picture, byte for byte.
+    return f"Trained {training['steps']:,} steps, {amount} tokens{loss}."
 
 
 def input_words(sample: "ModelInput") -> dict[str, Any]:
-    """What was read."""
+    """Where an input comes from, and its first words."""
     return {
         "document": sample.document,
         "offset": sample.offset,
@@ -38,54 +78,17 @@ def input_words(sample: "ModelInput") -> dict[str, Any]:
     }
 
 
-def measured(found: Map, ticks: dict[int, list[float]]) -> dict[str, Any]:
-    """The numbers of one layer: of each head, and overall. `ticks` are those of the heads' colour bars."""
-    heads = []
-    for head in range(found.heads):
-        low, high = found.range(head)
-        entry: dict[str, Any] = {"head": head + 1, "minimum": low + 0.0, "maximum": high + 0.0}  # no −0
-        if head in ticks:
-            entry["ticks"] = [tick + 0.0 for tick in ticks[head]]
-        entry["uniformity"] = found.uniformity.heads[head]
-        entry["context_dependence"] = None if found.context is None else found.context.heads[head]
-        entry["note"] = note(found, head)
-        heads.append(entry)
-    return {
-        "layer": found.layer,
-        "uniformity": found.uniformity.overall,
-        "context_dependence": None if found.context is None else found.context.overall,
-        "heads": heads,
-    }
-
-
-def note(found: Map, head: int) -> str | None:
-    """What a reader should know of a head (0 is the first) before looking at its colours: nothing, for most."""
-    low, high = found.range(head)
-    if found.show == "bias" and low == high == 0:
-        return ZERO
-    return FLAT if found.show != "weights" and high - low < SPAN_OF_FLAT else None
-
-
-def notes_sentence(notes: Sequence[str | None]) -> str:
-    """How many heads do nothing, or nearly, in words; empty if none."""
-    meaning = {ZERO: ZERO, FLAT: f"{FLAT} (values span less than {SPAN_OF_FLAT})"}
-    counts = {name: sum(one == name for one in notes) for name in meaning}
-    return " ".join(
-        f"{counts[name]} of {len(notes)} heads: {words}." for name, words in meaning.items() if counts[name]
-    )
-
-
-def measured_sentence(maps: list[Map]) -> str:
-    """Uniformity and context dependence in words, from the smallest to the largest of the layers."""
-    uniform = _span([found.uniformity for found in maps])
-    context = _span([found.context for found in maps if found.context is not None])
+def measures_sentence(maps: Sequence[Map]) -> str:
+    """Uniformity and context dependence, as a range over the layers where they differ."""
+    uniform = _range_words([drawn.uniformity for drawn in maps])
+    context = _range_words([drawn.context for drawn in maps if drawn.context is not None])
     if uniform is None and context is None:
         return "The map is constant: uniformity along diagonals and context dependence are not defined."
-    said = f"Uniformity along diagonals {uniform or NO_NUMBER}"
-    return f"{said}, context dependence {context}." if context is not None else f"{said}."
+    sentence = f"Uniformity along diagonals {uniform or NO_NUMBER}"
+    return f"{sentence}, context dependence {context}." if context is not None else f"{sentence}."
 
 
-def _span(shares: list[Share]) -> str | None:
+def _range_words(shares: list[Share]) -> str | None:
     values = [share.overall for share in shares if share.overall is not None]
     if not values:
         return None
@@ -94,5 +97,5 @@ def _span(shares: list[Share]) -> str | None:
 
 
 def _number(value: float) -> str:
-    """Three places; what is exactly 0 or 1 has none."""
+    """Three decimals, but none for exactly 0 and exactly 1."""
     return f"{value:.0f}" if value in (0.0, 1.0) else f"{value:.3f}"

@@ -1,4 +1,4 @@
-"""Curves of what evaluation found: perplexity over length, loss over position."""
+"""Curves of evaluations: perplexity by length, loss by position."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,16 +18,24 @@ STYLE: Any = {
     "ytick.major.width": 0.6,
 }
 MARKERS = "osD^vP*Xph"
-# Told apart by the colour-blind too (Paul Tol's muted scheme); the markers tell what colours cannot.
+# Paul Tol's muted scheme, which the colour-blind can tell apart; the markers help where there are more curves.
 COLORS = ("#332288", "#cc6677", "#117733", "#88ccee", "#aa4499", "#999933", "#882255", "#44aa99", "#ddcc77", "#555555")
-PANELS = 3  # beside each other
-FEW = 5  # names that have room inside the panel
+PANELS = 3  # panels beside each other
+FEW = 5  # most names for which the legend fits inside the panel
 
 
 def draw_curves(series: Mapping[str, Sequence[Mapping[str, Any]]], trained_length: int | None) -> Figure:
-    """Perplexity over length, both logarithmic, a curve for each of `series` (rows of `relpos.evaluate`).
+    """Draw perplexity by length, both logarithmic.
 
-    The band is the rows' interval. A curve that cannot go on ends with a cross, and its name says where.
+    The band is the interval of the rows. A curve ends with a cross where the encoding refuses longer inputs, and its
+    name in the legend says where.
+
+    Args:
+        series: One curve per name in the legend: the rows of an evaluation, one per length.
+        trained_length: Marked on the length axis; None if it is unknown.
+
+    Returns:
+        The figure.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _page(len(series))
@@ -51,19 +59,26 @@ def draw_curves(series: Mapping[str, Sequence[Mapping[str, Any]]], trained_lengt
 
 
 def draw_positions(series: Mapping[str, Sequence[Mapping[str, Any]]], trained_length: int | None) -> Figure:
-    """Loss over the position in the window, a curve for each of `series` (bins of `relpos.lab.evaluate.evaluation`).
+    """Draw loss by position in the window.
 
-    Dashed in the same colour: the control, which sees only the last tokens, as many as were trained.
+    The dashed line of the same colour is the control: the same tokens, predicted from as many tokens as were trained.
+
+    Args:
+        series: One curve per name in the legend: the bins of `relpos.lab.evaluate.evaluation`.
+        trained_length: Marked on the position axis; None if it is unknown.
+
+    Returns:
+        The figure.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _page(len(series))
-        ends = sorted({int(one["to"]) for bins in series.values() for one in bins})
+        ends = sorted({int(bin_["to"]) for bins in series.values() for bin_ in bins})
         for number, (name, bins) in enumerate(series.items()):
-            # A bin is drawn in its middle, which on this axis is the geometric one.
-            middle = [(max(one["from"], 1) * one["to"]) ** 0.5 for one in bins]
+            # A bin is drawn at its centre, which on a logarithmic axis is the geometric mean of its ends.
+            middle = [(max(bin_["from"], 1) * bin_["to"]) ** 0.5 for bin_ in bins]
             color = _color(number)
-            axes.plot(middle, [one["loss"] for one in bins], color=color, linewidth=1.3, label=name)
-            axes.plot(middle, [one["control"] for one in bins], color=color, linewidth=1.0, linestyle=(0, (4, 2)))
+            axes.plot(middle, [bin_["loss"] for bin_ in bins], color=color, linewidth=1.3, label=name)
+            axes.plot(middle, [bin_["control"] for bin_ in bins], color=color, linewidth=1.0, linestyle=(0, (4, 2)))
             _band(axes, middle, bins, color, len(series))
         axes.plot([], [], color="0.3", linewidth=1.0, linestyle=(0, (4, 2)), label="its control")
         doublings = [end for end in ends if end & (end - 1) == 0] or ends
@@ -74,19 +89,27 @@ def draw_positions(series: Mapping[str, Sequence[Mapping[str, Any]]], trained_le
 
 
 def draw_position_panels(series: Mapping[str, Sequence[Mapping[str, Any]]], trained_length: int | None) -> Figure:
-    """The same with a panel for each, all on one scale: many in one panel would hide each other."""
+    """Draw loss by position with one panel per curve, all on the same scale, since many curves would hide each other.
+
+    Args:
+        series: One panel per title: the bins of `relpos.lab.evaluate.evaluation`.
+        trained_length: Marked on the position axis; None if it is unknown.
+
+    Returns:
+        The figure.
+    """
     columns = min(PANELS, len(series))
     rows = math.ceil(len(series) / columns)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(2.2 * columns + 0.6, 1.6 * rows + 0.5), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
-        ends = sorted({int(one["to"]) for bins in series.values() for one in bins})
+        ends = sorted({int(bin_["to"]) for bins in series.values() for bin_ in bins})
         ticks = [end for end in ends if end & (end - 1) == 0] or ends
         for axes, (name, bins) in zip(panels, series.items(), strict=False):
-            middle = [(max(one["from"], 1) * one["to"]) ** 0.5 for one in bins]
-            axes.plot(middle, [one["loss"] for one in bins], color=COLORS[0], linewidth=1.3)
-            axes.plot(middle, [one["control"] for one in bins], color=COLORS[1], linewidth=1.1, linestyle=(0, (4, 2)))
+            middle = [(max(bin_["from"], 1) * bin_["to"]) ** 0.5 for bin_ in bins]
+            axes.plot(middle, [bin_["loss"] for bin_ in bins], color=COLORS[0], linewidth=1.3)
+            axes.plot(middle, [bin_["control"] for bin_ in bins], color=COLORS[1], linewidth=1.1, linestyle=(0, (4, 2)))
             _band(axes, middle, bins, COLORS[0], 1)
             _lengths_below(axes, ticks[:: math.ceil(len(ticks) / 5)], "", None)
             if trained_length is not None:
@@ -120,7 +143,7 @@ def _band(axes: Axes, x: Sequence[float], rows: Sequence[Mapping[str, Any]], col
 
 
 def _lengths_below(axes: Axes, lengths: Sequence[int], title: str, trained_length: int | None) -> None:
-    """A logarithmic axis whose ticks are the lengths themselves, with the trained one marked."""
+    """Set a logarithmic length axis with a tick at each length, and mark the trained length."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(lengths), [str(length) for length in lengths])
     axes.xaxis.set_minor_locator(NullLocator())
@@ -142,7 +165,7 @@ def _lengths_below(axes: Axes, lengths: Sequence[int], title: str, trained_lengt
 
 
 def _plain_numbers(axes: Axes) -> None:
-    """Numbers as one says them on a logarithmic axis, also where it spans less than a decade."""
+    """Label a logarithmic axis with plain numbers, even if it spans less than a decade."""
     low, high = axes.get_ylim()
     wide = high / low > 20
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if wide else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)))

@@ -1,8 +1,8 @@
-"""One layer of attention on one input, laid open: any rows of its maps, written out when asked for."""
+"""One attention layer on one input: any rows of its bias, scores or weights, materialised on request."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,19 +17,19 @@ from relpos.encodings.inputs import make_call
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MAPS = ("bias", "scores", "weights")
+Values = Literal["bias", "scores", "weights"]  # what a map can hold
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer's queries and keys, and the bias its encoding makes of the input. Causal, one sequence."""
+    """The queries and keys of one layer for one sequence, and the bias that its encoding adds to their scores."""
 
-    number: int  # 1 is the first
+    number: int  # 1 is the first layer
     heads: int
     call: Call
     form: Form | None
     q: Tensor  # (1, heads, length, head_dim), rotated where the encoding rotates
-    k: Tensor
+    k: Tensor  # (1, heads, length, head_dim), likewise
     reads_scores: bool  # whether the bias is computed from the scores
 
     @property
@@ -37,18 +37,29 @@ class Layer:
         """Number of tokens."""
         return self.call.keys
 
-    @torch.no_grad()
-    def rows(self, show: str, first: int, last: int) -> Tensor:
-        """The rows first…last of a map: (heads, rows, last + 1), NaN where a key is not seen.
+    @property
+    def causal(self) -> bool:
+        """Whether a query sees only keys up to its own position."""
+        return self.call.causal
 
-        bias     what is added to the scores
-        scores   before the softmax: scaled q·k, rotated, with the bias
-        weights  after it
+    @torch.no_grad()
+    def rows(self, show: Values, first: int, last: int) -> Tensor:
+        """Materialise the rows first…last of a map.
+
+        Args:
+            show: bias: what is added to the scores. scores: scaled q·k, rotated, with the bias, before the softmax.
+                weights: after the softmax.
+            first: Position of the first query.
+            last: Position of the last query, included.
+
+        Returns:
+            (heads, rows, keys), NaN where a query does not see a key. `keys` is last + 1 in a causal layer, since no
+            row sees further, and the length otherwise.
         """
-        keys = last + 1  # no row sees further
+        keys = last + 1 if self.causal else self.length
         call = replace(self.call, queries=keys, keys=keys)
-        i = torch.arange(first, keys, device=call.device)
-        q, k = self.q[:, :, first:keys], self.k[:, :, :keys]
+        i = torch.arange(first, last + 1, device=call.device)
+        q, k = self.q[:, :, first : last + 1], self.k[:, :, :keys]
         if show == "bias":
             assert self.form is not None
             visible = call.visible(i)
@@ -62,20 +73,42 @@ class Layer:
 
     @property
     def by_distance(self) -> bool:
-        """Whether the bias is a function of the distance alone, by its form."""
+        """Whether the form of the bias makes it a function of the distance alone."""
         parts = terms(self.form)
         return bool(parts) and all(isinstance(part, Toeplitz) for part in parts)
 
-    def numbers_a_key(self) -> int:
-        """Numbers that are written out for a row and key: one a head, or one a unit of a network."""
+    def values_per_entry(self) -> int:
+        """Values that are materialised per query and key: one per head, or one per unit of a network."""
         return max([self.heads, *(len(part.slope) for part in terms(self.form) if isinstance(part, Scaled))])
 
 
 def open_layer(
-    number: int, q: Tensor, k: Tensor, position: Encoding | None, hidden: Tensor | None, scale: float | None = None
+    number: int,
+    q: Tensor,
+    k: Tensor,
+    position: Encoding | None,
+    hidden: Tensor | None,
+    scale: float | None = None,
+    causal: bool = True,
 ) -> Layer:
-    """A layer from its queries and keys, unrotated (1, heads, length, head_dim), and its input (1, length, width)."""
-    call = make_call(q, k, position, hidden, None, True, None, None, scale)
+    """Make a layer from its queries and keys.
+
+    Args:
+        number: Number of the layer; 1 is the first.
+        q: Queries before rotation, (1, heads, length, head_dim).
+        k: Keys before rotation, (1, heads, length, head_dim).
+        position: The layer's encoding.
+        hidden: The layer's input (1, length, width), for encodings that read it.
+        scale: Factor of q·k; head_dim^−½ by default.
+        causal: Whether a query sees only keys up to its own position.
+
+    Returns:
+        The layer.
+
+    Raises:
+        ValueError: If the encoding does not fit the queries, or is defined for causal attention only.
+    """
+    call = make_call(q, k, position, hidden, None, causal, None, None, scale)
     q, k, form = positioned(q, k, position, call)
     return Layer(number, q.shape[1], call, form, q, k, position is not None and position.needs_scores)
 
@@ -113,7 +146,7 @@ def model_layers(model: "PreTrainedModel", ids: Tensor, numbers: Iterable[int]) 
         if not bool(x.isfinite().all()):
             raise ValueError(f"what layer {number} reads is not finite: the model's weights are broken.")
         q, k, _ = layer.attention.project(x)
-        layers.append(open_layer(number, q, k, layer.position, x, layer.attention.scale))
+        layers.append(open_layer(number, q, k, layer.position, x, layer.attention.scale, layer.attention.causal))
     return layers
 
 
@@ -136,23 +169,34 @@ def input_free_layers(model: "PreTrainedModel", length: int, numbers: Iterable[i
         layer = all_layers[number - 1]
         q = torch.zeros(1, dtype=model.dtype, device=model.device)
         q = q.expand(1, layer.attention.heads, length, layer.attention.head_dim)
-        layers.append(open_layer(number, q, q, layer.position, None, layer.attention.scale))
+        layers.append(open_layer(number, q, q, layer.position, None, layer.attention.scale, layer.attention.causal))
     return layers
 
 
 @torch.no_grad()
-def encoding_layer(position: Encoding, length: int) -> Layer:
-    """An encoding alone, as a layer.
+def encoding_layer(position: Encoding, length: int, causal: bool = True) -> Layer:
+    """Make a layer of an encoding without a model.
 
-    One that reads its input or the scores gets random ones, N(0, 1). For the others all tokens are equal: what differs
-    between them is their position.
+    An encoding that reads the layer's input or the scores gets random ones, N(0, 1). For the other encodings all tokens
+    are equal and differ in their position only.
+
+    Args:
+        position: The encoding.
+        length: Number of tokens.
+        causal: Whether a query sees only keys up to its own position.
+
+    Returns:
+        The layer, with number 1.
+
+    Raises:
+        ValueError: If the encoding is defined for causal attention only and `causal` is False.
     """
     heads, head_dim = position.heads, position.head_dim
     hidden = torch.randn(1, length, position.width) if position.needs_hidden else None
     if position.needs_scores:
         q, k = torch.randn(2, 1, heads, length, head_dim)
-        return open_layer(1, q, k, position, hidden)
+        return open_layer(1, q, k, position, hidden, causal=causal)
     token = torch.zeros(1) if "embedding" in position.places else torch.randn(position.width)
     x = position.embed(token.expand(1, length, position.width))
     q = x[..., : heads * head_dim].reshape(1, length, heads, head_dim).transpose(1, 2)  # (1, heads, length, head_dim)
-    return open_layer(1, q, q, position, hidden)
+    return open_layer(1, q, q, position, hidden, causal=causal)

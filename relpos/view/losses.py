@@ -1,4 +1,4 @@
-"""The losses of a training run, drawn over the tokens it has read."""
+"""The training curve of a run: losses against tokens."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,11 +6,11 @@ from matplotlib.figure import Figure
 
 
 def draw_losses(entries: Sequence[Mapping[str, float]], title: str) -> Figure:
-    """Training and held-out loss against tokens.
+    """Draw training and held-out loss against tokens.
 
     Args:
-        entries: Lines of a run's log, as from `relpos.lab.runs.log_file.read_log`.
-        title: Printed above.
+        entries: The lines of a run's log, from `relpos.lab.runs.log_file.read_log`.
+        title: Text above the curves.
 
     Returns:
         The figure.

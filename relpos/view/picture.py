@@ -1,22 +1,23 @@
-"""One picture of anything: an encoding by name, a run's folder, a checkpoint. What `relpos draw` does."""
+"""Draw any encoding or trained model: what `relpos draw` does."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from matplotlib.figure import Figure
 
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import names
 from relpos.errors import unknown
-from relpos.system.versions import versions
-from relpos.view import captions
+from relpos.view.captions import make_caption, untrained_line
 from relpos.view.cells import PIXELS
+from relpos.view.contact_sheet import draw_sheet
 from relpos.view.figures import WIDTHS, save, write
-from relpos.view.heatmaps import bar_ticks, draw_heads, draw_sheet
-from relpos.view.layers import MAPS
-from relpos.view.maps import Map, look
+from relpos.view.heatmaps import draw_heads
+from relpos.view.layers import Values
+from relpos.view.maps import Map, compute_map
+from relpos.view.picture_json import picture_numbers
 from relpos.view.profiles import draw_profiles, draw_together
 from relpos.view.subjects import MOST_LABELS, Subject, encoding_subject, model_subject
 
@@ -25,22 +26,22 @@ if TYPE_CHECKING:
 
     What = str | Path | Encoding | Run
 
-SHOWS = (*MAPS, "profile")
-PACKAGES = ("torch", "numpy", "matplotlib")  # that draw
-SHEET_PIXELS = 128  # cells a side of a small panel
+Show = Literal["bias", "scores", "weights", "profile"]
+SHOWS: tuple[Show, ...] = get_args(Show)
+SHEET_PIXELS = 128  # most cells per side of a small panel
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn page with the numbers behind it. In a notebook it shows itself."""
+    """A drawn figure and the numbers behind it. A notebook displays it."""
 
     figure: Figure
-    maps: list[Map]  # one per layer, or per encoding
+    maps: list[Map]  # one per layer, or one per encoding
     caption: str
-    numbers: dict[str, Any]  # what was measured, on what: as in the JSON beside a figure
+    numbers: dict[str, Any]  # the JSON: what was drawn and measured
 
     def save(self, path: str | Path) -> Path:
-        """Write it to a .png, .pdf or .svg file."""
+        """Write the figure to a .png, .pdf or .svg file, creating its folder."""
         return save(self.figure, Path(path))
 
     def _repr_png_(self) -> bytes:
@@ -50,10 +51,11 @@ class Picture:
 def draw(
     what: "What | Sequence[What]",
     *,
-    show: str | None = None,
-    layer: str | int = "last",
+    show: Show | None = None,
+    layer: int | Literal["last", "all"] = "last",
     head: Sequence[int] = (),
     length: int | None = None,
+    causal: bool | None = None,
     text: str | None = None,
     text_name: str = "the text",
     seed: int = 0,
@@ -67,54 +69,66 @@ def draw(
     title: str = "",
     progress: Callable[[float], None] = lambda done: None,
 ) -> Picture:
-    """Draw an encoding by name (or one that was made), or a trained model: a run's folder, a checkpoint, an open `Run`.
+    """Draw what an encoding adds to attention, untrained or in a trained model.
 
     Args:
-        what: What to draw; several are drawn as profiles in one panel.
-        show: bias, scores (before the softmax), weights (after it) or profile (value against distance); bias where the
-            encoding adds one, else scores, unless given.
-        layer: last, all (a contact sheet), or a number; 1 is the first.
-        head: Heads to draw; 1 is the first, all unless given.
-        length: Number of tokens; the trained length or 512 unless given.
-        text: What the model reads; a window of its held-out text, chosen by `seed`, unless given.
-        text_name: What the caption calls the text.
-        seed: Of the window of held-out text; of the start values of an untrained encoding.
-        tokens: Name the tokens on the axes, up to 64.
-        shared_scale: One colour scale for all panels.
-        log: A logarithmic distance axis in a profile.
-        width: Of the page in inches.
-        heads: Number of heads of an encoding by name; 12 unless given.
-        head_dim: Size of its heads; 64 unless given.
+        what: An encoding's name or instance, the folder of a run or of a checkpoint, or an open `Run`. A sequence of
+            them is drawn as profiles in one panel.
+        show: "bias", "scores" (before the softmax), "weights" (after the softmax) or "profile" (value against
+            distance). By default the bias, or the scores if the encoding adds no bias.
+        layer: "last", "all" (a contact sheet), or a number; 1 is the first layer.
+        head: Heads to draw; 1 is the first. All by default.
+        length: Number of tokens. By default the trained length, or 512 for an encoding alone.
+        causal: Whether a query sees only keys up to its own position. True by default for an encoding alone; False
+            draws both directions. A trained model attends as it was trained, and another value is refused.
+        text: Text for the model to read. By default a window of its held-out text.
+        text_name: Name of the text in the caption.
+        seed: Seed of the window of held-out text, or of the start values of an untrained encoding.
+        tokens: Whether to label the axes with tokens; up to 64 tokens.
+        shared_scale: Whether all panels share one colour scale.
+        log: Whether a profile has a logarithmic distance axis.
+        width: Width of the figure in inches. By default two columns of a printed page.
+        heads: Number of heads of an encoding by name; 12 by default.
+        head_dim: Size of a head of an encoding by name; 64 by default.
         options: Other options of an encoding by name.
-        title: Put before the caption.
-        progress: Called with the share that is done.
+        title: Text before the caption.
+        progress: Called with the completed fraction.
 
     Returns:
         The picture, with its maps and numbers.
 
     Raises:
-        ValueError: If what is asked for does not exist or does not go together.
+        ValueError: If an argument is unknown or out of range, or if arguments exclude each other.
+        FileNotFoundError: If there is no such folder, or no finished model in it.
+
+    Example:
+        >>> picture = draw("alibi", heads=4, length=64, causal=False)
+        >>> picture.maps[0].mean.shape
+        (4, 64, 64)
+        >>> picture.save("alibi.png")
+        PosixPath('alibi.png')
     """
     if show not in (None, *SHOWS):
-        raise unknown("kind of picture", show, SHOWS)
+        raise unknown("kind of picture", str(show), SHOWS)
     several = list(what) if isinstance(what, Sequence) and not isinstance(what, str) else [what]
     _check(several, show, layer, shared_scale, log)
-    made = (heads, head_dim, options or {}, length, seed, layer, None if text is None else (text, text_name))
+    request = (heads, head_dim, options or {}, length, seed, layer, None if text is None else (text, text_name))
     subjects = [
-        encoding_subject(one, *made)
-        if isinstance(one, Encoding) or one in names()
-        else model_subject(one, *made, input_free=show not in ("scores", "weights"))
-        for one in several
+        encoding_subject(item, *request, causal=causal is not False)
+        if isinstance(item, Encoding) or item in names()
+        else model_subject(item, *request, input_free=show not in ("scores", "weights"))
+        for item in several
     ]
-    kind = _kind(subjects, show)
+    _check_directions(subjects, causal)
+    values = _values(subjects, show)
     chosen = [_chosen(head, subject.layers[0].heads) for subject in subjects]
     labels = _labels(subjects[0], tokens, layer == "all" or show == "profile")
-    maps = _look(subjects, kind, progress)
-    caption = title + _caption(subjects, maps, kind, show == "profile")
-    banner = _banner(subjects)
+    maps = _compute_maps(subjects, values, progress)
+    caption = title + make_caption(subjects, maps, show == "profile")
+    banner = untrained_line(subjects)
     if len(subjects) > 1:
-        named = dict(zip((subject.label for subject in subjects), maps, strict=True))
-        figure = draw_together(named, [one - 1 for one in head] or None, caption, width, log, banner)
+        by_label = dict(zip((subject.label for subject in subjects), maps, strict=True))
+        figure = draw_together(by_label, [number - 1 for number in head] or None, caption, width, log, banner)
     elif show == "profile":
         figure = draw_profiles(maps, chosen[0], caption, width, log, banner)
     elif layer == "all":
@@ -122,15 +136,16 @@ def draw(
     else:
         figure = draw_heads(maps[0], chosen[0], caption, labels, shared_scale, width, banner)
     if len(subjects) == 1:
-        return Picture(figure, maps, caption, _numbers(subjects[0], maps, kind, figure, chosen[0], seed))
-    found = [
-        _numbers(one, [its], kind, figure, all_, seed) for one, its, all_ in zip(subjects, maps, chosen, strict=True)
+        return Picture(figure, maps, caption, picture_numbers(subjects[0], maps, figure, chosen[0], seed))
+    numbers = [
+        picture_numbers(subject, [layer_map], figure, its_heads, seed)
+        for subject, layer_map, its_heads in zip(subjects, maps, chosen, strict=True)
     ]
-    return Picture(figure, maps, caption, {"profiles": found})
+    return Picture(figure, maps, caption, {"profiles": numbers})
 
 
 def _check(several: Sequence[object], show: str | None, layer: str | int, shared_scale: bool, log: bool) -> None:
-    """What goes together."""
+    """Refuse arguments that exclude each other."""
     if not several:
         raise ValueError("nothing to draw: give an encoding's name or a folder.")
     if show == "profile" and shared_scale:
@@ -143,42 +158,61 @@ def _check(several: Sequence[object], show: str | None, layer: str | int, shared
         raise ValueError(f"{len(several)} encodings can be drawn together as profiles only: add --show profile.")
     if layer == "all":
         raise ValueError("several encodings are drawn in one panel: give one layer, not all.")
-    for place, one in enumerate(several):
-        if one in several[:place]:
-            raise ValueError(f"{one} is given twice: give each encoding or folder once.")
+    for place, item in enumerate(several):
+        if item in several[:place]:
+            raise ValueError(f"{item} is given twice: give each encoding or folder once.")
 
 
-def _kind(subjects: list[Subject], show: str | None) -> str:
-    """Which map is looked at: bias, scores or weights."""
-    kinds = {}
+def _check_directions(subjects: list[Subject], causal: bool | None) -> None:
+    """Refuse a direction that is not the model's own, and profiles of different directions in one panel."""
+    directions = {subject.label: subject.layers[0].causal for subject in subjects}
+    words = {True: "causal", False: "in both directions"}
+    for label, own in directions.items():
+        if causal not in (None, own):
+            raise ValueError(f"{label} was trained with attention {words[own]}: leave causal={causal} out.")
+    if len(set(directions.values())) > 1:
+        listed = ", ".join(f"{label} {words[own]}" for label, own in directions.items())
+        raise ValueError(
+            f"one profile shows one direction, and these have several ({listed}): draw them separately, or set causal= "
+            "for the encodings without a model."
+        )
+
+
+def _values(subjects: list[Subject], show: Show | None) -> Values:
+    """Which values are drawn: bias, scores or weights."""
+    kinds: dict[str, Values] = {}
     for subject in subjects:
         adds = subject.layers[0].form is not None
         if show == "bias" and not adds:
             raise ValueError(
                 f"{subject.encoding} (enters at: {subject.place}) adds no bias: show the scores or the weights."
             )
-        kinds[subject.label] = show if show in MAPS else "bias" if adds and subject.place == "score" else "scores"
+        default: Values = "bias" if adds and subject.place == "score" else "scores"
+        kinds[subject.label] = show if show is not None and show != "profile" else default
     if len(set(kinds.values())) > 1:
-        told = ", ".join(f"{kind} of {label}" for label, kind in kinds.items())
-        raise ValueError(f"one profile shows one kind of value, and these have several ({told}): draw them separately.")
+        listed = ", ".join(f"{kind} of {label}" for label, kind in kinds.items())
+        raise ValueError(
+            f"one profile shows one kind of value, and these have several ({listed}): draw them separately."
+        )
     return next(iter(kinds.values()))
 
 
 def _chosen(head: Sequence[int], heads: int) -> list[int]:
-    """The heads to draw, 0 the first."""
-    for one in head:
-        if not 1 <= one <= heads:
-            raise ValueError(f"there is no head {one}: give numbers from 1 to {heads}.")
-    return [one - 1 for one in head] or list(range(heads))
+    """The heads to draw; 0 is the first."""
+    for number in head:
+        if not 1 <= number <= heads:
+            raise ValueError(f"there is no head {number}: give numbers from 1 to {heads}.")
+    return [number - 1 for number in head] or list(range(heads))
 
 
 def _labels(subject: Subject, tokens: bool, small: bool) -> list[str] | None:
+    """The names of the tokens, if the axes are labelled with them."""
     if not tokens:
         return None
     if subject.tokens is None:
         raise ValueError("an encoding alone reads no tokens that could be named: give a run's folder.")
     if small:
-        raise ValueError("tokens can be named on the heat maps of one layer only.")
+        raise ValueError("tokens can be named on the heat maps of one layer only: leave --tokens out, or give a layer.")
     if subject.layers[0].length > MOST_LABELS:
         raise ValueError(
             f"{subject.layers[0].length} tokens are too many to be named on the axes: give a length of at most "
@@ -187,7 +221,7 @@ def _labels(subject: Subject, tokens: bool, small: bool) -> list[str] | None:
     return subject.tokens
 
 
-def _look(subjects: list[Subject], kind: str, progress: Callable[[float], None]) -> list[Map]:
+def _compute_maps(subjects: list[Subject], values: Values, progress: Callable[[float], None]) -> list[Map]:
     """The maps of all layers of all subjects."""
     layers = [
         (layer, None if subject.others is None else subject.others[place])
@@ -198,51 +232,6 @@ def _look(subjects: list[Subject], kind: str, progress: Callable[[float], None])
     maps = []
     for place, (layer, other) in enumerate(layers):
         maps.append(
-            look(layer, kind, other, pixels, lambda done, place=place: progress((place + done) / len(layers)))  # type: ignore[misc]
+            compute_map(layer, values, other, pixels, lambda done, place=place: progress((place + done) / len(layers)))  # type: ignore[misc]
         )
     return maps
-
-
-def _banner(subjects: list[Subject]) -> str:
-    """What stands above the picture: which of its numbers nobody has trained."""
-    starts = sorted({subject.untrained for subject in subjects if subject.untrained})
-    if len(subjects) == 1:
-        return next(iter(starts), "")
-    named = [", ".join(subject.label for subject in subjects if subject.untrained == start) for start in starts]
-    return "; ".join(f"{start} ({labels})" for start, labels in zip(starts, named, strict=True))
-
-
-def _caption(subjects: list[Subject], maps: list[Map], kind: str, profile: bool) -> str:
-    what = captions.SHOWN[kind]
-    first = subjects[0]
-    equal = first.tokens is None and kind != "bias" and not first.layers[0].reads_scores
-    shown = f"{what}{' against distance' if profile else ''}{' of equal tokens' if equal else ''}"
-    if len(subjects) > 1:
-        start = _banner(subjects)
-        together = f"{'; '.join(subject.told for subject in subjects)}: {shown}, {maps[0].length} tokens."
-        return f"{together} {start[0].upper()}{start[1:]}." if start else together
-    start = f" ({first.untrained})" if first.untrained else ""
-    said = f"{first.told}{start}: {shown} {first.ending}"
-    said = said if said.endswith(".") else f"{said}."
-    notes = captions.notes_sentence([captions.note(found, head) for found in maps for head in range(found.heads)])
-    size = maps[0].cell
-    cells = f"Each cell is the mean of {size} × {size} entries." if size > 1 and not profile else ""
-    return " ".join(part for part in (said, captions.measured_sentence(maps), notes, cells) if part)
-
-
-def _numbers(
-    subject: Subject, maps: list[Map], kind: str, figure: Figure, chosen: list[int], seed: int
-) -> dict[str, Any]:
-    """What stands in the JSON."""
-    bars = bar_ticks(figure)
-    ticks = dict(zip(chosen, bars if len(bars) > 1 else bars * len(chosen), strict=False))
-    return {
-        "encoding": subject.encoding,
-        "shows": kind,
-        "length": maps[0].length,
-        "cell": maps[0].cell,
-        **subject.about,
-        "seed": seed,
-        "versions": versions(PACKAGES),
-        "layers": [captions.measured(found, ticks) for found in maps],
-    }

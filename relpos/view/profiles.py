@@ -1,4 +1,4 @@
-"""Profiles: value against distance, one line per head, of the layers of a model or of several encodings."""
+"""Profiles: value against distance, one line per head, for the layers of a model or for several encodings."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from relpos.view.colours import linear_ticks, tick_words
-from relpos.view.figures import NAME, TICK, TITLE, WIDTHS, Page, position_ticks, text_scale, text_width
+from relpos.view.figures import WIDTHS
 from relpos.view.maps import Map
+from relpos.view.printed_page import NAME, TICK, TITLE, Page, position_ticks, text_scale, text_width
 
-COLUMNS = 3  # of panels
-# Okabe and Ito's colours, which the colour-blind tell apart, without the two that are too light for a line.
+COLUMNS = 3  # panels beside each other
+# Okabe and Ito's colours, which the colour-blind can tell apart, without the two that are too light for a line.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
 STYLES: tuple[Any, ...] = ("-", "--", ":", "-.")
-LEGEND_LINE = 0.34  # inches of line beside a name
+LEGEND_LINE = 0.34  # inches of line beside a name in the legend
 
 
 def draw_profiles(
@@ -28,25 +29,26 @@ def draw_profiles(
     log: bool = False,
     banner: str = "",
 ) -> Figure:
-    """Value against distance, one line per head and one panel per layer.
+    """Draw value against distance, one line per head and one panel per layer.
 
-    Where a diagonal has several values the line is their mean, and a band goes from the smallest to the largest.
+    Where a diagonal has several values the line is their mean, and a band extends from the smallest to the largest. In
+    both directions, negative distances are those to keys after the query.
 
     Args:
-        maps: One per layer.
-        chosen: Heads to draw, 0 is the first; all unless given.
-        caption: Printed below.
-        width: Of the page, in inches.
-        log: A logarithmic distance axis, from 1 on.
-        banner: Printed above.
+        maps: One map per layer.
+        chosen: Heads to draw; 0 is the first. All by default.
+        caption: Text below the panels.
+        width: Width of the page in inches.
+        log: Whether the distance axis is logarithmic from 1 on, and from −1 on in both directions.
+        banner: Text above the panels.
 
     Returns:
-        The page.
+        The figure.
     """
     heads = list(range(maps[0].heads)) if chosen is None else list(chosen)
     styles = {head: _style(place) for place, head in enumerate(heads)}
     legend = {f"Head {head + 1}": style for head, style in styles.items()}
-    panels = {f"Layer {found.layer}" if len(maps) > 1 else "": [(found, styles)] for found in maps}
+    panels = {f"Layer {layer_map.layer}" if len(maps) > 1 else "": [(layer_map, styles)] for layer_map in maps}
     return _draw(panels, legend, caption, width, log, banner)
 
 
@@ -58,21 +60,35 @@ def draw_together(
     log: bool = False,
     banner: str = "",
 ) -> Figure:
-    """The same of several encodings in one panel: one colour per encoding; a few heads have a line style each."""
+    """Draw the profiles of several encodings in one panel, one colour per encoding.
+
+    Up to four heads have a line style each; more heads share the solid line.
+
+    Args:
+        maps: One map per name in the legend.
+        chosen: Heads to draw; 0 is the first. All by default.
+        caption: Text below the panel.
+        width: Width of the page in inches.
+        log: Whether the distance axis is logarithmic.
+        banner: Text above the panel.
+
+    Returns:
+        The figure.
+    """
     drawn: list[tuple[Map, Styles]] = []
     legend: dict[str, tuple[str, Any]] = {}
-    for place, (name, found) in enumerate(maps.items()):
-        heads = list(range(found.heads)) if chosen is None else list(chosen)
+    for place, (name, layer_map) in enumerate(maps.items()):
+        heads = list(range(layer_map.heads)) if chosen is None else list(chosen)
         few = 1 < len(heads) <= len(STYLES)
         colour = PALETTE[place % len(PALETTE)]
-        drawn.append((found, {head: (colour, STYLES[order if few else 0]) for order, head in enumerate(heads)}))
+        drawn.append((layer_map, {head: (colour, STYLES[order if few else 0]) for order, head in enumerate(heads)}))
         legend[name] = (colour, "-")
         if few and place == len(maps) - 1:
             legend |= {f"Head {head + 1}": ("#666666", STYLES[order]) for order, head in enumerate(heads)}
     return _draw({"": drawn}, legend, caption, width, log, banner)
 
 
-Styles = Mapping[int, tuple[str, Any]]  # head (0 is the first): colour and style of its line
+Styles = Mapping[int, tuple[str, Any]]  # by head (0 is the first): colour and style of its line
 
 
 def _draw(
@@ -89,19 +105,19 @@ def _draw(
     numbers = max(text_width(word, TICK * scale) for values in ticks.values() for word in tick_words(values))
     names, title_room = numbers + 0.25 * scale, 0.22 * scale
     beside = LEGEND_LINE * scale + max(text_width(name, TICK * scale) for name in legend) + 0.1 * scale
-    across = (width - beside) / max(columns, 1.6)  # one panel alone takes more than half a page
+    across = (width - beside) / max(columns, 1.6)  # a single panel takes more than half a page
     high = 0.68 * across
     down = title_room + high + 0.42 * scale
-    least = (0.14 * len(legend) + 0.2) * scale + title_room  # of the legend
+    least = (0.14 * len(legend) + 0.2) * scale + title_room  # height of the legend
     page = Page(across * columns + beside, max(down * math.ceil(len(panels) / columns), least), scale, caption, banner)
     for place, (title, drawn) in enumerate(panels.items()):
         wide = across - names - 0.1 * scale
         axes = page.put(place % columns * across + names, place // columns * down + title_room, wide, high)
-        for found, styles in drawn:
-            _draw_lines(axes, found, styles, scale)
+        for layer_map, styles in drawn:
+            _draw_lines(axes, layer_map, styles, scale)
         axes.set_ylim(*_limits(drawn))
         axes.set_yticks(ticks[title], tick_words(ticks[title]))
-        _name_distances(axes, max(found.length for found, _ in drawn), log, scale, wide)
+        _label_distances(axes, [layer_map for layer_map, _ in drawn], log, scale, wide)
         axes.set_ylabel(drawn[0][0].show, fontsize=NAME * scale, labelpad=2 * scale)
         axes.set_title(title, fontsize=TITLE * scale, pad=3 * scale)
     page.figure.legend(
@@ -117,37 +133,48 @@ def _draw(
     return page.figure
 
 
-def _draw_lines(axes: Axes, found: Map, styles: Styles, scale: float) -> None:
-    distance = np.arange(found.length)
-    shade = 0.12 if len(styles) <= len(STYLES) else 0.05  # many bands over each other must not hide the lines
+def _draw_lines(axes: Axes, layer_map: Map, styles: Styles, scale: float) -> None:
+    distance = layer_map.distances
+    shade = 0.12 if len(styles) <= len(STYLES) else 0.05  # many overlapping bands must not hide the lines
     for head, (colour, style) in styles.items():
-        lowest, mean, highest = found.profile[:, head]
+        lowest, mean, highest = layer_map.profile[:, head]
         if (lowest < highest).any():
             axes.fill_between(distance, lowest, highest, color=colour, alpha=shade, linewidth=0)
         axes.plot(distance, mean, color=colour, linestyle=style, linewidth=1.1 * scale, label=f"Head {head + 1}")
 
 
 def _limits(drawn: Sequence[tuple[Map, Styles]]) -> tuple[float, float]:
-    """The ends of a panel's value axis: a little beyond all that is drawn."""
-    shown: list[Any] = [found.profile[:, head] for found, styles in drawn for head in styles]
-    low, high = min(float(np.nanmin(one)) for one in shown), max(float(np.nanmax(one)) for one in shown)
+    """The limits of a panel's value axis: slightly beyond all values drawn."""
+    lines: list[Any] = [layer_map.profile[:, head] for layer_map, styles in drawn for head in styles]
+    low, high = min(float(np.nanmin(line)) for line in lines), max(float(np.nanmax(line)) for line in lines)
     margin = 0.04 * (high - low) or max(0.1 * abs(high), 0.1)
     return low - margin, high + margin
 
 
-def _name_distances(axes: Axes, length: int, log: bool, scale: float, wide: float) -> None:
-    axes.set_xlabel("distance", fontsize=NAME * scale, labelpad=1 * scale)
+def _label_distances(axes: Axes, maps: Sequence[Map], log: bool, scale: float, wide: float) -> None:
+    """Set label, scale and ticks of a distance axis that is `wide` inches long."""
+    length, causal = max(layer_map.length for layer_map in maps), all(layer_map.causal for layer_map in maps)
+    name = "distance" if causal else "distance (query − key)"
+    axes.set_xlabel(name, fontsize=NAME * scale, labelpad=1 * scale)
     if log and length > 1:
-        axes.set_xscale("symlog", linthresh=1, linscale=0.3)  # 0 has a place too
-        ticks = [0, *(10**power for power in range(int(math.log10(length - 1)) + 1))]
-        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.set_xscale("symlog", linthresh=1, linscale=0.3)  # symlog, so that 0 has a place too
+        powers = range(int(math.log10(length - 1)) + 1)
+        if not causal and length > 10:  # there is room for half as many labels, and none between 0 and ±10
+            powers = powers[1 :: 1 if length <= 1000 else 2]
+        ticks = [0, *(10**power for power in powers)]
+        words = [f"{tick:,}" for tick in ticks]
+        axes.set_xlim(-0.1 if causal else 1 - length, length - 1)
+    else:
+        ticks, words = position_ticks(length, wide if causal else 0.45 * wide, scale)
+        axes.margins(x=0.01)
+    if not causal:
+        ticks = [*(-tick for tick in reversed(ticks[1:])), *ticks]
+        words = [*(f"−{word}" for word in reversed(words[1:])), *words]
+    axes.set_xticks(ticks, words)
+    if log and length > 1:
         axes.xaxis.minorticks_off()
-        axes.set_xlim(-0.1, length - 1)
-        return
-    axes.set_xticks(*position_ticks(length, wide, scale))
-    axes.margins(x=0.01)
 
 
 def _style(place: int) -> tuple[str, Any]:
-    """Colour and style of a line: no two of the first 24 have the same."""
+    """Colour and style of a line: different for each of the first 24."""
     return PALETTE[place % len(PALETTE)], STYLES[place // len(PALETTE) % len(STYLES)]

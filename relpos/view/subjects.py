@@ -1,4 +1,4 @@
-"""What a picture is of: an encoding by name, or a trained model, as layers on an input."""
+"""The subject of a picture: an encoding by name, or a trained model, as layers on an input."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from relpos.lab.runs.inputs import ModelInput
     from relpos.lab.runs.run import Run
 
-LENGTH, HEADS, HEAD_DIM = 512, 12, 64  # unless given
-MOST_LABELS = 64  # tokens that are named on the axes
+LENGTH, HEADS, HEAD_DIM = 512, 12, 64  # defaults
+MOST_LABELS = 64  # most tokens whose names fit on the axes
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is drawn: layers on an input, the same on another input, and what is known of them."""
+    """Layers on an input, the same layers on another input, and how a picture describes them."""
 
     encoding: str
-    place: str  # where the encoding enters
+    place: str  # where the encoding acts
     layers: list[Layer]
-    others: list[Layer] | None
-    label: str  # in a legend
-    told: str  # in a caption, before what is shown
-    ending: str  # and after it
-    about: dict[str, Any]
-    tokens: list[str] | None = None
-    untrained: str = ""  # what its numbers are, if nobody has trained them
+    others: list[Layer] | None  # on another input, for the context dependence
+    label: str  # its name in a legend
+    heading: str  # the beginning of its caption
+    ending: str  # and what follows the name of the values shown
+    about: dict[str, Any]  # its part of the picture's JSON
+    tokens: list[str] | None = None  # names of the first tokens, of a model
+    untrained: str = ""  # description of its parameters if they are untrained
 
 
 def encoding_subject(
@@ -46,37 +46,46 @@ def encoding_subject(
     seed: int,
     layer: str | int,
     text: tuple[str, str] | None,
+    causal: bool = True,
 ) -> Subject:
-    """An encoding at its start, or as it was made."""
+    """An encoding without a model: by name, with its start values, or an instance as it is."""
     if text is not None:
         raise ValueError("an encoding alone reads no text: give a run's folder, or leave the text out.")
     if layer not in ("last", "all", 1):
-        raise ValueError(f"an encoding alone has one layer, and no layer {layer}.")
+        raise ValueError(f"an encoding alone has one layer, and no layer {layer}: leave the layer out.")
     torch.manual_seed(seed)
     if isinstance(what, Encoding):
         _refuse_sizes(type(what).__name__, what.heads, heads, head_dim, options)
-        made, name, untrained = what, type(what).__name__, ""
+        position, name, untrained = what, type(what).__name__, ""
     else:
-        made, name = encoding(what, heads or HEADS, head_dim or HEAD_DIM, **options), what
+        position, name = encoding(what, heads or HEADS, head_dim or HEAD_DIM, **options), what
         with torch.random.fork_rng(devices=[]):
-            again = encoding(what, made.heads, made.head_dim, **options)
-        untrained = _start(made, again)
-    first, second = encoding_layer(made, length or LENGTH), encoding_layer(made, length or LENGTH)
-    size = f"{made.heads} heads, head_dim {made.head_dim}" + "".join(
+            second = encoding(what, position.heads, position.head_dim, **options)
+        untrained = _start_values(position, second)
+    if not causal and not position.bidirectional:
+        raise ValueError(f"{name} is defined for causal attention only: leave causal=False out.")
+    layers, others = ([encoding_layer(position, length or LENGTH, causal)] for _ in range(2))
+    size = f"{position.heads} heads, head_dim {position.head_dim}" + "".join(
         f", {key}={value}" for key, value in options.items()
     )
-    reads = made.needs_hidden or made.needs_scores
-    about = {"model": None, "heads": made.heads, "head_dim": made.head_dim, "options": dict(options), "input": None}
+    reads = position.needs_hidden or position.needs_scores
+    about = {
+        "model": None,
+        "heads": position.heads,
+        "head_dim": position.head_dim,
+        "options": dict(options),
+        "input": None,
+    }
     ending = f"{'for a random input ' if reads else ''}({size})"
-    return Subject(name, made.place, [first], [second], name, name, ending, about, untrained=untrained)
+    return Subject(name, position.place, layers, others, name, name, ending, about, untrained=untrained)
 
 
-def _start(made: Encoding, again: Encoding) -> str:
-    """What the parameters of a new encoding are, in words: empty if it has none. `again` is another new one."""
-    pairs = list(zip(made.parameters(), again.parameters(), strict=True))
+def _start_values(position: Encoding, second: Encoding) -> str:
+    """Describe the parameters of a new encoding; empty if it has none. `second` is another new instance."""
+    pairs = list(zip(position.parameters(), second.parameters(), strict=True))
     if not pairs:
         return ""
-    random = any(not torch.equal(one, other) for one, other in pairs)
+    random = any(not torch.equal(ours, theirs) for ours, theirs in pairs)
     return "untrained: random start values" if random else "untrained: start values"
 
 
@@ -91,7 +100,7 @@ def model_subject(
     text: tuple[str, str] | None,
     input_free: bool,
 ) -> Subject:
-    """A trained model on one input; `input_free` if only what does not depend on the input is looked at."""
+    """A trained model on an input; `input_free` if only values that do not depend on the input are drawn."""
     run = _open(what)
     attention_layers = run.family.layers(run.model)
     _refuse_sizes(str(run.folder), attention_layers[0].attention.heads, heads, head_dim, options)
@@ -127,13 +136,15 @@ def model_subject(
     return Subject(run.encoding, place, layers, others, run.folder.name, told, ending.strip(), about, named)
 
 
-def static_bias(made: Encoding | None) -> bool:
+def static_bias(position: Encoding | None) -> bool:
     """Whether an encoding adds a bias that is the same for every input."""
-    return made is not None and made.place == "score" and not made.needs_hidden and not made.needs_scores
+    return (
+        position is not None and position.place == "score" and not position.needs_hidden and not position.needs_scores
+    )
 
 
 def _refuse_sizes(name: str, own: int, heads: int | None, head_dim: int | None, options: Mapping[str, Any]) -> None:
-    """Heads, head_dim and options are those of an encoding that is made here by its name."""
+    """Refuse heads, head_dim and options for anything but an encoding by name."""
     if heads is not None or head_dim is not None:
         option = f"--heads {heads}" if heads is not None else f"--head-dim {head_dim}"
         raise ValueError(
@@ -141,7 +152,9 @@ def _refuse_sizes(name: str, own: int, heads: int | None, head_dim: int | None, 
             "them with --head."
         )
     if options:
-        raise ValueError("the options of an encoding are given with its name; a trained model has its own.")
+        raise ValueError(
+            f"options {', '.join(options)} are for an encoding by name; a trained model has its own: leave them out."
+        )
 
 
 def _open(what: "str | Path | Run") -> "Run":
@@ -161,7 +174,7 @@ def _open(what: "str | Path | Run") -> "Run":
 def _inputs(
     run: "Run", length: int | None, seed: int, text: tuple[str, str] | None
 ) -> "tuple[ModelInput, ModelInput | None]":
-    """What the model reads, and another input of the same length where there is one."""
+    """The input that the model reads, and another one of the same length if there is one."""
     from relpos.lab.runs.inputs import heldout_samples, text_sample
 
     if text is None:
@@ -170,7 +183,7 @@ def _inputs(
     shown = text_sample(run, *text, length)
     try:
         return shown, heldout_samples(run, len(shown.ids), seed, 1)[0]
-    except (ValueError, OSError):  # the text is longer than the held-out part, or the corpus is elsewhere
+    except (ValueError, OSError):  # the text is longer than the held-out part, or the corpus is missing
         return shown, None
 
 
@@ -185,6 +198,6 @@ def _layer_numbers(layer: str | int, depth: int) -> list[int]:
 
 
 def _token_name(token: str) -> str:
-    """A token as it can be read on an axis: blanks and line ends made visible, long ones cut."""
+    """The label of a token on an axis: spaces and newlines made visible, long tokens cut."""
     shown = token.replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "⏎")
     return shown if len(shown) <= 12 else shown[:11] + "…"

@@ -1,4 +1,4 @@
-"""Pictures of how a task is solved: accuracy by length, and by depth and length."""
+"""Pictures of the accuracy on a task: by length, and by depth and length."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,14 @@ from relpos.view.curves import STYLE
 
 
 def draw_accuracy(results: Sequence[Mapping[str, Any]]) -> Figure:
-    """Accuracy by length with its 95 % bounds, a curve a run; the trained length and chance are marked."""
+    """Draw accuracy by length with its 95 % bounds, one curve per run; the trained length and chance are marked.
+
+    Args:
+        results: One result of `relpos.lab.evaluate.task_scoring` per run, all of the same task.
+
+    Returns:
+        The figure.
+    """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.2, 3.4), layout="constrained")
         FigureCanvasAgg(figure)
@@ -40,7 +47,7 @@ def draw_accuracy(results: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def _draw_curve(axes: Axes, result: Mapping[str, Any], colour: str) -> None:
-    """One run: its curve, its bounds, and a cross at every length that its encoding refuses."""
+    """Draw the curve of one run, its bounds, and a cross at every length that its encoding refuses."""
     rows = [row for row in result["rows"] if row["error"] is None]
     lengths = [row["length"] for row in rows]
     axes.plot(
@@ -56,7 +63,14 @@ def _draw_curve(axes: Axes, result: Mapping[str, Any], colour: str) -> None:
 
 
 def draw_depths(result: Mapping[str, Any]) -> Figure:
-    """Accuracy by depth (down) and length (across), as a heat map."""
+    """Draw accuracy by depth (down) and length (across) as a heat map.
+
+    Args:
+        result: A result of `relpos.lab.evaluate.task_scoring` with scores by depth.
+
+    Returns:
+        The figure.
+    """
     lengths = [row["length"] for row in result["rows"]]
     depths = sorted({row["depth"] for row in result["depths"]})
     values = np.full((len(depths), len(lengths)), np.nan)

@@ -1,4 +1,4 @@
-"""The report of a comparison, HTML and Markdown, from what its parts have left. Written anew after every part."""
+"""The report of a comparison as HTML and Markdown, made from the records of its trials after each of them."""
 
 import shlex
 import statistics
@@ -26,17 +26,17 @@ from relpos.lab.compare.summary import (
 from relpos.lab.compare.trial import finished
 from relpos.models.registry import entry
 from relpos.system.files import write_text
+from relpos.view.blocks import Block, Code, Heading, Image, Items, Table, Text, to_html, to_markdown
+from relpos.view.contact_sheet import draw_sheet
 from relpos.view.curves import draw_curves, draw_position_panels
-from relpos.view.document import Block, Code, Heading, Image, Items, Table, Text, to_html, to_markdown
 from relpos.view.figures import save
-from relpos.view.heatmaps import draw_sheet
 from relpos.view.picture import draw
 
-FIGURES = "figures"  # folder of the pictures, in the comparison's
+FIGURES = "figures"  # folder of the images, in the comparison's folder
 
 
 def write_report(out: Path) -> tuple[Path, Path]:
-    """Write report.html and report.md into a comparison's folder; give their paths."""
+    """Write report.html and report.md into a comparison's folder, and return their paths."""
     plan = load_plan(out)
     records = read_records(plan, out)
     blocks = make_report(plan, records, out)
@@ -47,7 +47,7 @@ def write_report(out: Path) -> tuple[Path, Path]:
 
 
 def make_report(plan: Comparison, records: Records, out: Path) -> list[Block]:
-    """The report's blocks; its pictures are drawn into the folder."""
+    """The blocks of the report; its images are drawn into the folder."""
     table, standings = make_table(plan, records), make_standings(plan, records)
     done = sum(finished(record, plan, part) for part, record in records.items())
     state = [] if done == len(records) else [Text(f"{done} of {len(records)} parts are finished; the rest is to come.")]
@@ -182,7 +182,7 @@ def _positions(plan: Comparison, records: Records, out: Path) -> list[Block]:
 
 
 def _last_layers(plan: Comparison, records: Records, out: Path) -> list[Block]:
-    """A strip of heat maps an encoding: the last layer of its first seed. Drawn once, when it has been trained."""
+    """One strip of heat maps per encoding: the last layer of its first seed, drawn once after the training."""
     found: list[Block] = []
     for encoding in plan.encodings:
         part = Trial(encoding, 0)
@@ -196,10 +196,10 @@ def _last_layers(plan: Comparison, records: Records, out: Path) -> list[Block]:
                 found.append(Text(f"`{encoding}`: {error}"))
                 continue
             save(draw_sheet(drawn.maps, caption=drawn.caption), file)
-        found.append(Image(file, f"{encoding}: the last layer of seed 0, a panel a head."))
+        found.append(Image(file, f"{encoding}: the last layer of seed 0, one panel per head."))
     text = Text(
-        "The bias that each head adds to the scores, or the scores themselves where an encoding adds none, on held-out "
-        "text: queries down, keys across, each panel with its own range, printed below it."
+        "The bias that each head adds to the scores, or the scores if an encoding adds no bias, on held-out text: "
+        "queries down, keys across. Each panel has its own range, printed below it."
     )
     return [Heading("The last layer"), text, *found] if found else []
 

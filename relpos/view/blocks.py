@@ -1,4 +1,8 @@
-"""A page made of blocks: as Markdown with its pictures beside it, or as one HTML file that needs nothing else."""
+"""The blocks of a page (headings, text, tables, images), written as Markdown or as one self-contained HTML file.
+
+Text may contain `code` between backticks, **bold** words and [links](https://…) to web addresses, to #anchors of the
+page and to files beside it.
+"""
 
 import base64
 import html
@@ -24,17 +28,23 @@ code { font-size: .92em; }
 """
 
 
+LINK = re.compile(r"\[([^\]]+)\]\((https?://[^\s)\"']+|#[\w-]+|[\w.-]+)\)")
+
+BOLD = re.compile(r"\*\*(.+?)\*\*")
+
+
 @dataclass
 class Heading:
-    """A title: level 1 is the page's."""
+    """A heading; level 1 is the page's title."""
 
     text: str
     level: int = 2
+    anchor: str = ""  # what a link of the page points to, as #anchor
 
 
 @dataclass
 class Text:
-    """A paragraph. `code` between backticks, here and in lists and tables."""
+    """A paragraph."""
 
     text: str
 
@@ -48,26 +58,27 @@ class Items:
 
 @dataclass
 class Table:
-    """Rows of text; some cells bold, one column marked."""
+    """Rows of text; some cells bold, one column highlighted."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     bold: set[tuple[int, int]] = field(default_factory=set)  # row, column
-    marked: int | None = None
-    wrapped: bool = False  # whether cells may have several lines
+    marked: int | None = None  # the highlighted column
+    wrapped: bool = False  # whether a cell may have several lines
 
 
 @dataclass
 class Image:
-    """A picture that lies in the page's folder."""
+    """A PNG file in the page's folder."""
 
     file: Path
-    caption: str
+    caption: str = ""  # text below the image
+    alt: str = ""  # text instead of the image; the caption by default
 
 
 @dataclass
 class Code:
-    """Lines to copy."""
+    """Shell commands."""
 
     text: str
 
@@ -76,14 +87,38 @@ Block = Heading | Text | Items | Table | Image | Code
 
 
 def to_markdown(blocks: Sequence[Block], folder: Path) -> str:
-    """The page as Markdown; pictures by their path from `folder`."""
+    """Write a page as Markdown.
+
+    Args:
+        blocks: The page.
+        folder: The folder of the Markdown file: images are linked by their path from it.
+
+    Returns:
+        The contents of the file.
+
+    Example:
+        >>> to_markdown([Heading("Results", 1), Text("See `relpos ls`.")], Path("."))
+        '# Results\\n\\nSee `relpos ls`.\\n'
+    """
     return "\n\n".join(_markdown(block, folder) for block in blocks) + "\n"
 
 
 def to_html(blocks: Sequence[Block]) -> str:
-    """The page as one HTML file, its pictures inside."""
+    """Write a page as one HTML file, with its images embedded.
+
+    Args:
+        blocks: The page; its first heading is also the title of the window.
+
+    Returns:
+        The contents of the file.
+
+    Example:
+        >>> "<h1>Results</h1>" in to_html([Heading("Results", 1)])
+        True
+    """
     title = next(block.text for block in blocks if isinstance(block, Heading))
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
+    view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    head = f'<meta charset="utf-8">{view}<title>{html.escape(title)}</title><style>{STYLE}</style>'
     body = "\n".join(_html(block) for block in blocks)
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
@@ -106,20 +141,22 @@ def _markdown(block: Block, folder: Path) -> str:
                 "| " + " | ".join(_plain(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
             )
         case Image():
-            return f"![{block.caption}]({block.file.relative_to(folder).as_posix()})"
+            image = f"![{block.alt or block.caption}]({block.file.relative_to(folder).as_posix()})"
+            return f"{image}\n\n{_plain(block.caption)}" if block.alt and block.caption else image
         case Code():
             return f"```sh\n{block.text}\n```"
 
 
 def _plain(text: str) -> str:
-    """Text in which Markdown finds no tags; what is between backticks it leaves alone anyway."""
+    """Escape HTML tags, except between backticks, where Markdown shows them as they are."""
     return "`".join(words if code % 2 else words.replace("<", "&lt;") for code, words in enumerate(text.split("`")))
 
 
 def _html(block: Block) -> str:
     match block:
         case Heading():
-            return f"<h{block.level}>{_inline(block.text)}</h{block.level}>"
+            anchor = f' id="{html.escape(block.anchor)}"' if block.anchor else ""
+            return f"<h{block.level}{anchor}>{_inline(block.text)}</h{block.level}>"
         case Text():
             return f"<p>{_inline(block.text)}</p>"
         case Items():
@@ -128,21 +165,21 @@ def _html(block: Block) -> str:
             return _html_table(block)
         case Image():
             data = base64.b64encode(block.file.read_bytes()).decode()
-            caption = html.escape(block.caption)
-            image = f'<img src="data:image/png;base64,{data}" alt="{caption}">'
-            return f"<figure>{image}<figcaption>{_inline(block.caption)}</figcaption></figure>"
+            image = f'<img src="data:image/png;base64,{data}" alt="{html.escape(block.alt or block.caption)}">'
+            caption = f"<figcaption>{_inline(block.caption)}</figcaption>" if block.caption else ""
+            return f"<figure>{image}{caption}</figure>"
         case Code():
             return f"<pre>{html.escape(block.text)}</pre>"
 
 
 def _html_table(table: Table) -> str:
     def line(tag: str, row: int, cells: Sequence[str]) -> str:
-        found = []
+        written = []
         for column, cell in enumerate(cells):
             text = f"<strong>{_inline(cell)}</strong>" if (row, column) in table.bold else _inline(cell)
             kind = ' class="marked"' if column == table.marked else ""
-            found.append(f"<{tag}{kind}>{text}</{tag}>")
-        return f"<tr>{''.join(found)}</tr>"
+            written.append(f"<{tag}{kind}>{text}</{tag}>")
+        return f"<tr>{''.join(written)}</tr>"
 
     body = "\n".join(line("td", row, cells) for row, cells in enumerate(table.rows))
     kind = ' class="wrapped"' if table.wrapped else ""
@@ -150,4 +187,13 @@ def _html_table(table: Table) -> str:
 
 
 def _inline(text: str) -> str:
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
+    """Text of a block as HTML, with its code, bold words and links."""
+    parts = html.escape(text, quote=False).split("`")
+    if len(parts) % 2 == 0:  # the last backtick has no partner
+        parts[-2:] = ["`".join(parts[-2:])]
+    return "".join(f"<code>{part}</code>" if place % 2 else _marked(part) for place, part in enumerate(parts))
+
+
+def _marked(text: str) -> str:
+    """Text without code as HTML, with its bold words and links."""
+    return BOLD.sub(r"<strong>\1</strong>", LINK.sub(r'<a href="\2">\1</a>', text))

@@ -1,0 +1,164 @@
+"""Statistics of a map along its diagonals, and two measures that follow from them.
+
+uniformity          1 − (variance within diagonals / total variance), over the entries that are seen
+context dependence  mean squared difference of the same entry for two inputs, over that of two entries picked at random
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+ROUNDING = 4 * torch.finfo(torch.float32).eps  # a spread below this fraction of the largest value is rounding
+
+
+def along_diagonals(values: Tensor, first_row: int) -> Tensor:
+    """Shift the rows of a map so that every column holds a single distance.
+
+    Args:
+        values: The rows from `first_row` on, (heads, rows, keys).
+        first_row: Position of the first row's query.
+
+    Returns:
+        (heads, rows, rows + keys − 1): column c holds the distance first_row − (keys − 1) + c, NaN where a row has no
+        entry at that distance.
+    """
+    heads, rows, keys = values.shape
+    padded = F.pad(values.flip(-1), (rows - 1, rows - 1), value=torch.nan)
+    wide = padded.shape[-1]
+    # With a stride of wide − 1 instead of wide, each row is shifted by one column against the row before it.
+    return padded.as_strided((heads, rows, rows + keys - 1), (rows * wide, wide - 1, 1), rows - 1)
+
+
+@dataclass
+class Diagonals:
+    """Count, mean, spread, minimum and maximum of every diagonal, accumulated a few rows at a time, in float64.
+
+    A diagonal holds the entries of one distance, query − key: 0…length − 1 in a causal map, −(length − 1)…length − 1 in
+    both directions. Sums are taken of deviations from the diagonal's first entry, so that they are exactly 0 where all
+    entries are equal.
+    """
+
+    heads: int
+    length: int
+    causal: bool = True
+    count: Tensor = field(init=False)  # all (heads, distances)
+    first: Tensor = field(init=False)
+    total: Tensor = field(init=False)
+    squares: Tensor = field(init=False)
+    low: Tensor = field(init=False)
+    high: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        shape = (self.heads, self.zero + self.length)
+        self.count, self.first, self.total, self.squares = torch.zeros(4, *shape, dtype=torch.float64)
+        self.low = torch.full(shape, torch.inf, dtype=torch.float64)
+        self.high = torch.full(shape, -torch.inf, dtype=torch.float64)
+
+    @property
+    def zero(self) -> int:
+        """Column of distance 0."""
+        return 0 if self.causal else self.length - 1
+
+    def add(self, values: Tensor, first_row: int) -> None:
+        """Add the next rows, from the top: (heads, rows, keys) in float64, NaN where a key is not seen."""
+        _, rows, keys = values.shape
+        start = torch.where(values.isfinite(), values, 0.0)
+        if first_row == 0 and not self.causal:  # the diagonals that begin in the first row
+            self.first[:, : self.zero + 1] = start[:, 0].flip(-1)
+        self.first[:, self.zero + first_row : self.zero + first_row + rows] = start[:, :, 0]  # and in the first column
+        lowest = max(first_row - (keys - 1), -self.zero)  # the lowest distance in these rows that is kept
+        here = (slice(None), slice(self.zero + lowest, self.zero + first_row + rows))
+        shifted = along_diagonals(values, first_row)[:, :, lowest - first_row + keys - 1 :]
+        seen = shifted.isfinite()
+        deviation = torch.where(seen, shifted - self.first[here][:, None], 0.0)
+        self.count[here] += seen.sum(dim=1)
+        self.total[here] += deviation.sum(dim=1)
+        self.squares[here] += deviation.square_().sum(dim=1)
+        self.low[here] = torch.minimum(self.low[here], torch.where(seen, shifted, torch.inf).amin(dim=1))
+        self.high[here] = torch.maximum(self.high[here], torch.where(seen, shifted, -torch.inf).amax(dim=1))
+
+    def fill_from_distances(self, values: Tensor) -> None:
+        """Fill all diagonals of a map that is a function of the distance alone: (heads, distances)."""
+        seen = values.isfinite()
+        self.count = seen * counts(self.length, self.causal)
+        self.first = torch.where(seen, values, 0.0)
+        self.low, self.high = torch.where(seen, values, torch.inf), torch.where(seen, values, -torch.inf)
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of every diagonal: (heads, distances), NaN where nothing is seen."""
+        return self.first + self.total / self.count
+
+    @property
+    def means(self) -> Tensor:
+        """Mean of every head: (heads,)."""
+        return (self.mean.nan_to_num() * self.count).sum(dim=1) / self.count.sum(dim=1)
+
+    @property
+    def within(self) -> Tensor:
+        """Sum of squared deviations of the entries from their diagonal's mean: (heads,)."""
+        deviations = self.squares - self.total**2 / self.count.clamp(min=1)
+        return deviations.clamp(min=0).sum(dim=1)
+
+    @property
+    def between(self) -> Tensor:
+        """Sum of squared deviations of the diagonals' means from the head's, per entry: (heads,)."""
+        return (self.count * (self.mean.nan_to_num() - self.means[:, None]) ** 2).sum(dim=1)
+
+    @property
+    def largest(self) -> Tensor:
+        """The largest absolute value: (heads,)."""
+        seen = self.count > 0
+        return torch.where(seen, torch.maximum(self.low.abs(), self.high.abs()), 0.0).amax(dim=1)
+
+
+def counts(length: int, causal: bool = True) -> Tensor:
+    """Number of entries that a map has at every distance: (distances,)."""
+    return length - torch.arange(0 if causal else 1 - length, length, dtype=torch.float64).abs()
+
+
+@dataclass(frozen=True)
+class Share:
+    """A ratio of two sums of squares, per head and over all heads; None where nothing varies and no ratio exists."""
+
+    heads: list[float | None]
+    overall: float | None
+
+
+def uniformity(diagonals: Diagonals) -> Share:
+    """1 for a map that is constant along every diagonal, 0 for a map in which the distance explains nothing."""
+    total = diagonals.within + diagonals.between
+    varies = _varies(total, diagonals)
+    return _share(torch.where(varies, total - diagonals.within, 0.0), torch.where(varies, total, 0.0))
+
+
+def context_dependence(first: Diagonals, second: Diagonals, difference: Tensor) -> Share:
+    """0 for two maps that are equal, about 1 for two maps that have nothing in common.
+
+    Args:
+        first: The diagonals of the map of one input.
+        second: Those of another input.
+        difference: The sum of squared differences of corresponding entries, (heads,).
+
+    Returns:
+        The ratio, per head and over all heads.
+    """
+    count = first.count.sum(dim=1)
+    apart = (first.means - second.means) ** 2 * count / 2  # squared deviations of both means from their common mean
+    # Two entries picked at random from both maps differ, squared, by twice their variance on average.
+    spread, other_spread = first.within + first.between, second.within + second.between
+    # Two constants have no ratio: the difference between them cancels in the softmax.
+    varies = _varies(spread, first) | _varies(other_spread, second)
+    return _share(torch.where(varies, difference, 0.0), torch.where(varies, spread + other_spread + apart, 0.0))
+
+
+def _varies(total: Tensor, diagonals: Diagonals) -> Tensor:
+    """Whether the squared deviations of a head's map, `total` (heads,), exceed rounding."""
+    return total > diagonals.count.sum(dim=1) * (ROUNDING * diagonals.largest) ** 2
+
+
+def _share(part: Tensor, total: Tensor) -> Share:
+    ratios = [float(a / b) if b > 0 else None for a, b in zip(part, total, strict=True)]
+    return Share(ratios, float(part.sum() / total.sum()) if total.sum() > 0 else None)
