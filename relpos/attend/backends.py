@@ -3,6 +3,7 @@
 import warnings
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,24 +47,33 @@ def load(backend: str) -> ModuleType:
     return HERE[backend]
 
 
-def describe() -> dict[str, str]:
-    """What attention runs on here: backends with their reasons, instruction set, threads, versions."""
+def describe() -> dict[str, Any]:
+    """Describe what attention runs on here.
+
+    Returns:
+        Versions; "cpu_backend" with "native_missing" (why the compiled kernel cannot be used, or None); the
+        "instruction_set" of the kernel and the "instruction_sets" that this CPU supports (None and empty without the
+        kernel); "threads"; "cuda_backend" and "cuda_device" (None without a GPU).
+
+    Example:
+        >>> describe()["cpu_backend"]
+        'native'
+    """
     import relpos  # noqa: PLC0415  (relpos imports this module)
 
-    here, why = native.available()
-    found = {
+    available, reason = native.available()
+    cuda = torch.cuda.is_available()
+    return {
         "relpos": relpos.__version__,
         "torch": torch.__version__,
-        "on a CPU": "native kernel; chunks of torch for biases that read the scores"
-        if here
-        else f"chunks of torch: {why}",
+        "cpu_backend": "native" if available else "chunks",
+        "native_missing": None if available else reason,
+        "instruction_set": native.isa() if available else None,
+        "instruction_sets": list(native.isas()) if available else [],
+        "threads": torch.get_num_threads(),
+        "cuda_backend": "flex" if cuda else None,
+        "cuda_device": torch.cuda.get_device_name() if cuda else None,
     }
-    if here:
-        found["instruction set"] = f"{native.isa()} (of {', '.join(native.isas())} that this CPU has)"
-    found["threads"] = str(torch.get_num_threads())
-    cuda = torch.cuda.is_available()
-    found["on CUDA"] = f"FlexAttention, compiled ({torch.cuda.get_device_name()})" if cuda else "no device here"
-    return found
 
 
 @cache

@@ -32,15 +32,27 @@ def list_encodings(
 
 
 def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False) -> None:
-    """Tell which backend, instruction set, threads and versions attention runs on here."""
+    """Show the backend, instruction set, threads and versions that attention runs on here."""
     from relpos.attend.backends import describe
 
-    found = describe()
+    facts = describe()
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
-    else:
-        for key, value in found.items():
-            typer.echo(f"{key:16} {value}")
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    native = "native kernel; chunks of torch for biases that read the scores"
+    lines = {
+        "relpos": facts["relpos"],
+        "torch": facts["torch"],
+        "on a CPU": f"chunks of torch: {facts['native_missing']}" if facts["native_missing"] else native,
+        "threads": facts["threads"],
+        "on CUDA": f"FlexAttention, compiled ({facts['cuda_device']})" if facts["cuda_device"] else "no device here",
+    }
+    if facts["instruction_set"]:
+        lines["instruction set"] = (
+            f"{facts['instruction_set']} (this CPU supports {', '.join(facts['instruction_sets'])})"
+        )
+    for title, value in lines.items():
+        typer.echo(f"{title:16} {value}")
 
 
 def _print_table(cards: list[Card]) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import encoding
+from relpos.lab.paper_defaults import OUT, RUNS, STEPS
+from relpos.lab.runs.defaults import PRESET
 from relpos.lab.runs.settings import TABLES
 from relpos.models.presets import sizes
 from relpos.system.files import write_text
@@ -18,7 +20,6 @@ from relpos.view.picture import draw
 from relpos.view.subjects import static_bias
 
 LENGTH = 512  # tokens, as printed
-STEPS = 240  # a model is trained unless it is said how long: by steps, so that everyone gets the same picture
 BATCH = 2  # windows per step: in so short a time, more steps of less
 # Held-out loss at the start and at the end only, and few checkpoints: both take time from the training.
 QUIET = {"run.eval_every": 10**6, "run.save_every": 100}
@@ -65,61 +66,69 @@ def choose(numbers: Iterable[int]) -> list[PaperFigure]:
 
 
 def draw_figures(
-    out: Path,
-    numbers: Iterable[int] = (),
+    out: str | Path = OUT,
+    figure: Iterable[int] = (),
     *,
-    preset: str = "nano",
-    runs: Path = Path("runs"),
+    preset: str = PRESET,
+    runs: str | Path = RUNS,
     seed: int = 0,
     minutes: float | None = None,
     steps: int | None = None,
     workers: int | None = None,
-    settings: dict[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = print,
 ) -> list[str]:
-    """Make figures of the paper: train what is missing, draw, and put all on one page.
+    """Make figures of the CABLE paper: train the missing models, draw, and put all figures on one page.
+
+    `relpos.figures` is this function, and the command `relpos figures` calls it.
 
     Args:
         out: The folder to write to.
-        numbers: Of the figures; all unless given.
+        figure: Numbers of the figures. Default: all.
         preset: Size of the models.
-        runs: Folder of their runs; those that have finished are taken as they are, unless minutes or steps ask for
-            more.
-        seed: Of the window of held-out text.
-        minutes: How long each model is trained.
-        steps: How many steps each model is trained; 240 unless this or minutes is given.
-        workers: How many models are trained at once; the cores are divided among them. One per core for nano, which a
-            single core trains as fast as two, and one at a time for larger models, unless given.
-        settings: Others of the training, by dotted key.
-        say: Receives what happens, in sentences.
+        runs: Folder of the runs. Finished runs are used as they are, unless `minutes` or `steps` ask for more training.
+        seed: Seed that chooses the window of held-out text.
+        minutes: Train each model for this many minutes.
+        steps: Train each model for this many steps. Default: 240, unless `minutes` is given.
+        workers: Number of models trained at a time; the cores are divided among them. Default: one per core for nano,
+            which a single core trains as fast as two; 1 for larger models.
+        settings: Further settings of the training, by dotted key.
+        say: Called with sentences about the progress.
 
     Returns:
-        What went wrong, in sentences.
+        What went wrong, in sentences; empty if all figures were made.
+
+    Raises:
+        ValueError: There is no such figure or preset.
+
+    Example:
+        >>> relpos.figures("figures", [12])
     """
-    shown = choose(numbers)
+    out, runs = Path(out), Path(runs)
+    chosen = choose(figure)
     album = Album(out, seed, say)
     size = sizes(preset)
     heads, head_dim = size["n_head"], size["n_embd"] // size["n_head"]
     trainings = {}
-    for figure in shown:
-        folder = runs / f"figures-{figure.encoding}-{preset}"
-        if not needs_training(encoding(figure.encoding, heads, head_dim)):
-            album.add(figure, figure.encoding, heads=heads, head_dim=head_dim)
+    for each in chosen:
+        folder = runs / f"figures-{each.encoding}-{preset}"
+        if not needs_training(encoding(each.encoding, heads, head_dim)):
+            album.add(each, each.encoding, heads=heads, head_dim=head_dim)
         elif _trained(folder) and minutes is None and steps is None:
             say(f"{folder} has been trained: taken as it is.")
-            album.add(figure, folder)
+            album.add(each, folder)
         else:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                album.miss(figure, f"the folder {folder} cannot be made: {error.strerror}.")
+                album.miss(each, f"the folder {folder} cannot be made: {error.strerror}.")
                 continue
-            trainings[figure] = {**_training(figure, preset, folder, minutes, steps), **(settings or {})}
+            trainings[each] = {**_training(each, preset, folder, minutes, steps), **(settings or {})}
     if trainings:
         cores = os.cpu_count() or 1
         workers = workers or (cores if preset == "nano" else 1)
         _train(trainings, min(workers, len(trainings)), max(1, cores // workers), album)
-    if len(album.failed) < len(shown):
+    if len(album.failed) < len(chosen):
         say(f"All of them on one page: {out / INDEX}")
     return album.failed
 

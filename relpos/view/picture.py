@@ -13,12 +13,13 @@ from relpos.errors import unknown
 from relpos.system.versions import versions
 from relpos.view import captions
 from relpos.view.cells import PIXELS
+from relpos.view.defaults import COLUMNS, MOST_LABELS
 from relpos.view.figures import WIDTHS, save, write
 from relpos.view.heatmaps import bar_ticks, draw_heads, draw_sheet
 from relpos.view.layers import MAPS
 from relpos.view.maps import Map, look
 from relpos.view.profiles import draw_profiles, draw_together
-from relpos.view.subjects import MOST_LABELS, Subject, encoding_subject, model_subject
+from relpos.view.subjects import Subject, encoding_subject, model_subject
 
 if TYPE_CHECKING:
     from relpos.lab.runs.run import Run
@@ -57,10 +58,10 @@ def draw(
     text: str | None = None,
     text_name: str = "the text",
     seed: int = 0,
-    tokens: bool = False,
+    label_tokens: bool = False,
     shared_scale: bool = False,
     log: bool = False,
-    width: float = WIDTHS[2],
+    width: float = WIDTHS[COLUMNS],
     heads: int | None = None,
     head_dim: int | None = None,
     options: Mapping[str, Any] | None = None,
@@ -79,7 +80,7 @@ def draw(
         text: What the model reads; a window of its held-out text, chosen by `seed`, unless given.
         text_name: What the caption calls the text.
         seed: Of the window of held-out text; of the start values of an untrained encoding.
-        tokens: Name the tokens on the axes, up to 64.
+        label_tokens: Name the tokens on the axes, up to 64.
         shared_scale: One colour scale for all panels.
         log: A logarithmic distance axis in a profile.
         width: Of the page in inches.
@@ -108,7 +109,7 @@ def draw(
     ]
     kind = _kind(subjects, show)
     chosen = [_chosen(head, subject.layers[0].heads) for subject in subjects]
-    labels = _labels(subjects[0], tokens, layer == "all" or show == "profile")
+    labels = _labels(subjects[0], label_tokens, layer == "all" or show == "profile")
     maps = _look(subjects, kind, progress)
     caption = title + _caption(subjects, maps, kind, show == "profile")
     banner = _banner(subjects)
@@ -172,8 +173,8 @@ def _chosen(head: Sequence[int], heads: int) -> list[int]:
     return [one - 1 for one in head] or list(range(heads))
 
 
-def _labels(subject: Subject, tokens: bool, small: bool) -> list[str] | None:
-    if not tokens:
+def _labels(subject: Subject, label_tokens: bool, small: bool) -> list[str] | None:
+    if not label_tokens:
         return None
     if subject.tokens is None:
         raise ValueError("an encoding alone reads no tokens that could be named: give a run's folder.")
