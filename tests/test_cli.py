@@ -204,6 +204,7 @@ def test_a_rope_scaling_that_is_offered_needs_no_further_parameters(scaling):
 @pytest.mark.parametrize(
     ("line", "completed"),
     [
+        ("relpos ls kc", ["kcable"]),
         ("relpos train --preset ", list(PRESETS)),
         ("relpos train --encoding kerple", ["kerple_log", "kerple_power"]),
         ("relpos train --family ll", ["llama"]),

@@ -6,12 +6,16 @@ from typing import Annotated
 
 import typer
 
+from relpos.commands.choices import complete_encoding
 from relpos.commands.options import console
 from relpos.encodings.registry import Card, card, names
 
 
 def list_encodings(
-    name: Annotated[str | None, typer.Argument(help="One encoding, in detail; all of them without.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Show this encoding in detail. Default: list all.", autocompletion=complete_encoding),
+    ] = None,
     tasks: Annotated[bool, typer.Option("--tasks", help="List the tasks of relpos train --task instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
 ) -> None:

@@ -44,7 +44,7 @@ def evaluate(
     *,
     lengths: Sequence[int] | None = None,
     protocol: ProtocolName = PROTOCOL,
-    data: str | None = None,
+    data: str | Path | None = None,
     split: SplitName | None = None,
     stride: int | None = None,
     last: int | None = None,
@@ -110,10 +110,11 @@ def evaluate(
     progress = Progress(say)
     if task is not None:
         return _evaluate_task(named, task, lengths, samples, seed, out, progress)
+    source = None if data is None else str(data)
     for run, scaling in itertools.product(opened, scalings):  # before anything is computed
         check_scaling(run, scaling)
     if lengths is None:
-        lengths = default_lengths(opened[0], data, split)
+        lengths = default_lengths(opened[0], source, split)
         lengths = lengths[-1:] if protocol == "positions" else lengths
     results, files = {}, []
     for (name, run), applied in itertools.product(named.items(), (None, *scalings)):
@@ -123,7 +124,7 @@ def evaluate(
             run,
             lengths,
             protocol,
-            data=data,
+            data=source,
             split=split,
             stride=stride,
             last=last,

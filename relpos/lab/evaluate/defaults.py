@@ -20,4 +20,4 @@ SEED = 0
 ROPE_SCALINGS = ("linear", "ntk", "dynamic", "yarn", "llama3")  # those that need no further parameters
 
 SAMPLES = 100  # sequences of a task at each length
-LONGEST_TASK = 16384  # tokens: sequences of a task are not longer, unless lengths are given
+LONGEST_TASK = 16384  # tokens: the longest default length of a task
