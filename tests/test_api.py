@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 import relpos
 from relpos.cli import app
-from relpos.lab.compare.comparison import load_plan
+from relpos.lab.compare.comparison import load_plan, make_plan
+from relpos.lab.evaluate.defaults import EVAL_TOKENS, LAST
 from relpos.lab.runs.run import Run
 from relpos.lab.runs.settings import load_settings
 from relpos.lab.train.api import KEYS, make_settings
@@ -37,6 +38,14 @@ def run_command(*arguments):
 
 def without_work(result):
     return {**result, "rows": [{key: row[key] for key in row if key not in WORK} for row in result["rows"]]}
+
+
+def described_defaults(function):
+    """The defaults by argument that the docstring says."""
+    arguments = inspect.getdoc(function).split("Args:\n")[1].split("\n\n")[0]
+    entries = (" ".join(entry.split()) for entry in re.split(r"^    (?=\w+: )", arguments, flags=re.MULTILINE))
+    matches = (re.match(r"(\w+): .*?Default: (.+?)\.?$", entry) for entry in entries)
+    return dict(match.groups() for match in matches if match)
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +95,12 @@ class TestTrain:
         assert parameters == set(KEYS)
 
     def test_has_the_defaults_that_its_documentation_says(self):
-        described = dict(re.findall(r"^        (\w+): .*?Default: (.+?)$", relpos.train.__doc__, flags=re.MULTILINE))
+        described = described_defaults(relpos.train)
         for task in (None, "recall"):
             settings = load_settings(None, {} if task is None else {"data.task": task})
             for name in ("encoding", "preset", "length", "steps", "batch_size", "seed", *(() if task else ("data",))):
                 section, key = KEYS[name].split(".")
-                plain, _, of_task = described[name].rstrip(".)").partition(" (")
+                plain, _, of_task = described[name].rstrip(")").partition(" (")
                 said = of_task.removesuffix(" for a task") if task and of_task else plain
                 assert said == str(getattr(getattr(settings, section), key)), name
 
@@ -156,6 +165,14 @@ class TestEvaluate:
         python = set(inspect.signature(relpos.evaluate).parameters) - {"say"}
         assert python == set(inspect.signature(relpos.cli.evaluate.evaluate).parameters) - {"as_json"}
 
+    def test_has_the_defaults_that_its_documentation_says(self):
+        described = described_defaults(relpos.evaluate)
+        assert described["last"] == str(LAST)
+        assert re.sub(r" and `\w+`", "", described["eval_tokens"]) == ", ".join(
+            f"{EVAL_TOKENS[protocol]:,} for `{protocol}`" for protocol in ("windows", "last", "positions")
+        )
+        assert EVAL_TOKENS["sliding"] == EVAL_TOKENS["windows"]
+
 
 class TestCompare:
     SHARED = {key: value for key, value in SMALL_RUN.items() if key not in ("model.encoding", "data.length")}
@@ -183,6 +200,13 @@ class TestCompare:
     def test_has_every_option_of_the_command(self):
         python = set(inspect.signature(relpos.compare).parameters) - {"command", "say"}
         assert python == set(inspect.signature(relpos.cli.compare.compare).parameters)
+
+    def test_has_the_defaults_that_its_documentation_says(self, tmp_path):
+        plan, described = make_plan(tmp_path), described_defaults(relpos.compare)
+        assert (described["length"], described["seeds"]) == (str(plan.length), str(plan.seeds))
+        assert described["eval_tokens"] == f"{plan.eval_tokens:,}"
+        assert described["steps"] == str(plan.settings["run.steps"])
+        assert described["batch_size"] == str(plan.settings["run.batch_size"])
 
 
 class TestPictures:
