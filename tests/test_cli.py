@@ -132,6 +132,12 @@ def test_help_shows_defaults_in_one_style(command):
     assert not re.search(r"\(default|unless given|unless told", printed)
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_not_cut_in_a_terminal_of_80_columns(command):
+    printed = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
+    assert not re.search(r"\w…", printed)
+
+
 @pytest.mark.parametrize(
     ("command", "groups"),
     [
@@ -151,7 +157,7 @@ def test_help_of_compare_has_the_defaults_of_a_comparison(tmp_path):
     plan = make_plan(tmp_path / "comparison")
     printed = help_of("compare")
     values = {
-        "encodings": ",".join(plan.encodings),
+        "encodings": ", ".join(plan.encodings),
         "length": plan.length,
         "seeds": plan.seeds,
         "steps": plan.settings["run.steps"],

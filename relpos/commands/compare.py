@@ -26,7 +26,7 @@ def compare(
         typer.Option(
             metavar="NAME,NAME,...",
             help="Encodings (relpos ls), separated by commas; options follow after colons: alibi,rope:base=500000.  "
-            f"{default(','.join(defaults.ENCODINGS))}",
+            f"{default(', '.join(defaults.ENCODINGS))}",
             autocompletion=complete_encodings,
             rich_help_panel=ENCODINGS,
         ),
