@@ -38,7 +38,7 @@ def make_run(preset: str) -> Run:
 def measure(run: Run, length: int, name: str) -> dict[str, float]:
     """The row of one window of held-out text."""
     with attention(name), tempfile.TemporaryDirectory() as folder:
-        row: dict[str, float] = evaluate(run, [length], tokens=1, out=Path(folder), say=str)["rows"][0]
+        row: dict[str, float] = evaluate(run, [length], eval_tokens=1, out=Path(folder), say=str)["rows"][0]
     assert row["error"] is None, row["error"]
     return row
 

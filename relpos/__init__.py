@@ -4,8 +4,13 @@ import relpos
 enc = relpos.encoding("kerple_log", heads=12, head_dim=64)
 out = relpos.attention(q, k, v, position=enc)
 enc.map(512)
+
+run = relpos.train("cable", length=512, out="runs/cable")
+relpos.evaluate(run, lengths=[512, 1024, 2048])
+relpos.draw(run)
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from relpos.encodings.registry import card, encoding, names, register
@@ -15,26 +20,53 @@ if TYPE_CHECKING:
     from relpos.attend import attention as attention
     from relpos.attend import scores as scores
     from relpos.encodings.encoding import Encoding as Encoding
+    from relpos.lab.compare.api import compare as compare
+    from relpos.lab.evaluate.api import evaluate as evaluate
+    from relpos.lab.paper import draw_figures as figures
+    from relpos.lab.runs.run import open_run
+    from relpos.lab.train.api import train as train
+    from relpos.view.picture import draw as draw
+
+    open = open_run
 
 __version__ = "0.1.0"
-__all__ = ["Encoding", "attention", "card", "encoding", "names", "register", "scores"]
+# What needs torch or more is imported on first use, so that `relpos --help` and `relpos ls` never wait for it.
+_LAZY = {  # name: module, and its name there
+    "Encoding": ("relpos.encodings.encoding", "Encoding"),
+    "attention": ("relpos.attend", "attention"),
+    "compare": ("relpos.lab.compare.api", "compare"),
+    "draw": ("relpos.view.picture", "draw"),
+    "evaluate": ("relpos.lab.evaluate.api", "evaluate"),
+    "figures": ("relpos.lab.paper", "draw_figures"),
+    "open": ("relpos.lab.runs.run", "open_run"),
+    "scores": ("relpos.attend", "scores"),
+    "train": ("relpos.lab.train.api", "train"),
+}
+__all__ = [  # without `open`: `from relpos import *` must not replace Python's own
+    "Encoding",
+    "attention",
+    "card",
+    "compare",
+    "draw",
+    "encoding",
+    "evaluate",
+    "figures",
+    "names",
+    "register",
+    "scores",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
-    # What needs torch is imported on first use, so that `relpos --help` and `relpos ls` never wait for it.
-    if name in ("attention", "scores"):
-        from relpos import attend
-
-        return getattr(attend, name)
-    if name == "Encoding":
-        from relpos.encodings.encoding import Encoding
-
-        return Encoding
-    raise AttributeError(f"module 'relpos' has no attribute {name!r}")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'relpos' has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    return getattr(importlib.import_module(module), attribute)
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*__all__, "open", "__version__"])
 
 
 register_when_imported()  # so that AutoModelForCausalLM opens our folders; imports nothing by itself

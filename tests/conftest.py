@@ -34,6 +34,7 @@ SMALL_RUN = {
 # Files that train, start many processes, draw many pictures or try the kernel in every shape: `make check` leaves
 # them to `make test`. (The contracts hold the kernel to the reference in `make check` too.)
 HEAVY = {
+    "test_api",
     "test_card",
     "test_compare",
     "test_damaged_models",
@@ -58,6 +59,7 @@ HEAVY = {
 }
 # Files whose tests share a trained model: one worker runs them, and trains it once.
 TOGETHER = {
+    "test_api",
     "test_card",
     "test_compare",
     "test_draw",

@@ -1,6 +1,7 @@
 """Which way attention runs, and what is said when it cannot."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -124,7 +125,14 @@ def test_memory_forward_and_backward_does_not_grow_with_the_square(name, maps):
     assert int(run.stdout) < maps * 2 * 3072 * 3072 * 4
 
 
-def test_info_tells_what_attention_runs_on():
+def test_info_prints_what_attention_runs_on():
     facts = json.loads(CliRunner().invoke(app, ["info", "--json"]).stdout)
-    assert facts["instruction set"].startswith(native.isa())
     assert facts["torch"] == torch.__version__
+    assert facts["threads"] == torch.get_num_threads()
+    assert (facts["cpu_backend"], facts["native_missing"]) == ("native", None)
+    assert facts["instruction_set"] == native.isa()
+    assert facts["instruction_sets"] == list(native.isas())
+    assert all(re.fullmatch("[a-z_]+", key) for key in facts)
+    printed = CliRunner().invoke(app, ["info"]).stdout
+    assert f"instruction set  {native.isa()} " in printed
+    assert f"threads          {torch.get_num_threads()}\n" in printed

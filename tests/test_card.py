@@ -82,7 +82,7 @@ class TestTheCard:
     def test_gets_what_is_measured(self, folder, world):
         run = open_run(folder)
         row = evaluate(run, [16], say=quiet)["rows"][0]
-        other = evaluate(run, [16], corpus=str(world / "text.txt"), split="all", say=quiet)
+        other = evaluate(run, [16], data=str(world / "text.txt"), split="all", say=quiet)
         text = (folder / "README.md").read_text()
         assert (
             f"| 16 (trained) | {row['perplexity']:.2f} | – | {row['bits_per_byte']:.4f} | {row['tokens']:,} |" in text

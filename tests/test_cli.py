@@ -1,14 +1,31 @@
 """The command line, as a user meets it."""
 
+import io
 import json
+import os
+import re
 import subprocess
 import sys
 
 import pytest
+import typer.main
+from rich.console import Console
 from typer.testing import CliRunner
 
 import relpos
 from relpos.cli import app, main
+from relpos.commands import choices
+from relpos.commands import compare as compare_command
+from relpos.lab.compare import summary
+from relpos.lab.compare.comparison import make_plan
+from relpos.lab.data import corpus
+from relpos.lab.evaluate import defaults as evaluation_defaults
+from relpos.lab.evaluate.protocols import ScoredWindows, plan_windows
+from relpos.lab.runs.settings import recipes
+from relpos.lab.tasks import names as task_names
+from relpos.models.presets import PRESETS
+
+COMMANDS = sorted(typer.main.get_command(app).commands)
 
 
 def test_ls_prints_every_encoding():
@@ -106,3 +123,149 @@ main()
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert f"pip install 'relpos[{extra}]'" in result.stderr
+
+
+# Help
+
+
+def help_of(command):
+    """The help of a command on one line."""
+    printed = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "400"}).output
+    return " ".join(printed.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_defaults_in_one_style(command):
+    printed = help_of(command)
+    assert "Usage:" in printed
+    assert not re.search(r"\(default|unless given|unless told", printed)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_not_cut_in_a_terminal_of_80_columns(command):
+    printed = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
+    assert not re.search(r"\w…", printed)
+
+
+@pytest.mark.parametrize(
+    ("command", "groups"),
+    [
+        ("train", ("Model", "Data", "Training", "Run")),
+        ("evaluate", ("Text", "Task", "Output")),
+        ("compare", ("Encodings and model", "Training", "Evaluation", "Run")),
+        ("draw", ("What is shown", "How it looks", "An untrained encoding")),
+    ],
+)
+def test_help_has_groups_and_examples(command, groups):
+    printed = help_of(command)
+    assert all(f"─ {group} ─" in printed for group in groups)
+    assert printed.count(f"• relpos {command}") >= 3
+
+
+def test_help_of_compare_has_the_defaults_of_a_comparison(tmp_path):
+    plan = make_plan(tmp_path / "comparison")
+    printed = help_of("compare")
+    values = {
+        "encodings": ", ".join(plan.encodings),
+        "length": plan.length,
+        "seeds": plan.seeds,
+        "steps": plan.settings["run.steps"],
+        "batch-size": plan.settings["run.batch_size"],
+        "eval-tokens": plan.eval_tokens,
+        "positions": f"{plan.positions // plan.length} × the trained length",
+        "lengths": ", ".join(str(length // plan.length) for length in plan.lengths) + " × the trained length",
+    }
+    for option, value in values.items():
+        stated = re.search(rf"--{option} [N<][^\[]*\[default: (.*?)\]", printed)[1]
+        assert stated.startswith(str(value)), option
+
+
+def test_help_of_evaluate_has_the_defaults_of_each_protocol():
+    printed = help_of("evaluate")
+    for protocol, tokens in evaluation_defaults.EVAL_TOKENS.items():
+        assert re.search(rf"--eval-tokens .*?\[default: [^\]]*{protocol}: {tokens:,}", printed)
+
+
+# Choices and completion
+
+
+def test_choices_are_those_of_the_code():
+    from relpos.encodings.rope_scaling import SCALINGS
+    from relpos.view.picture import SHOWS
+
+    assert evaluation_defaults.SPLITS == corpus.SPLITS
+    assert choices.SHOWS == SHOWS
+    assert recipes() == choices.RECIPES
+    assert set(evaluation_defaults.ROPE_SCALINGS) < set(SCALINGS)
+    for protocol in evaluation_defaults.PROTOCOLS:
+        assert isinstance(plan_windows(tokens_of(200), [64], protocol), ScoredWindows)
+
+
+def tokens_of(count):
+    import numpy as np
+
+    from relpos.lab.data.tokens import Tokens
+
+    return Tokens(np.zeros(count, dtype=np.uint16), np.array([0]))
+
+
+@pytest.mark.parametrize("scaling", evaluation_defaults.ROPE_SCALINGS)
+def test_a_rope_scaling_that_is_offered_needs_no_further_parameters(scaling):
+    rope = {"rope_type": scaling, "factor": 2.0, "max_position_embeddings": 16, "original_max_position_embeddings": 16}
+    assert relpos.encoding("rope", heads=2, head_dim=8, rope_parameters=rope).rotation.scaling == scaling
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("relpos ls kc", ["kcable"]),
+        ("relpos train --preset ", list(PRESETS)),
+        ("relpos train --encoding kerple", ["kerple_log", "kerple_power"]),
+        ("relpos train --family ll", ["llama"]),
+        ("relpos train --task ", task_names()),
+        ("relpos train --config paper-s", ["paper-small"]),
+        ("relpos compare --encodings alibi,kerple_p", ["alibi,kerple_power"]),
+        ("relpos compare --preset sm", ["small"]),
+        ("relpos evaluate runs/x --protocol ", ["windows", "last", "sliding", "positions"]),
+        ("relpos evaluate runs/x --split ", ["heldout", "all"]),
+        ("relpos evaluate runs/x --rope-scaling yarn:4,li", ["yarn:4,linear"]),
+        ("relpos evaluate runs/x --task pass", ["passkey"]),
+        ("relpos draw kerple", ["kerple_log", "kerple_power"]),
+        ("relpos draw ru", ["runs/"]),
+        ("relpos draw runs/", ["runs/a/", "runs/b/"]),
+        ("relpos draw alibi --show ", ["bias", "scores", "weights", "profile"]),
+        ("relpos figures --preset n", ["nano"]),
+    ],
+)
+def test_the_shell_completes_choices_without_heavy_imports(line, completed, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    code = """
+import atexit, sys
+heavy = ("torch", "transformers", "matplotlib", "datasets", "yaml")
+atexit.register(lambda: print(*[name for name in heavy if name in sys.modules], file=sys.stderr))
+from relpos.cli import app
+app(prog_name="relpos")
+"""
+    words = {"_RELPOS_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    env = {**os.environ, **words}
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert run.stdout.split() == completed
+    assert run.stderr.strip() == ""
+
+
+# Tables
+
+
+def test_the_table_of_a_comparison_prints_brackets_as_they_are(tmp_path, monkeypatch):
+    """rich would read [red] as a style, and [/] as the end of one."""
+    make_plan(tmp_path, ["alibi"], lengths=[256])
+    names = ["sum[red]", "alibi[/]"]
+    monkeypatch.setattr(summary, "make_table", lambda plan, records: {name: {256: "1.5"} for name in names})
+    monkeypatch.setattr(summary, "make_standings", lambda plan, records: {})
+    stream = io.StringIO()
+    monkeypatch.setattr(compare_command, "console", lambda: Console(file=stream, width=80))
+    compare_command._print_table(tmp_path)
+    assert all(name in stream.getvalue() for name in names)

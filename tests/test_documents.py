@@ -1,5 +1,7 @@
 """Every link, path, command and code block of the documents is right. test_readme.py runs those of the README."""
 
+import inspect
+import shlex
 import subprocess
 import sys
 
@@ -11,6 +13,7 @@ import relpos
 from relpos.cli import app
 from relpos.commands.options import parse_lengths, parse_options
 from relpos.lab.runs.settings import load_settings, parse_overrides
+from relpos.lab.train.api import KEYS, make_settings
 from relpos.lab.train.training import train
 
 COMMANDS = {
@@ -68,22 +71,30 @@ def parsed(arguments):
             return inner.params
 
 
-SETTINGS = {"encoding": "model.encoding", "preset": "model.preset", "task": "data.task", "tokenizer": "data.tokenizer"}
+EXAMPLES = {  # those in the help of the commands
+    line.strip().removeprefix("- "): shlex.split(line.strip().removeprefix("- relpos "))
+    for command in typer.main.get_command(app).commands.values()
+    for line in inspect.getdoc(command.callback).splitlines()
+    if line.strip().startswith("- relpos ")
+}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_the_long_commands_has_examples():
+    assert {arguments[0] for arguments in EXAMPLES.values()} == {"train", "evaluate", "compare", "draw"}
+
+
+@pytest.mark.parametrize("command", {**COMMANDS, **EXAMPLES})
 def test_a_command_has_valid_options(command):
-    parameters = parsed(COMMANDS[command])
+    arguments = {**COMMANDS, **EXAMPLES}[command]
+    parameters = parsed(arguments)
     if parameters.get("lengths"):
         parse_lengths(parameters["lengths"])
-    if COMMANDS[command][0] in ("train", "compare"):
-        named = {key: parameters[name] for name, key in SETTINGS.items() if parameters.get(name) is not None}
-        options = {
-            f"model.options.{key}": value for key, value in parse_options(parameters.get("option") or []).items()
-        }
+    if arguments[0] in ("train", "compare"):
+        named = {name: parameters[name] for name in KEYS if name in parameters}
         config = parameters.get("config")
         recipe = None if config is None or config.endswith(".yaml") else config  # a file of the reader's own
-        load_settings(recipe, {**named, **options, **parse_overrides(parameters.get("overrides") or [])})
+        overrides = parse_overrides(parameters.get("overrides") or [])
+        make_settings(recipe, parse_options(parameters.get("option") or []), overrides, **named)
     for encoding in (parameters.get("encodings") or "").split(","):
         name, *pairs = encoding.split(":")
         if name:
@@ -139,7 +150,11 @@ def runs(tmp_path_factory):
 
 
 PYTHON = [document for document in documents.DOCUMENTS if documents.blocks(document, "python")]
-SHORTER = {":20480]": ":1024]", "[64, 256, 1024], samples=200": "[64, 256], samples=2"}
+SHORTER = {  # what would compute for long, and what is run instead
+    ":20480]": ":1024]",
+    "[64, 256, 1024], samples=200": "[64, 256], samples=2",
+    '"alibi", length=512, minutes=5': '"alibi", length=32, steps=1, batch_size=1, data="text.txt", tokenizer="bpe-300"',
+}
 
 
 @pytest.mark.heavy

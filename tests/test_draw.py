@@ -111,7 +111,7 @@ def test_a_contact_sheet_has_every_layer_and_head(runs):
 
 def test_tokens_are_named_on_both_axes(runs):
     text = "word3 and $4\nand $5"
-    picture = draw(runs / "cable", text=text, tokens=True, head=[2], show="weights")
+    picture = draw(runs / "cable", text=text, label_tokens=True, head=[2], show="weights")
     (panel,) = [axes for axes in picture.figure.axes if axes.images]
     shown = [label.get_text() for label in panel.get_xticklabels()]
     assert "".join(shown) == text.replace(" ", "·").replace("\n", "⏎")
@@ -141,11 +141,11 @@ def test_the_command_draws_a_run(runs, tmp_path):
         ({"layer": "first"}, "there is no layer first"),
         ({"head": [13]}, "there is no head 13: give numbers from 1 to 12"),
         ({"show": "wieghts"}, "Did you mean 'weights'?"),
-        ({"text": "", "tokens": True}, "has no tokens"),
+        ({"text": "", "label_tokens": True}, "has no tokens"),
         ({"text": "a b", "length": 900}, "fewer than the length 900"),
         ({"length": 10**5}, "tokens, fewer than 100000"),
-        ({"tokens": True, "text": "word " * 70}, "too many to be named"),
-        ({"tokens": True, "layer": "all"}, "one layer only"),
+        ({"label_tokens": True, "text": "word " * 70}, "too many to be named"),
+        ({"label_tokens": True, "layer": "all"}, "one layer only"),
         ({"options": {"width": 3}}, "a trained model has its own"),
         ({"heads": 4}, "--heads 4 is for an untrained encoding; .*cable has its own 12 heads: .* with --head"),
         ({"head_dim": 4}, "--head-dim 4 is for an untrained encoding"),
@@ -165,7 +165,7 @@ def test_what_cannot_be_drawn_of_a_run_gets_a_sentence(runs, options, sentence):
     [
         ("rope", {"show": "bias"}, "adds no bias"),
         ("alibi", {"text": "a"}, "reads no text"),
-        ("alibi", {"tokens": True}, "reads no tokens"),
+        ("alibi", {"label_tokens": True}, "reads no tokens"),
         ("alibi", {"layer": 2}, "one layer, and no layer 2"),
         ("allibi", {}, "unknown encoding or folder 'allibi'. Did you mean 'alibi'?"),
         ("no/such/folder", {}, "there is no folder no/such/folder"),

@@ -171,7 +171,7 @@ class TestLast:
         assert len(plan.windows[16]) > 20
 
     def test_is_the_mean_over_them(self, rope, text, tmp_path):
-        result = evaluate(rope, LENGTHS, "last", last=8, tokens=80, out=tmp_path, say=quiet)
+        result = evaluate(rope, LENGTHS, "last", last=8, eval_tokens=80, out=tmp_path, say=quiet)
         ends = [end for begin, stop in borders(text) for end in range(begin + 64, stop, 8)]
         chosen = [ends[i * len(ends) // 10] for i in range(10)]
         for row in result["rows"]:
@@ -183,7 +183,7 @@ class TestLast:
             assert row["loss"] == pytest.approx(mean(losses), rel=1e-5)
 
     def test_needs_a_document_of_that_length(self, rope, tmp_path):
-        rows = evaluate(rope, [16, 5000], "last", tokens=64, out=tmp_path, say=quiet)["rows"]
+        rows = evaluate(rope, [16, 5000], "last", eval_tokens=64, out=tmp_path, say=quiet)["rows"]
         assert rows[0]["error"] is None
         assert "the longest document has" in rows[1]["error"]
 
@@ -206,7 +206,7 @@ class TestSliding:
         assert len(everywhere) == ((len(text) - 1) // 64 - 1) * 64
 
     def test_is_the_mean_over_them(self, rope, text, tmp_path):
-        rows = evaluate(rope, [16, 32], "sliding", stride=6, tokens=96, out=tmp_path, say=quiet)["rows"]
+        rows = evaluate(rope, [16, 32], "sliding", stride=6, eval_tokens=96, out=tmp_path, say=quiet)["rows"]
         count = (len(text) - 1) // 32 - 1
         blocks = [32 * (1 + i * count // 3) for i in range(3)]
         for row in rows:
@@ -262,7 +262,7 @@ class TestGoingOn:
         monkeypatch.setattr(scoring, "AT_ONCE", 64)
 
     def test_after_a_kill_in_the_middle_of_a_line_ends_identical(self, rope, tmp_path):
-        straight = evaluate(rope, LENGTHS, tokens=512, out=tmp_path / "straight", say=quiet)
+        straight = evaluate(rope, LENGTHS, eval_tokens=512, out=tmp_path / "straight", say=quiet)
         code = f"""
 import json, os, signal, torch
 from pathlib import Path
@@ -282,7 +282,7 @@ def cut_short(file, entry):
         os.kill(os.getpid(), signal.SIGKILL)
     append(file, entry)
 scoring._append = cut_short
-evaluate(open_run({str(rope.folder)!r}), {LENGTHS}, tokens=512, out=Path({str(tmp_path / "killed")!r}))
+evaluate(open_run({str(rope.folder)!r}), {LENGTHS}, eval_tokens=512, out=Path({str(tmp_path / "killed")!r}))
 """
         ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
         assert ended.returncode == -signal.SIGKILL, ended.stderr
@@ -292,25 +292,25 @@ evaluate(open_run({str(rope.folder)!r}), {LENGTHS}, tokens=512, out=Path({str(tm
         computed = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scoring.Scorer, "_cells", counting(computed))
-            resumed = evaluate(rope, LENGTHS, tokens=512, out=tmp_path / "killed", say=quiet)
+            resumed = evaluate(rope, LENGTHS, eval_tokens=512, out=tmp_path / "killed", say=quiet)
             assert len(computed) == 8 + 8 + 8 - 10
-            again = evaluate(rope, LENGTHS, tokens=512, out=tmp_path / "killed", say=quiet)
+            again = evaluate(rope, LENGTHS, eval_tokens=512, out=tmp_path / "killed", say=quiet)
             assert len(computed) == 8 + 8 + 8 - 10  # nothing was written onto the line that was cut
         assert without_work(resumed) == without_work(again) == without_work(straight)
 
     def test_when_finished_computes_nothing(self, rope, tmp_path):
-        first = evaluate(rope, [16], tokens=256, out=tmp_path, say=quiet)
+        first = evaluate(rope, [16], eval_tokens=256, out=tmp_path, say=quiet)
         computed = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scoring.Scorer, "_cells", counting(computed))
-            assert evaluate(rope, [16], tokens=256, out=tmp_path, say=quiet) == first
+            assert evaluate(rope, [16], eval_tokens=256, out=tmp_path, say=quiet) == first
             assert not computed
-            evaluate(rope, [16], tokens=128, out=tmp_path, say=quiet)  # another question
+            evaluate(rope, [16], eval_tokens=128, out=tmp_path, say=quiet)  # another question
             assert len(computed) == 2
 
     def test_never_with_another_model(self, rope, folder, tmp_path):
-        first = evaluate(rope, [16], tokens=256, out=tmp_path, say=quiet)
-        other = evaluate(open_run(folder("rope") / "checkpoint-6"), [16], tokens=256, out=tmp_path, say=quiet)
+        first = evaluate(rope, [16], eval_tokens=256, out=tmp_path, say=quiet)
+        other = evaluate(open_run(folder("rope") / "checkpoint-6"), [16], eval_tokens=256, out=tmp_path, say=quiet)
         assert other["rows"][0]["loss"] != first["rows"][0]["loss"]
 
     def test_tells_the_time_left(self, monkeypatch):
@@ -345,11 +345,11 @@ class TestRefusals:
         assert alone[0]["perplexity"] == pytest.approx(rows[0]["perplexity"], rel=0.05)
 
     def test_a_length_that_the_text_does_not_have(self, rope, text, tmp_path):
-        rows = evaluate(rope, [16, len(text)], tokens=64, out=tmp_path, say=quiet)["rows"]
+        rows = evaluate(rope, [16, len(text)], eval_tokens=64, out=tmp_path, say=quiet)["rows"]
         assert rows[0]["error"] is None
         assert rows[1]["error"] == f"the text has {len(text)} tokens; a window needs {len(text) + 1}."
         half = evaluate(rope, [len(text) // 2 + 1], "sliding", out=tmp_path, say=quiet)["rows"]
-        assert "as many to stand before as to be scored" in half[0]["error"]
+        assert "as many for the context as to be scored" in half[0]["error"]
         long = evaluate(rope, [len(text) // 2], "positions", out=tmp_path, say=quiet)
         assert "the longest document" in long["rows"][0]["error"]
         assert long["bins"] == []
@@ -358,7 +358,7 @@ class TestRefusals:
         run = open_run(folder("rope"))
         with torch.no_grad():
             run.model.transformer.ln_f.weight.fill_(float("nan"))
-        result = evaluate(run, [16], tokens=64, out=tmp_path, say=quiet)
+        result = evaluate(run, [16], eval_tokens=64, out=tmp_path, say=quiet)
         assert result["rows"][0]["error"].startswith("the loss is nan")
         assert json.loads((tmp_path / result["file"]).read_text())["rows"][0]["loss"] is None
 
@@ -369,7 +369,7 @@ class TestRefusals:
             ({"lengths": [16, 0]}, "at least 2, not 0"),
             ({"lengths": [1]}, "at least 2, not 1"),
             ({"protocol": "window"}, "Did you mean 'windows'"),
-            ({"tokens": 0}, "tokens must be an integer"),
+            ({"eval_tokens": 0}, "eval_tokens must be an integer"),
             ({"stride": 4}, "not for windows"),
             ({"protocol": "sliding", "stride": 17}, "would leave tokens out"),
             ({"protocol": "sliding", "stride": 0}, "stride must be"),
@@ -381,7 +381,7 @@ class TestRefusals:
             ({"rope_scaling": "yarn:much"}, "yarn:4"),
             ({"rope_scaling": "linear:-1"}, "factor must be a positive number"),
             ({"rope_scaling": "longrope"}, "longrope needs short_factor"),
-            ({"corpus": "/nowhere/a.txt"}, "no file or folder"),
+            ({"data": "/nowhere/a.txt"}, "no file or folder"),
         ],
         ids=str,
     )
@@ -410,16 +410,16 @@ class TestScalings:
         ],
     )
     def test_are_the_model_opened_with_that_scaling(self, rope, tmp_path, asked, options):
-        row = evaluate(rope, [16, 64], tokens=256, rope_scaling=asked, out=tmp_path, say=quiet)["rows"][1]
+        row = evaluate(rope, [16, 64], eval_tokens=256, rope_scaling=asked, out=tmp_path, say=quiet)["rows"][1]
         run = open_run(rope.folder, {"name": "rope", "length": 16, **options})
-        other = evaluate(run, [64], tokens=256, out=tmp_path, say=quiet)["rows"][0]
-        plain = evaluate(rope, [64], tokens=256, out=tmp_path, say=quiet)["rows"][0]
+        other = evaluate(run, [64], eval_tokens=256, out=tmp_path, say=quiet)["rows"][0]
+        plain = evaluate(rope, [64], eval_tokens=256, out=tmp_path, say=quiet)["rows"][0]
         assert row["loss"] == pytest.approx(other["loss"], rel=1e-6)
         assert row["loss"] != pytest.approx(plain["loss"], rel=1e-6)
 
     def test_change_nothing_at_the_trained_length(self, rope, tmp_path):
-        scaled = evaluate(rope, [16], tokens=256, rope_scaling="yarn", out=tmp_path, say=quiet)["rows"][0]
-        plain = evaluate(rope, [16], tokens=256, out=tmp_path, say=quiet)["rows"][0]
+        scaled = evaluate(rope, [16], eval_tokens=256, rope_scaling="yarn", out=tmp_path, say=quiet)["rows"][0]
+        plain = evaluate(rope, [16], eval_tokens=256, out=tmp_path, say=quiet)["rows"][0]
         assert scaled["loss"] == pytest.approx(plain["loss"], rel=1e-6)
 
 
@@ -458,7 +458,7 @@ class TestBootstrap:
 
     def test_of_one_document_is_not_told(self, rope, world, tmp_path):
         """Its last tenth is too short for two blocks."""
-        result = evaluate(rope, [16], corpus=str(world / "text.txt"), split="heldout", out=tmp_path, say=quiet)
+        result = evaluate(rope, [16], data=str(world / "text.txt"), split="heldout", out=tmp_path, say=quiet)
         assert (result["rows"][0]["documents"], result["rows"][0]["low"]) == (1, None)
         assert result["corpus"]["name"] == str(world / "text.txt")
 
@@ -467,13 +467,13 @@ class TestTheCommand:
     def test_prints_a_table_and_draws_a_curve_of_several_runs(self, folder, tmp_path):
         out = tmp_path / "all"
         folders = [str(folder("rope")), str(folder("learned"))]
-        arguments = ["evaluate", *folders, "--lengths", "16,64", "--tokens", "128", "--out", str(out)]
+        arguments = ["evaluate", *folders, "--lengths", "16,64", "--eval-tokens", "128", "--out", str(out)]
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output
-        row = json.loads((out / "rope" / "windows-lengths-16-64-tokens-128.json").read_text())["rows"][1]
+        row = json.loads((out / "rope" / "windows-lengths-16-64-eval-tokens-128.json").read_text())["rows"][1]
         assert f"{row['perplexity']:.2f}" in done.stdout
         assert "learned, length 64: learned has 16 positions" in done.stdout
-        picture = out / "windows-lengths-16-64-tokens-128-rope-learned.png"
+        picture = out / "windows-lengths-16-64-eval-tokens-128-rope-learned.png"
         assert done.stdout.splitlines()[-1] == str(picture)
         assert picture.read_bytes()[:4] == b"\x89PNG"
 
@@ -488,24 +488,24 @@ class TestTheCommand:
             "--rope-scaling",
             "yarn,linear:2",
         ]
-        arguments += ["--lengths", "16,32", "--tokens", "16", "--json", "--out", str(tmp_path)]
+        arguments += ["--lengths", "16,32", "--eval-tokens", "16", "--json", "--out", str(tmp_path)]
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output
         results = json.loads(done.stdout)
         assert [result["rope_scaling"] for result in results] == [None, "yarn", "linear:2"]
         assert sorted(file.name for file in (tmp_path / "rope").glob("*.json")) == [
-            "last-lengths-16-32-last-4-tokens-16.json",
-            "last-linear-2-lengths-16-32-last-4-tokens-16.json",
-            "last-yarn-lengths-16-32-last-4-tokens-16.json",
+            "last-lengths-16-32-last-4-eval-tokens-16.json",
+            "last-linear-2-lengths-16-32-last-4-eval-tokens-16.json",
+            "last-yarn-lengths-16-32-last-4-eval-tokens-16.json",
         ]
 
     def test_has_lengths_of_its_own_and_writes_beside_the_model(self, folder):
         run = open_run(folder("rope"))
         assert default_lengths(run) == [16, 32, 64, 128]  # the longest document has fewer than 256
-        done = CliRunner().invoke(app, ["evaluate", str(run.folder), "--protocol", "positions", "--tokens", "256"])
+        done = CliRunner().invoke(app, ["evaluate", str(run.folder), "--protocol", "positions", "--eval-tokens", "256"])
         assert done.exit_code == 0, done.output
         assert "91 – 127" in done.stdout
-        file = run.folder / "evaluation" / "positions-tokens-256.json"
+        file = run.folder / "evaluation" / "positions-eval-tokens-256.json"
         assert json.loads(file.read_text())["rows"][0]["length"] == 128
         assert file.with_suffix(".png").exists()
 
@@ -560,14 +560,14 @@ class TestTheNamesOfFiles:
             ["--protocol", "sliding", "--stride", "8"],
             ["--seed", "1"],
             ["--split", "all"],
-            ["--corpus", str(world / "a" / "test.txt")],
-            ["--corpus", str(world / "b" / "test.txt")],
-            ["--corpus", str(world / "b" / "test.txt"), "--split", "heldout", "--lengths", "16"],
+            ["--data", str(world / "a" / "test.txt")],
+            ["--data", str(world / "b" / "test.txt")],
+            ["--data", str(world / "b" / "test.txt"), "--split", "heldout", "--lengths", "16"],
             ["--rope-scaling", "yarn:4"],
         ]
         pictures, kept = [], {}
         for question in questions:
-            done = CliRunner().invoke(app, ["evaluate", str(run), "--tokens", "128", *question])
+            done = CliRunner().invoke(app, ["evaluate", str(run), "--eval-tokens", "128", *question])
             assert done.exit_code == 0, done.output
             pictures.append(done.stdout.splitlines()[-1])
             files = {file: file.read_text() for file in (run / "evaluation").glob("*.json")}
@@ -586,7 +586,7 @@ class TestTheNamesOfFiles:
         other = question_stem("windows", lengths=range(100, 201))
         assert one != other
         assert len(one) == len(other) == 150
-        assert question_stem("last", corpus="hub/na me", corpus_hash="0123456789") == "last-na-me-01234567"
+        assert question_stem("last", data="hub/na me", data_hash="0123456789") == "last-na-me-01234567"
 
 
 @pytest.fixture(scope="module")
@@ -600,7 +600,7 @@ def wiki(world):
 
 class TestSplits:
     def test_of_a_foreign_file_all_of_it_is_scored_by_default(self, rope, wiki, tmp_path):
-        result = evaluate(rope, [16, 64], corpus=wiki, out=tmp_path, say=quiet)
+        result = evaluate(rope, [16, 64], data=wiki, out=tmp_path, say=quiet)
         text = Path(wiki).read_text()
         ids = [*rope.tokenizer(text)["input_ids"], rope.tokenizer.eos_token_id]
         assert result["split"] == "all"
@@ -611,31 +611,31 @@ class TestSplits:
         for start in range(0, (len(ids) - 1) // 64 * 64, 64):
             losses |= direct(rope, tokens, start, 64)
         assert result["rows"][1]["loss"] == pytest.approx(mean(losses), rel=1e-5)
-        assert evaluate(rope, [16], corpus=wiki, split="heldout", out=tmp_path, say=quiet)["corpus"]["tokens"] < (
+        assert evaluate(rope, [16], data=wiki, split="heldout", out=tmp_path, say=quiet)["corpus"]["tokens"] < (
             0.2 * len(ids)
         )
 
     def test_one_document_is_enough(self, rope, world, tmp_path):
         (world / "single.jsonl").write_text(json.dumps({"text": "kana lori " * 100}))
-        result = evaluate(rope, [16], corpus=str(world / "single.jsonl"), out=tmp_path, say=quiet)
+        result = evaluate(rope, [16], data=str(world / "single.jsonl"), out=tmp_path, say=quiet)
         assert result["corpus"]["documents"] == 1
         with pytest.raises(ValueError, match="at least two are needed"):
-            evaluate(rope, [16], corpus=str(world / "single.jsonl"), split="heldout", out=tmp_path, say=quiet)
+            evaluate(rope, [16], data=str(world / "single.jsonl"), split="heldout", out=tmp_path, say=quiet)
 
     def test_of_the_runs_own_corpus_the_held_out_part_is_scored_by_default(self, rope, corpus, text, world, tmp_path):
         copied = world / "copied.jsonl"
         copied.write_text(Path(corpus).read_text())
         for given in (None, corpus, str(copied)):
-            result = evaluate(rope, [16], corpus=given, out=tmp_path, say=quiet)
+            result = evaluate(rope, [16], data=given, out=tmp_path, say=quiet)
             assert (result["split"], result["corpus"]["tokens"]) == ("heldout", len(text))
             assert not any("was trained on" in sentence for sentence in result["warnings"])
 
     def test_all_of_the_training_corpus_warns(self, rope, folder, corpus, tmp_path):
         for given in (None, corpus):
-            result = evaluate(rope, [16], corpus=given, split="all", tokens=64, out=tmp_path, say=quiet)
+            result = evaluate(rope, [16], data=given, split="all", eval_tokens=64, out=tmp_path, say=quiet)
             assert "The run was trained on most of this text" in result["warnings"][0]
         assert result["corpus"]["documents"] == 90
-        done = CliRunner().invoke(app, ["evaluate", str(folder("rope")), "--split", "all", "--tokens", "64"])
+        done = CliRunner().invoke(app, ["evaluate", str(folder("rope")), "--split", "all", "--eval-tokens", "64"])
         assert "The run was trained on most of this text" in done.stdout
 
     def test_an_unknown_one_is_refused(self, rope, tmp_path):
@@ -643,7 +643,7 @@ class TestSplits:
             evaluate(rope, [16], split="test", out=tmp_path, say=quiet)
 
     def test_one_long_file_has_an_interval_over_blocks_named_as_such(self, rope, wiki, tmp_path):
-        result = evaluate(rope, [16, 64], corpus=wiki, out=tmp_path, say=quiet)
+        result = evaluate(rope, [16, 64], data=wiki, out=tmp_path, say=quiet)
         row = result["rows"][0]
         block = result["intervals"]["block"]
         assert result["intervals"]["over"] == "blocks"
@@ -662,7 +662,7 @@ class TestSplits:
     def test_few_documents_are_warned_of(self, rope, world, tmp_path):
         lines = [json.dumps({"text": f"{word} " * 120}) for word in ("kana", "lori")]
         (world / "two.jsonl").write_text("\n".join(lines))
-        result = evaluate(rope, [16], corpus=str(world / "two.jsonl"), out=tmp_path, say=quiet)
+        result = evaluate(rope, [16], data=str(world / "two.jsonl"), out=tmp_path, say=quiet)
         assert result["rows"][0]["low"] is not None
         assert "The 95 % intervals rest on 2 documents" in result["warnings"][0]
 
@@ -699,7 +699,7 @@ class TestBitsPerByte:
 
     def test_are_the_bits_of_all_scored_tokens_by_their_bytes(self, rope, world, tmp_path):
         (world / "foreign.txt").write_text(self.TEXT)
-        row = evaluate(rope, [64], corpus=str(world / "foreign.txt"), out=tmp_path, say=quiet)["rows"][0]
+        row = evaluate(rope, [64], data=str(world / "foreign.txt"), out=tmp_path, say=quiet)["rows"][0]
         ids = rope.tokenizer(self.TEXT)["input_ids"]
         data = self.TEXT.encode()
         pieces = [rope.tokenizer.convert_ids_to_tokens(one) for one in ids]
@@ -717,8 +717,9 @@ class TestBitsPerByte:
         assert row["bytes"] == sum(int(sizes[text.ids[i]]) for i in range(1, total + 1) if i not in starts)
 
     def test_are_printed(self, folder):
-        done = CliRunner().invoke(app, ["evaluate", str(folder("rope")), "--lengths", "16", "--tokens", "64"])
-        row = json.loads((folder("rope") / "evaluation" / "windows-lengths-16-tokens-64.json").read_text())["rows"][0]
+        done = CliRunner().invoke(app, ["evaluate", str(folder("rope")), "--lengths", "16", "--eval-tokens", "64"])
+        file = folder("rope") / "evaluation" / "windows-lengths-16-eval-tokens-64.json"
+        row = json.loads(file.read_text())["rows"][0]
         assert "bits/byte" in done.stdout
         assert f"{row['bits_per_byte']:.4f}" in done.stdout
 
@@ -748,7 +749,7 @@ position = {{"name": "kerple_log"}}
 config = RelposGPT2Config.preset("small", n_layer=3, vocab_size=50257, position=position)
 model = RelposGPT2ForCausalLM(config).eval()
 run = Run(Path({str(tmp_path)!r}), model, gpt2_tokenizer(), None, {{}}, {{}})
-print(json.dumps([evaluate(run, [length], tokens=1, say=str)["rows"][0] for length in (256, 4096, 16384)]))
+print(json.dumps([evaluate(run, [length], eval_tokens=1, say=str)["rows"][0] for length in (256, 4096, 16384)]))
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     short, middle, long = (row["peak_memory_bytes"] for row in json.loads(done.stdout))

@@ -48,21 +48,32 @@ def test_the_commands_that_train_and_evaluate_run_in_order(tmp_path):
 def relpos_command(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """The command as it stands, cut short where it would compute for long."""
     training = " run.steps=1 run.batch_size=1 run.eval_windows=1 data.length=32"
-    one = " --encodings alibi --seeds 1 --lengths 64 --eval-tokens 64"
-    short = {"train": training, "evaluate": " --tokens 64", "compare": one + training}
+    single = " --encodings alibi --seeds 1 --lengths 64 --eval-tokens 64"
+    short = {"train": training, "evaluate": " --eval-tokens 64", "compare": single + training}
     words = (command + short.get(command.split()[1], "")).split()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path}
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, env=env)
 
 
-def test_the_python_blocks_run_in_order():
+SHORTER = {  # what would compute for long, and what is run instead
+    "length=512, out=": 'length=32, steps=1, batch_size=1, overrides={"run.eval_windows": 1}, out=',
+    "lengths=[512, 1024, 2048, 4096]": "lengths=[512, 1024, 2048, 4096], eval_tokens=64",
+}
+
+
+def test_the_python_blocks_run_in_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for block in PYTHON:
+        for long, short in SHORTER.items():
+            block = block.replace(long, short)  # noqa: PLW2901
         exec(compile(block, "README.md", "exec"), names)
     assert names["out"].shape == (2, 12, 512, 64)
     assert names["one"].shape == (2, 12, 1, 64)
     assert names["text"].shape == (1, 8)
+    assert list(names["perplexity"]) == [512, 1024, 2048, 4096]
+    assert (tmp_path / "cable.png").exists()
     same = relpos.scores(names["q"], names["k"]).add(names["bias"]).softmax(-1) @ names["v"]
     assert (names["same"] - same).abs().max() < 1e-5
 

@@ -158,7 +158,7 @@ finally: assert not {{"torch", "transformers"}} & set(sys.modules)
 def test_the_help_of_train_has_the_defaults_of_the_code(task):
     settings = load_settings(None, {} if task is None else {"data.task": task})
     printed = CliRunner().invoke(app, ["train", "--help"], terminal_width=400, env={"COLUMNS": "400"}).output
-    values = {"--length": settings.data.length, "--batch": settings.run.batch_size, "--steps": settings.run.steps}
+    values = {"--length": settings.data.length, "--batch-size": settings.run.batch_size, "--steps": settings.run.steps}
     if task is None:
         values |= {
             "--encoding": settings.model.encoding,
@@ -167,7 +167,7 @@ def test_the_help_of_train_has_the_defaults_of_the_code(task):
         }
         values |= {"--data": settings.data.source, "--tokenizer": settings.data.tokenizer}
     for option, value in values.items():
-        (line,) = [line for line in printed.splitlines() if f" {option} " in line]
+        (line,) = [line for line in printed.splitlines() if line.startswith(f"│ {option} ")]
         default = re.search(r"\[default: (.*)\]", line)[1]
         stated = default.split("; ")[-1] if task else default.split("; ")[0]
         assert stated.split()[0] == str(value), option

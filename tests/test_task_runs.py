@@ -1,6 +1,7 @@
 """Runs on a task: trained, gone on with, opened and scored."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ import transformers
 import yaml
 from test_train import interrupted_after, same_weights
 from torch.utils.data import DataLoader
+from typer.testing import CliRunner
 
-from relpos.commands.tasks import evaluate_task
+import relpos
+from relpos.cli import app
 from relpos.lab.evaluate import task_scoring as score_module
 from relpos.lab.evaluate.task_scoring import score_task, wilson
 from relpos.lab.runs.run import Run, open_run
@@ -189,7 +192,7 @@ class TestScore:
         ("name", "lengths", "samples", "sentence"),
         [
             ("recal", [64], 5, "Did you mean 'recall'"),
-            ("recall", [64], 5, "has not the words of recall"),
+            ("recall", [64], 5, "does not have the words of recall"),
             ("copy", [64, 3], 5, "copy has at least 9 tokens, not 3"),
             ("copy", [], 5, "at least one length"),
             ("copy", [64], 0, "one sample, not 1 and 0"),
@@ -210,34 +213,49 @@ def test_wilson_is_that_of_the_book():
 
 
 class TestTheCommand:
-    def test_prints_and_draws(self, tmp_path, capsys):
+    def test_prints_and_draws(self, tmp_path):
         out = tmp_path / "run"
         train(settings(out, data__task="passkey", data__length=40, run__steps=2, model__encoding="learned"))
-        capsys.readouterr()
-        evaluate_task(out, "passkey", [40, 80], samples=12)
-        told = capsys.readouterr()
-        assert "40*" in told.out
-        assert "learned has 40 positions" in told.out
-        assert "passkey, 40 tokens" in told.err
+        arguments = ["evaluate", str(out), "--task", "passkey", "--samples", "12"]
+        done = CliRunner().invoke(app, [*arguments, "--lengths", "40,80"])
+        assert done.exit_code == 0, done.output
+        assert "40*" in done.stdout
+        assert "learned has 40 positions" in done.stdout
+        assert "run: passkey, 40 tokens" in done.stderr
         folder = out / "evaluation"
-        assert sorted(file.name for file in folder.iterdir()) == [
+        names = [
             "task-passkey-lengths-40-80-samples-12-depths.png",
             "task-passkey-lengths-40-80-samples-12.png",
             "task-passkey.json",
         ]
-        evaluate_task(out, "passkey", [40], samples=12, as_json=True, out=tmp_path / "else")
-        assert json.loads(capsys.readouterr().out)["rows"][0]["length"] == 40
+        assert sorted(file.name for file in folder.iterdir()) == names
+        assert sorted(done.stdout.splitlines()[-3:]) == [str(folder / name) for name in names]
+        done = CliRunner().invoke(app, [*arguments, "--lengths", "40", "--json", "--out", str(tmp_path / "else")])
+        assert json.loads(done.stdout)["rows"][0]["length"] == 40
+        assert (tmp_path / "else" / "run" / "task-passkey.json").exists()
+
+    def test_of_several_runs_prints_one_json_document(self, straight, tmp_path):
+        other = tmp_path / "other"
+        shutil.copytree(straight, other, ignore=shutil.ignore_patterns("checkpoint-*", "evaluation"))
+        arguments = ["evaluate", str(straight), str(other), "--task", "copy", "--lengths", "16", "--samples", "2"]
+        done = CliRunner().invoke(app, [*arguments, "--json", "--out", str(tmp_path / "both")])
+        assert [result["task"] for result in json.loads(done.stdout)] == ["copy", "copy"]
 
     def test_where_every_length_is_refused_says_why_and_draws_nothing(self, tmp_path):
         out = tmp_path / "run"
         train(settings(out, run__steps=1, model__encoding="learned"))
-        with pytest.raises(ValueError, match=r"nothing could be measured\. .*length 32: learned has 16 positions"):
-            evaluate_task(out, "copy", [32, 64], samples=2)
+        with pytest.raises(ValueError, match=r"nothing could be measured\. run, length 32: learned has 16 positions"):
+            relpos.evaluate(out, task="copy", lengths=[32, 64], samples=2)
         assert not list((out / "evaluation").glob("*.png"))
 
     def test_goes_to_sixteen_times_the_trained_length_by_itself(self, straight):
-        found = evaluate_task(straight, "copy", samples=2)
-        assert [row["length"] for row in found["rows"]] == [16, 32, 64, 128, 256]
+        (result,) = relpos.evaluate(straight, task="copy", samples=2).results.values()
+        assert [row["length"] for row in result["rows"]] == [16, 32, 64, 128, 256]
+
+    def test_takes_no_options_of_text(self, straight):
+        for option in ({"protocol": "last"}, {"data": "sotu"}, {"eval_tokens": 5}, {"rope_scaling": "yarn"}):
+            with pytest.raises(ValueError, match="a task is scored by its answers"):
+                relpos.evaluate(straight, task="copy", **option)
 
 
 class TestPictures:

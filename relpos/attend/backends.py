@@ -5,7 +5,7 @@ To add a backend: write a module with what `Backend` asks for, and add its line 
 
 import warnings
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -88,23 +88,33 @@ def choose(backend: str | None, q: Tensor, form: Form | None, call: Call) -> Bac
     return chunks
 
 
-def describe() -> dict[str, str]:
-    """Describe what attention runs on here: backends, instruction set, threads and versions."""
+def describe() -> dict[str, Any]:
+    """Describe what attention runs on here.
+
+    Returns:
+        Versions; "cpu_backend" with "native_missing" (why the compiled kernel cannot be used, or None); the
+        "instruction_set" of the kernel and the "instruction_sets" that this CPU supports (None and empty without the
+        kernel); "threads"; "cuda_backend" and "cuda_device" (None without a GPU).
+
+    Example:
+        >>> describe()["cpu_backend"]
+        'native'
+    """
     import relpos  # noqa: PLC0415  (relpos imports this module)
 
     available, reason = native.available()
-    kernel = "native kernel; chunks of torch for biases that read the scores"
-    facts = {
+    cuda = torch.cuda.is_available()
+    return {
         "relpos": relpos.__version__,
         "torch": torch.__version__,
-        "on a CPU": kernel if available else f"chunks of torch: {reason}",
+        "cpu_backend": "native" if available else "chunks",
+        "native_missing": None if available else reason,
+        "instruction_set": native.isa() if available else None,
+        "instruction_sets": list(native.isas()) if available else [],
+        "threads": torch.get_num_threads(),
+        "cuda_backend": "flex" if cuda else None,
+        "cuda_device": torch.cuda.get_device_name() if cuda else None,
     }
-    if available:
-        facts["instruction set"] = f"{native.isa()} (this CPU supports {', '.join(native.isas())})"
-    facts["threads"] = str(torch.get_num_threads())
-    cuda = torch.cuda.is_available()
-    facts["on CUDA"] = f"FlexAttention, compiled ({torch.cuda.get_device_name()})" if cuda else "no device here"
-    return facts
 
 
 @cache

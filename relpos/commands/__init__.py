@@ -1,1 +1,1 @@
-"""The subcommands of `relpos`, a file a group. Nothing heavy is imported before a command runs."""
+"""The subcommands of `relpos`, one file per group. Nothing heavy is imported before a command runs."""

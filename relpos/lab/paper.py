@@ -10,7 +10,9 @@ from typing import Any
 
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import encoding
+from relpos.lab.paper_defaults import OUT, RUNS, STEPS
 from relpos.lab.paper_page import PAGE, write_page
+from relpos.lab.runs.defaults import PRESET
 from relpos.lab.runs.settings import TABLES
 from relpos.models.presets import preset as preset_of
 from relpos.system.files import write_text
@@ -18,7 +20,6 @@ from relpos.view.picture import draw
 from relpos.view.subjects import static_bias
 
 LENGTH = 512  # tokens, as in the paper
-STEPS = 240  # default training, counted in steps and not in minutes: every machine gets the same picture
 BATCH = 2  # windows per step: a short training learns more from many small steps
 # Evaluate at the start and at the end only, and write few checkpoints: both take time.
 QUIET = {"run.eval_every": 10**6, "run.save_every": 100}
@@ -65,66 +66,68 @@ def choose(numbers: Iterable[int]) -> list[PaperFigure]:
 
 
 def draw_figures(
-    out: Path,
-    numbers: Iterable[int] = (),
+    out: str | Path = OUT,
+    figure: Iterable[int] = (),
     *,
-    preset: str = "nano",
-    runs: Path = Path("runs"),
+    preset: str = PRESET,
+    runs: str | Path = RUNS,
     seed: int = 0,
     minutes: float | None = None,
     steps: int | None = None,
     workers: int | None = None,
-    settings: dict[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = print,
 ) -> list[str]:
-    """Make figures of the paper: train missing models, draw them, and write one page with all figures.
+    """Make figures of the CABLE paper: train the missing models, draw, and put all figures on one page.
+
+    `relpos.figures` is this function, and the command `relpos figures` calls it.
 
     Args:
-        out: Folder of the figures.
-        numbers: Numbers of the figures; all by default.
+        out: The folder to write to.
+        figure: Numbers of the figures. Default: all.
         preset: Size of the models.
-        runs: Folder of the trained models. A finished model is reused, unless `minutes` or `steps` ask for more.
-        seed: Seed of the window of held-out text.
-        minutes: Training time of each model, instead of steps.
-        steps: Training steps of each model; 240 by default.
-        workers: Number of models trained at the same time; they share the cores. By default one per core for nano,
-            which does not train faster on two cores, and one for larger models.
-        settings: Other training settings, by dotted key.
-        say: Called with each message.
+        runs: Folder of the runs. Finished runs are used as they are, unless `minutes` or `steps` ask for more training.
+        seed: Seed that chooses the window of held-out text.
+        minutes: Train each model for this many minutes.
+        steps: Train each model for this many steps. Default: 240, unless `minutes` is given.
+        workers: Number of models trained at a time; the cores are divided among them. Default: one per core for nano,
+            which a single core trains as fast as two; 1 for larger models.
+        settings: Further settings of the training, by dotted key.
+        say: Called with sentences about the progress.
 
     Returns:
-        One sentence per figure that could not be made.
+        What went wrong, in sentences; empty if all figures were made.
 
     Raises:
-        ValueError: If a number or the preset is unknown.
+        ValueError: There is no such figure or preset.
 
     Example:
-        >>> draw_figures(Path("figures"), [12], say=lambda message: None)
-        []
+        >>> relpos.figures("figures", [12])
     """
-    shown = choose(numbers)
+    out, runs = Path(out), Path(runs)
+    chosen = choose(figure)
     album = Album(out, seed, say)
     heads, head_dim = preset_of(preset).heads, preset_of(preset).head_dim
     trainings = {}
-    for figure in shown:
-        folder = runs / f"figures-{figure.encoding}-{preset}"
-        if not needs_training(encoding(figure.encoding, heads, head_dim)):
-            album.add(figure, figure.encoding, heads=heads, head_dim=head_dim)
+    for each in chosen:
+        folder = runs / f"figures-{each.encoding}-{preset}"
+        if not needs_training(encoding(each.encoding, heads, head_dim)):
+            album.add(each, each.encoding, heads=heads, head_dim=head_dim)
         elif _trained(folder) and minutes is None and steps is None:
             say(f"{folder} has been trained and is reused.")
-            album.add(figure, folder)
+            album.add(each, folder)
         else:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                album.miss(figure, f"the folder {folder} cannot be created: {error.strerror}.")
+                album.miss(each, f"the folder {folder} cannot be created: {error.strerror}.")
                 continue
-            trainings[figure] = {**_training(figure, preset, folder, minutes, steps), **(settings or {})}
+            trainings[each] = {**_training(each, preset, folder, minutes, steps), **(settings or {})}
     if trainings:
         cores = os.cpu_count() or 1
         workers = workers or (cores if preset == "nano" else 1)
         _train(trainings, min(workers, len(trainings)), max(1, cores // workers), album)
-    if len(album.failed) < len(shown):
+    if len(album.failed) < len(chosen):
         say(f"All figures on one page: {out / PAGE}")
     return album.failed
 

@@ -13,13 +13,14 @@ from relpos.errors import unknown
 from relpos.view.captions import make_caption, untrained_line
 from relpos.view.cells import PIXELS
 from relpos.view.contact_sheet import draw_sheet
+from relpos.view.defaults import COLUMNS, MOST_LABELS
 from relpos.view.figures import WIDTHS, save, write
 from relpos.view.heatmaps import draw_heads
 from relpos.view.layers import Values
 from relpos.view.maps import Map, compute_map
 from relpos.view.picture_json import picture_numbers
 from relpos.view.profiles import draw_profiles, draw_together
-from relpos.view.subjects import MOST_LABELS, Subject, encoding_subject, model_subject
+from relpos.view.subjects import Subject, encoding_subject, model_subject
 
 if TYPE_CHECKING:
     from relpos.lab.runs.run import Run
@@ -59,10 +60,10 @@ def draw(
     text: str | None = None,
     text_name: str = "the text",
     seed: int = 0,
-    tokens: bool = False,
+    label_tokens: bool = False,
     shared_scale: bool = False,
     log: bool = False,
-    width: float = WIDTHS[2],
+    width: float = WIDTHS[COLUMNS],
     heads: int | None = None,
     head_dim: int | None = None,
     options: Mapping[str, Any] | None = None,
@@ -84,7 +85,7 @@ def draw(
         text: Text for the model to read. By default a window of its held-out text.
         text_name: Name of the text in the caption.
         seed: Seed of the window of held-out text, or of the start values of an untrained encoding.
-        tokens: Whether to label the axes with tokens; up to 64 tokens.
+        label_tokens: Whether to label the axes with tokens; up to 64 tokens.
         shared_scale: Whether all panels share one colour scale.
         log: Whether a profile has a logarithmic distance axis.
         width: Width of the figure in inches. By default two columns of a printed page.
@@ -122,7 +123,7 @@ def draw(
     _check_directions(subjects, causal)
     values = _values(subjects, show)
     chosen = [_chosen(head, subject.layers[0].heads) for subject in subjects]
-    labels = _labels(subjects[0], tokens, layer == "all" or show == "profile")
+    labels = _labels(subjects[0], label_tokens, layer == "all" or show == "profile")
     maps = _compute_maps(subjects, values, progress)
     caption = title + make_caption(subjects, maps, show == "profile")
     banner = untrained_line(subjects)
@@ -205,9 +206,9 @@ def _chosen(head: Sequence[int], heads: int) -> list[int]:
     return [number - 1 for number in head] or list(range(heads))
 
 
-def _labels(subject: Subject, tokens: bool, small: bool) -> list[str] | None:
+def _labels(subject: Subject, label_tokens: bool, small: bool) -> list[str] | None:
     """The names of the tokens, if the axes are labelled with them."""
-    if not tokens:
+    if not label_tokens:
         return None
     if subject.tokens is None:
         raise ValueError("an encoding alone reads no tokens that could be named: give a run's folder.")

@@ -11,14 +11,12 @@ from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import encoding, names
 from relpos.errors import unknown
 from relpos.view import captions
+from relpos.view.defaults import HEAD_DIM, HEADS, LENGTH, MOST_LABELS
 from relpos.view.layers import Layer, encoding_layer, input_free_layers, model_layers
 
 if TYPE_CHECKING:
     from relpos.lab.runs.inputs import ModelInput
     from relpos.lab.runs.run import Run
-
-LENGTH, HEADS, HEAD_DIM = 512, 12, 64  # defaults
-MOST_LABELS = 64  # most tokens whose names fit on the axes
 
 
 @dataclass(frozen=True)

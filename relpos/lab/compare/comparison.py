@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from relpos.lab.compare.defaults import BATCH, ENCODINGS, EVAL_TOKENS, LENGTH, LONG, MULTIPLES, SEEDS, STEPS
 from relpos.lab.data.corpus import open_corpus
 from relpos.lab.runs.settings import FREE, TABLES, Settings, check_encoding, flatten, load_settings, parse_overrides
 from relpos.system.files import write_text
@@ -20,17 +21,8 @@ from relpos.system.lock import Lock
 from relpos.system.mappings import read_yaml
 
 FILE = "comparison.yaml"
-# Sinusoids of amplitude 1 drown the embeddings of a GPT-2, which start at 0.02; a tenth is what the CABLE authors use.
-SINUSOIDAL = "sinusoidal:amplitude=0.1"
-ENCODINGS = ("alibi", "kerple_log", "clipped", "fire", "rope", "cable", SINUSOIDAL, "learned", "nope")
-MULTIPLES = (1, 2, 4, 8, 16, 32)  # of the trained length: the lengths unless given
-LONG = 8  # times the trained length: where loss is told by position, or the longest length if that is shorter
-SEEDS = 3
-EVAL_TOKENS = 2**17
-# Where a comparison's parts start from other defaults than `relpos train`. With as much data, many steps of little each
-# bring small models further: rope, which must learn to look at what is near, comes up to alibi, which need not.
-SHARED = {"data.length": 256, "run.batch_size": 2, "run.keep_checkpoints": 1, **TABLES}
-STEPS = 1200  # of parts of a comparison that says nothing of their end
+# Settings of all parts where a comparison has other defaults than `relpos train`.
+SHARED = {"data.length": LENGTH, "run.batch_size": BATCH, "run.keep_checkpoints": 1, **TABLES}
 ENDS = ("run.steps", "run.tokens", "run.minutes")
 
 

@@ -280,7 +280,7 @@ def _making(plan: Comparison, records: Records, out: Path) -> list[Block]:
     first = [Trial(encoding, 0) for encoding in plan.encodings]
     single = [plan.train_command(part, out) for part in first]
     lengths = ",".join(map(str, plan.lengths))
-    tokens = f"--tokens {plan.eval_tokens}"
+    tokens = f"--eval-tokens {plan.eval_tokens}"
     folder = shlex.quote(str(out / first[0].name))
     single += [
         f"relpos evaluate {folder} --lengths {lengths} {tokens}",

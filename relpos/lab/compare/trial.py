@@ -86,9 +86,9 @@ def _measure(plan: Comparison, out: Path, part: Trial, threads: int, record: dic
     from relpos.lab.runs.run import open_run
 
     run = open_run(out / part.name)
-    record["windows"] = evaluate(run, plan.lengths, "windows", tokens=plan.eval_tokens)
+    record["windows"] = evaluate(run, plan.lengths, "windows", eval_tokens=plan.eval_tokens)
     if part.seed == 0:
-        record["positions"] = evaluate(run, [plan.positions], "positions", tokens=plan.eval_tokens)
+        record["positions"] = evaluate(run, [plan.positions], "positions", eval_tokens=plan.eval_tokens)
 
 
 def _train(plan: Comparison, out: Path, part: Trial) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What the files of an evaluation are called: another question has another name, so that none overwrites another."""
+"""The names of the files of an evaluation. Another question has another name, so that none overwrites another."""
 
 import hashlib
 import re
@@ -12,46 +12,50 @@ def question_stem(
     subject: str,
     *,
     rope_scaling: str | None = None,
-    corpus: str | None = None,
-    corpus_hash: str = "",
+    data: str | None = None,
+    data_hash: str = "",
     split: str | None = None,
     lengths: Iterable[int] = (),
     **options: int | None,
 ) -> str:
-    """The name, without its ending, of the files that answer a question.
+    """The name, without its suffix, of the files that answer a question.
 
-    What is left out or None is as by default and is not in the name: `windows`, `last-yarn-4`,
-    `windows-wiki.test-3fa9c1d2`, `windows-lengths-512-2048-tokens-4096`.
+    The name leaves out what is None or empty, and so at its default: `windows`, `last-yarn-4`,
+    `windows-wiki.test-3fa9c1d2`, `windows-lengths-512-2048-eval-tokens-4096`.
 
     Args:
-        subject: the protocol, or task-NAME.
-        rope_scaling: as in yarn:4.
-        corpus: another than the run's own; its last name stands in the file's.
-        corpus_hash: of its content, since two corpora may have one name.
-        split: other than the corpus's default.
-        lengths: other than the default ones.
-        options: further options of the question, by name.
+        subject: The protocol, or task-NAME.
+        rope_scaling: As in yarn:4.
+        data: Other data than the run's own; the last part of its path becomes part of the name.
+        data_hash: Hash of its content, since two files may have the same name.
+        split: A split other than the default.
+        lengths: Lengths other than the default.
+        options: Further options of the question, by name.
 
     Returns:
         At most 150 characters.
+
+    Example:
+        >>> question_stem("windows", lengths=[512, 2048], eval_tokens=4096)
+        'windows-lengths-512-2048-eval-tokens-4096'
     """
     words = [subject]
     if rope_scaling:
         words.append(rope_scaling)
-    if corpus is not None:
-        words += [Path(corpus).name.removesuffix(".txt"), corpus_hash[:8]]
+    if data is not None:
+        words += [Path(data).name.removesuffix(".txt"), data_hash[:8]]
     if split:
         words.append(split)
     if lengths := list(lengths):
         words += ["lengths", *map(str, lengths)]
     for name, value in options.items():
         if value is not None:
-            words += [name, str(value)]
+            words += [name.replace("_", "-"), str(value)]
     return joined(words)
 
 
 def joined(words: Iterable[str]) -> str:
-    """Words as one name for a file; where it would be too long, a hash of all stands for its end."""
+    """Join words to one file name; if it is too long, a hash of it replaces its end."""
     stem = re.sub(r"[^\w.+=-]+", "-", "-".join(word for word in words if word))
     if len(stem) <= LONGEST:
         return stem

@@ -1,42 +1,89 @@
-"""Which tokens of a text are scored, and how much of the text before them the model sees: docs/evaluation.md.
+"""Which tokens of a text each protocol scores, and how much context the model reads before them: docs/evaluation.md.
 
-Every protocol gives the windows of each length. All lengths score the same tokens, as far as they divide each other:
-what differs between two rows of a table is then the length, and not the text.
+All lengths score the same tokens, as far as the lengths divide each other: two rows of a table then differ in the
+length, and not in the text.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from relpos.encodings.checks import integer_at_least
+from relpos.errors import unknown
 from relpos.lab.data.tokens import Tokens, spread
-
-LAST = 256  # tokens of a window that `last` scores
-TOKENS = {"windows": 2**20, "last": 2**14, "sliding": 2**20, "positions": 2**18}  # scored at most, unless told
+from relpos.lab.evaluate.defaults import EVAL_TOKENS, LAST, ProtocolName
 
 
 class Window(NamedTuple):
-    """What the model reads at once, and which of its predictions count."""
+    """A stretch of the text that the model reads at once, and which of its predictions count."""
 
-    start: int  # place in the text of the first token read
-    first: int  # place of the first token scored; the last is the one after the last read
-    origin: int = 0  # where positions are counted from
+    start: int  # index in the text of the first token read
+    first: int  # index of the first token scored; the last token scored is the one after the last read
+    origin: int = 0  # index from which positions are counted
 
 
 @dataclass
 class ScoredWindows:
-    """The windows of every length that the text is long enough for, and a sentence for every other."""
+    """The windows of every length that the text is long enough for, and the reason for every other length."""
 
     windows: dict[int, list[Window]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
 
     def longest(self, lengths: Sequence[int], allowed: int, why: Callable[[int], str]) -> int | None:
-        """The longest that is allowed; those beyond are refused."""
+        """Return the longest length that is allowed, and refuse those beyond it."""
         self.refused = {length: why(length) for length in lengths if length > allowed}
         return max((length for length in lengths if length <= allowed), default=None)
 
 
+def plan_windows(
+    text: Tokens,
+    lengths: Sequence[int],
+    protocol: ProtocolName,
+    stride: int | None = None,
+    last_tokens: int | None = None,
+    eval_tokens: int | None = None,
+) -> ScoredWindows:
+    """The windows of a protocol, by its name.
+
+    Args:
+        text: The tokens, with the beginnings of their documents.
+        lengths: In increasing order.
+        protocol: windows, last, sliding or positions.
+        stride: Of `sliding` and `positions`.
+        last_tokens: Of `last`: how many tokens at the end of each window are scored.
+        eval_tokens: How many tokens to score at each length, at most.
+
+    Returns:
+        The windows of each length.
+
+    Raises:
+        ValueError: There is no such protocol, or an option is not one of its own.
+    """
+    if protocol not in EVAL_TOKENS:
+        raise unknown("protocol", protocol, EVAL_TOKENS)
+    if stride is not None and protocol not in ("sliding", "positions"):
+        raise ValueError(f"a stride is for the protocols sliding and positions, not for {protocol}.")
+    if last_tokens is not None and protocol != "last":
+        raise ValueError(f"the number of last tokens is for the protocol last, not for {protocol}.")
+    tokens = EVAL_TOKENS[protocol] if eval_tokens is None else integer_at_least("eval_tokens", eval_tokens)
+    if protocol == "windows":
+        return windows(text, lengths, tokens)
+    if protocol == "last":
+        scored = min(LAST, lengths[0]) if last_tokens is None else integer_at_least("last", last_tokens)
+        if scored > lengths[0]:
+            raise ValueError(f"the last {scored} tokens of a window cannot be scored at length {lengths[0]}.")
+        return last(text, lengths, tokens, scored)
+    if protocol == "sliding":
+        if stride is not None and integer_at_least("stride", stride) > lengths[0]:
+            raise ValueError(f"windows of {lengths[0]} tokens that move by {stride} would leave tokens out.")
+        return sliding(text, lengths, tokens, stride)
+    if len(lengths) > 1:
+        raise ValueError(f"the protocol positions takes one length, not {len(lengths)}.")
+    return positions(text, lengths[0], tokens)
+
+
 def windows(text: Tokens, lengths: Sequence[int], tokens: int) -> ScoredWindows:
-    """Non-overlapping windows, every token scored: the paper's.
+    """Non-overlapping windows in which every token is scored: the protocol of the CABLE paper.
 
     The text is cut into blocks of the longest length, and each block into windows of every length.
     """
@@ -55,7 +102,7 @@ def windows(text: Tokens, lengths: Sequence[int], tokens: int) -> ScoredWindows:
 
 
 def last(text: Tokens, lengths: Sequence[int], tokens: int, scored: int) -> ScoredWindows:
-    """The last `scored` tokens of a window, the same ones at every length, with the whole window in one document."""
+    """Windows inside one document that score their last `scored` tokens: the same tokens at every length."""
     plan, documents = ScoredWindows(), _documents(text)
     longest = plan.longest(lengths, *_inside_one(documents))
     if longest is None:
@@ -69,19 +116,19 @@ def last(text: Tokens, lengths: Sequence[int], tokens: int, scored: int) -> Scor
 
 
 def sliding(text: Tokens, lengths: Sequence[int], tokens: int, stride: int | None) -> ScoredWindows:
-    """Every token scored once, by a window that moves by `stride`: at least length − stride tokens stand before it."""
+    """Windows that move by `stride` and score every token once, with at least length − stride tokens before it."""
     plan, room = ScoredWindows(), len(text) - 1
     longest = plan.longest(
         lengths,
         room // 2,
         lambda length: (
             f"the text has {len(text)} tokens; sliding windows of {length} need {2 * length + 1}: "
-            "as many to stand before as to be scored."
+            "as many for the context as to be scored."
         ),
     )
     if longest is None:
         return plan
-    # The first `longest` tokens are never scored: then every length finds its context before the same tokens.
+    # The first `longest` tokens are never scored: every length then has its full context before the same tokens.
     blocks = [longest * (1 + block) for block in spread(room // longest - 1, max(1, tokens // longest))]
     for length in lengths:
         if length <= longest:
@@ -93,7 +140,7 @@ def sliding(text: Tokens, lengths: Sequence[int], tokens: int, stride: int | Non
 
 
 def positions(text: Tokens, length: int, tokens: int) -> ScoredWindows:
-    """Non-overlapping windows inside one document, every token scored, and its position in the window remembered."""
+    """Non-overlapping windows inside one document in which every token is scored by its position in the window."""
     plan, documents = ScoredWindows(), _documents(text)
     if plan.longest([length], *_inside_one(documents)) is None:
         return plan
@@ -103,32 +150,32 @@ def positions(text: Tokens, length: int, tokens: int) -> ScoredWindows:
     return plan
 
 
-def control(found: Sequence[Window], length: int, trained: int, stride: int) -> list[Window]:
-    """The tokens of these windows again, by shorter ones of the trained length that move by `stride` inside them."""
+def control(scored: Sequence[Window], length: int, trained: int, stride: int) -> list[Window]:
+    """Windows of the trained length that move by `stride` inside those of `positions`, and score the same tokens."""
     return [
-        window
-        for one in found
-        for window in _slide(one.start, one.start + trained, one.start + length, trained, stride, one.start)
+        short
+        for window in scored
+        for short in _slide(window.start, window.start + trained, window.start + length, trained, stride, window.start)
     ]
 
 
-def _slide(done: int, end: int, stop: int, length: int, stride: int, origin: int = 0) -> list[Window]:
-    """Windows that end at `end`, every `stride` after, and at `stop`; each scores what the one before has left."""
-    found = []
-    for after in (*range(end, stop, stride), stop):
-        found.append(Window(after - length, done + 1, origin))
-        done = after
-    return found
+def _slide(scored_up_to: int, end: int, stop: int, length: int, stride: int, origin: int = 0) -> list[Window]:
+    """Windows that end at `end`, at every `stride` after it, and at `stop`; each scores what is not yet scored."""
+    moved = []
+    for window_end in (*range(end, stop, stride), stop):
+        moved.append(Window(window_end - length, scored_up_to + 1, origin))
+        scored_up_to = window_end
+    return moved
 
 
 def _documents(text: Tokens) -> list[tuple[int, int]]:
-    """Where each document begins, and where the next one does."""
+    """The index at which each document begins, and that at which the next one does."""
     starts = [int(start) for start in text.starts]
     return list(zip(starts, [*starts[1:], len(text)], strict=True))
 
 
 def _inside_one(documents: Sequence[tuple[int, int]]) -> tuple[int, Callable[[int], str]]:
-    """The longest window inside one document, and the sentence for longer ones."""
+    """The longest window inside one document, and the reason why longer ones are refused."""
     longest = max(stop - begin for begin, stop in documents)
     return (
         longest - 1,

@@ -1,4 +1,4 @@
-"""The scalings of RoPE on a model that was trained without: the same weights, other angles."""
+"""Scalings of RoPE on a model that was trained without them: the same weights, other angles."""
 
 from typing import Any
 
@@ -10,26 +10,39 @@ from relpos.models.positions import make_encoding
 
 
 def scaled_run(run: Run, scaling: str, length: int) -> Run:
-    """The run opened again with a scaled rope, for inputs of `length` tokens."""
+    """Open a run again with a scaled RoPE.
+
+    Args:
+        run: A run with RoPE.
+        scaling: A name, or name:factor, as in yarn:4.
+        length: Number of tokens that the model will read; the default factor depends on it.
+
+    Returns:
+        The run with the same weights and other angles.
+    """
     return open_run(run.folder, _position(run, scaling, length))
 
 
 def check_scaling(run: Run, scaling: str) -> None:
-    """Refuse, before anything is computed, what cannot be scaled."""
+    """Check that a scaling can be applied to a run, before anything is computed.
+
+    Raises:
+        ValueError: The run has no RoPE, its trained length is not known, or there is no such scaling.
+    """
     config = run.model.config
     if "rope_parameters" not in card(run.encoding).options:
-        raise ValueError(f"--rope-scaling is for models with rope, and {run.folder} has {run.encoding}.")
+        raise ValueError(f"a RoPE scaling is for models with rope, and {run.folder} has {run.encoding}.")
     if run.trained_length is None:
-        raise ValueError(f"{run.folder} does not say how long it was trained, which a scaling starts from.")
+        raise ValueError(f"{run.folder} does not say at which length it was trained, which a scaling needs.")
     options = _position(run, scaling, run.trained_length)
     make_encoding(options, config.num_attention_heads, config.size_of_head)
 
 
 def _position(run: Run, scaling: str, length: int) -> dict[str, Any]:
-    """The run's encoding, scaled.
+    """The run's encoding with a scaling.
 
-    `scaling` is a name, or name:factor. Without a factor it is length / trained length, and 1 up to the trained length;
-    dynamic, which reads the length itself, has 1.
+    The default factor is length / trained length, and 1 up to the trained length. That of dynamic is 1, because dynamic
+    reads the length itself.
     """
     name, colon, text = scaling.partition(":")
     if name not in SCALINGS:
@@ -41,6 +54,6 @@ def _position(run: Run, scaling: str, length: int) -> dict[str, Any]:
     except ValueError:
         raise ValueError(f"a scaling is a name or name:factor, as in yarn:4, not {scaling!r}.") from None
     position = dict(run.model.config.position)
-    over = {**(position.get("rope_parameters") or {}), "rope_type": name, "factor": factor}
-    over |= {"max_position_embeddings": trained, "original_max_position_embeddings": trained}
-    return {**position, "rope_parameters": over}
+    parameters = {**(position.get("rope_parameters") or {}), "rope_type": name, "factor": factor}
+    parameters |= {"max_position_embeddings": trained, "original_max_position_embeddings": trained}
+    return {**position, "rope_parameters": parameters}

@@ -1,4 +1,4 @@
-"""How often a trained model answers right, by length and depth."""
+"""The share of a task's answers that a trained model gets right, by length and depth."""
 
 import json
 import math
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from relpos.lab.evaluate.defaults import LONGEST_TASK, MULTIPLES, SAMPLES, SEED
 from relpos.lab.runs.model_card import refresh_card
 from relpos.lab.runs.run import EVALUATION, Run
 from relpos.lab.tasks.registry import task as task_of
@@ -20,7 +21,7 @@ from relpos.models.family import family_of
 from relpos.system.files import write_text
 from relpos.system.progress import Countdown
 
-TOKENS = 2**14  # that a model reads at a time
+TOKENS = 2**14  # read at a time
 DEPTHS = 11  # 0, 0.1, … 1
 KEY = ("weights", "position", "digest", "seed", "samples")  # what a result depends on
 
@@ -29,18 +30,36 @@ def score_task(
     run: Run,
     task: str,
     lengths: Sequence[int],
-    samples: int = 100,
-    seed: int = 0,
+    samples: int = SAMPLES,
+    seed: int = SEED,
     out: Path | None = None,
     say: Callable[[str], object] = print,
 ) -> dict[str, Any]:
-    """Score a run on a task's held-out sequences: `samples` of them at each length.
+    """Score one run on held-out sequences of a task.
 
-    The model reads a sequence once, and each answer is what it holds most likely after the true tokens before it. Of a
-    row, `accuracy` is the share of answers that are right, between `low` and `high` with 95 % confidence, and `exact`
-    the share of sequences with all answers right; where the encoding refuses the length, `error` is its sentence. A
-    task with a depth has `depths`: the accuracy by length and depth. Finished lengths are kept in `out`, which is
-    RUN/evaluation unless given, and not computed again.
+    The model reads each sequence once. An answer is right if it is the most likely token after the true tokens before
+    it. `relpos.evaluate` does the same for several runs, chooses the lengths, and draws the pictures.
+
+    Args:
+        run: A run that was trained on the task, from `relpos.open`.
+        task: The name of the task.
+        lengths: In tokens.
+        samples: Number of sequences at each length.
+        seed: Seed of the sequences.
+        out: Folder to write to. Default: RUN/evaluation. Finished lengths are kept there and not computed again.
+        say: Called with a line about the progress every few seconds.
+
+    Returns:
+        "rows", one per length: "accuracy" is the share of answers that are right, "low" and "high" its bounds with 95 %
+        confidence, "exact" the share of sequences with all answers right; "error" is the reason if the encoding refuses
+        the length. "depths", for a task with a depth: the same by length and depth.
+
+    Raises:
+        ValueError: There is no such task, the run was not trained on it, or a length or `samples` is too small.
+
+    Example:
+        >>> result = score_task(relpos.open("runs/recall-rope"), "recall", [64, 256], samples=200)
+        >>> [row["accuracy"] for row in result["rows"]]
     """
     asked = task_of(task)
     _check(run, asked, lengths, samples)
@@ -62,8 +81,8 @@ def score_task(
         "samples": samples,
     }
     kept = _kept(file)
-    same = [one for one in kept if all(one.get(name) == result[name] for name in KEY)]
-    others = [one for one in kept if one not in same]
+    same = [entry for entry in kept if all(entry.get(name) == result[name] for name in KEY)]
+    others = [entry for entry in kept if entry not in same]
     result = same[0] if same else result
     for length in sorted(set(lengths)):
         if not any(row["length"] == length for row in result["rows"]):
@@ -80,8 +99,14 @@ def score_task(
     }
 
 
+def default_task_lengths(run: Run) -> list[int]:
+    """The lengths to score by default: 1, 2, 4, 8 and 16 times the trained one, up to 16,384 tokens."""
+    trained = run.trained_length or LONGEST_TASK
+    return [trained * times for times in MULTIPLES if times == 1 or trained * times <= LONGEST_TASK]
+
+
 def wilson(share: float, count: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """The bounds between which a share seen in `count` trials lies, with 95 % confidence (Wilson 1927)."""
+    """The bounds of a share that was observed in `count` trials, with 95 % confidence (Wilson 1927)."""
     middle = share + z * z / (2 * count)
     spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     scale = 1 + z * z / count
@@ -91,8 +116,8 @@ def wilson(share: float, count: int, z: float = 1.959963984540054) -> tuple[floa
 def _check(run: Run, task: Task, lengths: Sequence[int], samples: int) -> None:
     if run.tokenizer.get_vocab() != task.vocabulary:
         raise ValueError(
-            f"{run.folder} has not the words of {task.name}: only a model that was trained on a task can be "
-            f"tested on it (relpos train --task {task.name})."
+            f"the tokenizer of {run.folder} does not have the words of {task.name}: only a model that was trained on a "
+            f"task can be scored on it (relpos train --task {task.name})."
         )
     if not lengths or samples < 1:
         raise ValueError(f"give at least one length and one sample, not {len(lengths)} and {samples}.")
@@ -103,10 +128,10 @@ def _check(run: Run, task: Task, lengths: Sequence[int], samples: int) -> None:
 def _score_length(
     run: Run, task: Task, length: int, samples: int, seed: int, say: Callable[[str], object]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """One row, and those of its depths."""
+    """The row of a length, and the rows of its depths."""
     row: dict[str, Any] = {"length": length, "accuracy": None, "exact": None, "low": None, "high": None}
     row |= {"samples": 0, "error": None}
-    right: list[Tensor] = []  # of each sequence, which answers are right
+    right: list[Tensor] = []  # for each sequence, which of its answers are right
     depths: list[float | None] = []
     countdown = Countdown(samples, say)
     for batch in _batches(task, length, samples, seed):
@@ -148,19 +173,19 @@ def answers_right(model: PreTrainedModel, samples: Sequence[Example]) -> list[Te
 
 
 def _summary(right: Sequence[Tensor]) -> dict[str, Any]:
-    """Shares over sequences.
+    """Accuracy and its bounds.
 
-    The bounds count sequences and not answers: the answers of one sequence stand and fall together, and as many
-    independent trials as there are sequences is the least that the accuracy can rest on.
+    The bounds count sequences and not answers: the answers of one sequence are not independent of each other, so the
+    number of sequences is a safe lower limit for the number of independent trials.
     """
     accuracy = float(torch.cat(list(right)).double().mean())
     low, high = wilson(accuracy, len(right))
-    exact = sum(bool(one.all()) for one in right) / len(right)
+    exact = sum(bool(answers.all()) for answers in right) / len(right)
     return {"accuracy": accuracy, "exact": exact, "low": low, "high": high, "samples": len(right)}
 
 
 def _kept(file: Path) -> list[dict[str, Any]]:
-    """What the file keeps; nothing if there is none, or it is damaged."""
+    """The results in the file; none if it does not exist or is damaged."""
     try:
         return list(json.loads(file.read_text(encoding="utf-8"))["results"])
     except (FileNotFoundError, ValueError, KeyError):

