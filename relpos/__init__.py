@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from relpos.encodings.encoding import Encoding as Encoding
     from relpos.lab.compare.api import compare as compare
     from relpos.lab.evaluate.api import evaluate as evaluate
-    from relpos.lab.paper import draw_figures as figures
+    from relpos.lab.paper.figures import draw_figures as figures
     from relpos.lab.runs.run import open_run
     from relpos.lab.train.api import train as train
     from relpos.view.picture import draw as draw
@@ -37,7 +37,7 @@ _LAZY = {  # name: module, and its name there
     "compare": ("relpos.lab.compare.api", "compare"),
     "draw": ("relpos.view.picture", "draw"),
     "evaluate": ("relpos.lab.evaluate.api", "evaluate"),
-    "figures": ("relpos.lab.paper", "draw_figures"),
+    "figures": ("relpos.lab.paper.figures", "draw_figures"),
     "open": ("relpos.lab.runs.run", "open_run"),
     "scores": ("relpos.attend", "scores"),
     "train": ("relpos.lab.train.api", "train"),

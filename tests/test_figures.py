@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import relpos
 from relpos.cli import app
-from relpos.lab import paper
+from relpos.lab.paper import figures as paper
 from relpos.view import blocks, draw, picture
 from relpos.view.colours import BOTH_SIGNS, ONE_SIGN
 from relpos.view.figures import save

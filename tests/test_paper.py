@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 import relpos
 from relpos.cli import app
 from relpos.encodings.registry import encoding, names
-from relpos.lab import paper
-from relpos.lab.paper import FIGURES, draw_figures, needs_training
-from relpos.lab.paper_page import write_page
+from relpos.lab.paper import figures as paper
+from relpos.lab.paper.figures import FIGURES, draw_figures, needs_training
+from relpos.lab.paper.page import write_page
 from relpos.lab.runs.settings import load_settings
 from relpos.lab.train.processes import makespan, train_apart
 from relpos.lab.train.training import train
@@ -55,7 +55,8 @@ def test_the_figures_are_those_of_the_paper():
 
 def test_only_what_training_cannot_change_needs_none():
     free = {name for name in names() if not needs_training(encoding(name, 12, 16))}
-    assert free == {"alibi", "sandwich"}
+    assert free >= {"alibi", "sandwich"}
+    assert not free & {"kerple_log", "fire", "clipped", "t5", "rope", "cable", "cope", "learned"}
 
 
 def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys):
@@ -177,7 +178,7 @@ def test_what_went_wrong_ends_the_command_with_a_sentence(tmp_path):
     arguments = ["--figure", "12", "--figure", "10", "--out", str(tmp_path), "--runs", str(tmp_path / "runs")]
     result = CliRunner().invoke(app, ["figures", *arguments])
     assert isinstance(result.exception, ValueError)
-    assert "1 of the figures failed" in str(result.exception)
+    assert "1 of the figures could not be made" in str(result.exception)
     assert (tmp_path / "figure12-alibi.png").exists()
 
 

@@ -19,7 +19,6 @@ ROOMS = [  # from the lowest to the highest; a room is a module or a package
     "lab.train",
     "lab.evaluate",
     "lab.compare",
-    "lab.paper_page",
     "lab.paper",
     "commands",
     "cli",
@@ -27,14 +26,8 @@ ROOMS = [  # from the lowest to the highest; a room is a module or a package
 EXEMPT = {"relpos", "relpos.lab"}  # relpos/__init__.py offers names of every room lazily; relpos/lab has no code
 # Imports that break the rule for now: (importing module, imported name), with the reason and the remedy.
 EXCEPTIONS = {
-    # It needs the version only: `from relpos import __version__` says so.
-    ("relpos.attend.backends", "relpos"),
-    # `bpe_entries` reads the number in "bpe-N"; it belongs to the tokenizers, and the settings should import it.
-    ("relpos.lab.data.tokenizers", "relpos.lab.runs.settings"),
     # `end_with_parent` concerns processes, not comparisons; it belongs to relpos/system.
     ("relpos.lab.train.processes", "relpos.lab.compare.trial"),
-    # `give_back_freed_memory` concerns the memory of the process, not attention; it belongs to relpos/system.
-    ("relpos.system.memory", "relpos.attend.chunks"),
 }
 
 

@@ -100,12 +100,12 @@ def describe() -> dict[str, Any]:
         >>> describe()["cpu_backend"]
         'native'
     """
-    import relpos  # noqa: PLC0415  (relpos imports this module)
+    from relpos import __version__  # noqa: PLC0415  (relpos imports this module)
 
     available, reason = native.available()
     cuda = torch.cuda.is_available()
     return {
-        "relpos": relpos.__version__,
+        "relpos": __version__,
         "torch": torch.__version__,
         "cpu_backend": "native" if available else "chunks",
         "native_missing": None if available else reason,

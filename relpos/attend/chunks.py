@@ -4,10 +4,6 @@ It runs every form on every device: the encodings that read the scores, and all 
 What a block materialises is discarded and computed again in the backward.
 """
 
-import ctypes
-from collections.abc import Callable
-from functools import cache
-
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -16,6 +12,7 @@ from relpos.attend import reference
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Form, Scaled, terms
 from relpos.encodings.tracing import is_transformed
+from relpos.system.allocator import give_back_freed_memory
 
 FASTEST_ON: tuple[str, ...] = ()
 LOGITS = 2**20  # values that a block may materialise: 4 MB in float32, so that a block fits into the caches
@@ -56,25 +53,3 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) ->
             checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False) if recompute else block(*inputs)
         )
     return out[0] if len(out) == 1 else torch.cat(out, dim=2)
-
-
-def give_back_freed_memory() -> None:
-    """Return freed memory to the system, where the C library would keep it.
-
-    Before version 2.38, glibc hardly reuses freed memory that was aligned, as torch's is. Without this call, many
-    blocks let the process grow by several gigabytes although little memory is in use.
-    """
-    if torch.compiler.is_compiling():
-        return
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
-
-
-@cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    try:
-        function: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError, TypeError):  # not glibc
-        return None
-    return function

@@ -16,7 +16,7 @@ from relpos.commands.choices import (
     metavar,
 )
 from relpos.commands.options import default, parse_options
-from relpos.lab import paper_defaults
+from relpos.lab.paper import defaults as paper_defaults
 from relpos.lab.runs.defaults import PRESET
 from relpos.models.presets import PRESETS
 from relpos.view.defaults import COLUMNS, HEAD_DIM, HEADS, LENGTH, MOST_LABELS
@@ -195,7 +195,7 @@ def figures(
 
     The models are kept in RUNS/figures-ENCODING-PRESET.
     """
-    from relpos.lab.paper import draw_figures
+    from relpos.lab.paper.figures import draw_figures
 
     failed = draw_figures(
         out,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from relpos.attend.chunks import give_back_freed_memory
+from relpos.system.allocator import give_back_freed_memory
 
 
 def begin_peak(device: torch.device) -> None:

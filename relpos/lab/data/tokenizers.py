@@ -12,7 +12,7 @@ from transformers import GPT2TokenizerFast, PreTrainedTokenizerFast
 
 from relpos.errors import unknown
 from relpos.lab.data.corpus import Corpus
-from relpos.lab.runs.settings import bpe_entries
+from relpos.lab.data.tokenizer_names import bpe_entries
 from relpos.system.files import cache_folder, written_whole
 
 SEPARATOR = "<|endoftext|>"  # GPT-2's; it ends every document

@@ -17,6 +17,7 @@ import yaml
 
 from relpos.encodings.registry import card, encoding_class, names
 from relpos.errors import unknown
+from relpos.lab.data.tokenizer_names import bpe_entries
 from relpos.lab.runs import defaults
 from relpos.lab.tasks import task
 from relpos.models.presets import preset
@@ -30,7 +31,6 @@ RECIPES = Path(__file__).with_name("recipes")
 TABLES = {"optimizer.table_lr": 0.1, "optimizer.table_eps": 1e-5}
 TASK = {"data.length": defaults.TASK_LENGTH, "run.batch_size": defaults.TASK_BATCH}  # of a run on a task, unless given
 EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")  # 1e-3, which YAML reads as text
-FEWEST_ENTRIES, MOST_ENTRIES = 257, 2**20  # of a tokenizer trained on the data
 MASKINGS = ("token", "word")
 LOSSES = ("answers", "all")  # what of a task's sequences is trained on
 
@@ -223,23 +223,6 @@ def check_encoding(model: ModelSettings) -> None:
                 f"{model.encoding} is defined for causal attention only, and {entry(model.family).title} attends in "
                 "both directions: choose another encoding (relpos ls shows the directions of each)."
             )
-
-
-def bpe_entries(tokenizer: str) -> int | None:
-    """How many entries a trained tokenizer has by its name, bpe-N; None for GPT-2's own.
-
-    Raises:
-        ValueError: it is no tokenizer's name.
-    """
-    if tokenizer == "gpt2":
-        return None
-    size = re.fullmatch(r"bpe-([0-9]{1,9})", tokenizer)
-    if size is None or not FEWEST_ENTRIES <= int(size[1]) <= MOST_ENTRIES:
-        raise ValueError(
-            f"unknown tokenizer {tokenizer!r}. Allowed: gpt2, or bpe-N with N entries, {FEWEST_ENTRIES} (bytes and "
-            f"separator) to {MOST_ENTRIES:,}."
-        )
-    return int(size[1])
 
 
 def _check_numbers(settings: Settings) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import encoding
-from relpos.lab.paper_defaults import OUT, RUNS, STEPS
-from relpos.lab.paper_page import PAGE, write_page
+from relpos.lab.paper.defaults import OUT, RUNS, STEPS
+from relpos.lab.paper.page import PAGE, write_page
 from relpos.lab.runs.defaults import PRESET
 from relpos.lab.runs.settings import TABLES
 from relpos.models.presets import preset as preset_of
@@ -102,7 +102,8 @@ def draw_figures(
         ValueError: There is no such figure or preset.
 
     Example:
-        >>> relpos.figures("figures", [12])
+        >>> draw_figures("figures", [12], say=lambda message: None)
+        []
     """
     out, runs = Path(out), Path(runs)
     chosen = choose(figure)
