@@ -48,6 +48,7 @@ HEAVY = {
     "test_native_skipping",
     "test_native_surroundings",
     "test_paper",
+    "test_processes",
     "test_readme",
     "test_report",
     "test_task_runs",

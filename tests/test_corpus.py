@@ -14,7 +14,7 @@ from relpos.lab.data.tokenizers import gpt2_tokenizer, load_tokenizer
 from relpos.lab.data.tokens import Tokens, Windows, tokenize
 from relpos.lab.runs.settings import load_settings
 from relpos.lab.train.training_data import open_data
-from relpos.system.files import cache_folder, written_whole
+from relpos.system.files import atomic_folder, cache_folder
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +150,7 @@ class TestTokens:
         assert tokenize(corpus, tokenizer)["train"].ids.tolist() == good
 
     def test_whoever_comes_second_keeps_what_is_there(self, tmp_path):
-        with written_whole(tmp_path / "a") as one, written_whole(tmp_path / "a") as two:
+        with atomic_folder(tmp_path / "a") as one, atomic_folder(tmp_path / "a") as two:
             (one / "x").write_text("1")
             (two / "x").write_text("2")
         assert (tmp_path / "a" / "x").read_text() == "2"

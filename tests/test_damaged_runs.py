@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from relpos.cli import main
-from relpos.lab.compare.comparison import Trial, load_plan
+from relpos.lab.compare.comparison import Trial, load_comparison
 from relpos.lab.compare.trial import read_record
 from relpos.lab.runs.checkpoints import checkpoints, damage, install, newest_whole, seal
 from relpos.lab.runs.run import open_run
@@ -144,8 +144,8 @@ BROKEN_MAPPINGS = [("", "is empty"), ("[1]", "must hold a mapping"), ("3", "must
         ("run: {}", "it has no about and no model.encoding and no data.length and no data.source"),
         ("about: {versions: {}}", "it has no model.encoding and no data.length and no data.source"),
         ("about: [1]", "it has no about"),
-        ("model: {encoding: rope}\ndata: {length: [, corpus: a}", "is no YAML"),
-        ("model: {encoding: rope}\ndata: {length: x, corpus: a}\nabout: {a: 1}", "data.length must be a number"),
+        ("model: {encoding: rope}\ndata: {length: [, source: a}", "is not valid YAML"),
+        ("model: {encoding: rope}\ndata: {length: x, source: a}\nabout: {a: 1}", "data.length must be a number"),
     ],
 )
 def test_a_broken_run_yaml_is_refused_before_the_work(run, settings, text, sentence, monkeypatch):
@@ -215,12 +215,12 @@ def test_a_broken_log_is_refused_before_the_work(run, settings, data, sentence, 
 def test_broken_files_of_a_comparison_are_named(tmp_path, text, sentence):
     (tmp_path / "comparison.yaml").write_text(text)
     with pytest.raises(ValueError, match=rf"comparison\.yaml {sentence}"):
-        load_plan(tmp_path)
-    part = Trial("alibi", 0)
-    (tmp_path / part.name).mkdir()
-    (tmp_path / part.name / "part.json").write_text(text)
-    with pytest.raises(ValueError, match=rf"part\.json {sentence}.*Remove it"):
-        read_record(tmp_path, part)
+        load_comparison(tmp_path)
+    trial = Trial("alibi", 0)
+    (tmp_path / trial.name).mkdir()
+    (tmp_path / trial.name / "trial.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"trial\.json {sentence}.*Remove the file"):
+        read_record(tmp_path, trial)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transformers import GPT2TokenizerFast, PreTrainedTokenizerFast
 
 from relpos.lab.data.corpus import Corpus
 from relpos.lab.runs.settings import bpe_entries
-from relpos.system.files import cache_folder, written_whole
+from relpos.system.files import atomic_folder, cache_folder
 
 SEPARATOR = "<|endoftext|>"  # GPT-2's; it ends every document
 # Bytes that may be merged. The time to train grows with the square of a piece, and text without spaces (DNA, a letter
@@ -38,8 +38,8 @@ def _trained(corpus: Corpus, size: int) -> PreTrainedTokenizerFast:
     folder = cache_folder() / "tokenizers" / f"bpe-{size}-{corpus.hash[:24]}"
     if not folder.exists():
         print(f"training a tokenizer of {size:,} entries on {corpus.name}", file=sys.stderr)
-        with written_whole(folder) as part:
-            _train(corpus, size).save(str(part / "tokenizer.json"))
+        with atomic_folder(folder) as temporary:
+            _train(corpus, size).save(str(temporary / "tokenizer.json"))
     return _named(PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")))
 
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from relpos.lab.data.corpus import Corpus, Portion
 from relpos.lab.data.documents import Document
-from relpos.system.files import cache_folder, written_whole
+from relpos.system.files import atomic_folder, cache_folder
 from relpos.system.progress import Countdown, LiveLine
 
 BATCH = 64  # documents tokenized at a time
@@ -42,10 +42,10 @@ def tokenize(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> dict[Portion
     key = hashlib.sha256(f"{corpus.hash} {rules}".encode()).hexdigest()[:24]
     folder = cache_folder() / "tokens" / key
     if not folder.exists():
-        with written_whole(folder) as part_folder:
+        with atomic_folder(folder) as temporary:
             dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
-            _write(part_folder, corpus, tokenizer, np.dtype(dtype))
-            (part_folder / "about.json").write_text(
+            _write(temporary, corpus, tokenizer, np.dtype(dtype))
+            (temporary / "about.json").write_text(
                 json.dumps({"corpus": corpus.name, "hash": corpus.hash, "dtype": np.dtype(dtype).name})
             )
     dtype = np.dtype(json.loads((folder / "about.json").read_text())["dtype"])

@@ -33,7 +33,8 @@ from relpos.system.lock import Lock
 from relpos.system.mappings import read_json
 from relpos.system.versions import versions
 
-ENDLESS = 10**9  # steps, for a run that the clock ends
+ENDLESS = 10**9  # steps of a run that the clock ends
+IN_USE = "{folder} is being trained by {holder}: wait for it, stop it, or choose another --out."
 
 
 def train(settings: Settings, say: Callable[[str], None] = print) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def train(settings: Settings, say: Callable[[str], None] = print) -> dict[str, A
     out = Path(settings.run.out)
     state = PartialState(cpu=not torch.cuda.is_available())
     say = say if state.is_main_process else silent
-    with Lock(out) if state.is_main_process else contextlib.nullcontext():
+    with Lock(out, in_use=IN_USE) if state.is_main_process else contextlib.nullcontext():
         state.wait_for_everyone()
         return _train(settings, out, state, say)
 
