@@ -53,6 +53,7 @@ HEAVY = {
     "test_report",
     "test_task_runs",
     "test_train",
+    "test_trainer_overrides",
     "test_transforms",
 }
 # Files whose tests share a trained model: one worker runs them, and trains it once.

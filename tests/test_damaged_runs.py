@@ -10,7 +10,7 @@ import yaml
 from relpos.cli import main
 from relpos.lab.compare.comparison import Trial, load_comparison
 from relpos.lab.compare.trial import read_record
-from relpos.lab.runs.checkpoints import checkpoints, damage, install, newest_whole, seal
+from relpos.lab.runs.checkpoints import checkpoints, damage, install, newest_undamaged, seal
 from relpos.lab.runs.run import open_run
 from relpos.lab.train.training import train
 
@@ -66,7 +66,7 @@ class TestOnlyWholeCheckpointsCount:
             install(write(step), tmp_path / f"checkpoint-{step}", keep=3)
         cut(tmp_path / "checkpoint-9" / "weights", 2)
         install(write(7), tmp_path / "checkpoint-7", keep=1)  # resumed from 6; 9 is damaged and not reached again yet
-        assert newest_whole(tmp_path) == tmp_path / "checkpoint-7"
+        assert newest_undamaged(tmp_path) == tmp_path / "checkpoint-7"
         install(write(8), tmp_path / "checkpoint-8", keep=2)
         assert [folder.name for folder in checkpoints(tmp_path)] == [f"checkpoint-{step}" for step in (9, 8, 7)]
         install(write(9), tmp_path / "checkpoint-9", keep=2)
@@ -76,7 +76,7 @@ class TestOnlyWholeCheckpointsCount:
     def test_and_a_kill_after_resuming_from_before_a_damaged_one_loses_nothing(self, run, finished, settings):
         cut(run / "checkpoint-9" / "optimizer.pt")
         train(settings(run, run__keep_checkpoints=1, run__save_every=1, run__steps=7, run__log_every=3))
-        assert newest_whole(run) == run / "checkpoint-7"
+        assert newest_undamaged(run) == run / "checkpoint-7"
 
     def test_and_a_file_of_that_name_is_none(self, run, settings, capsys):
         (run / "checkpoint-77").write_text("notes")
@@ -128,7 +128,7 @@ def test_a_checkpoint_whose_weights_have_changed_is_not_opened(run):
     data = bytearray((run / "checkpoint-6" / WEIGHTS).read_bytes())
     data[-1000] ^= 1
     (run / "checkpoint-6" / WEIGHTS).write_bytes(data)
-    with pytest.raises(ValueError, match=r"checkpoint-6 is damaged: model\.safetensors has other contents"):
+    with pytest.raises(ValueError, match=r"checkpoint-6 is damaged: model\.safetensors has changed since"):
         open_run(run / "checkpoint-6")
     (run / "checkpoint-9" / "optimizer.pt").unlink()  # what is not needed may be removed
     assert open_run(run / "checkpoint-9").trained_length == 16
@@ -207,7 +207,7 @@ def test_json_of_something_else_is_refused(run, name, tree, sentence):
 def test_a_broken_log_is_refused_before_the_work(run, settings, data, sentence, monkeypatch):
     (run / "log.jsonl").write_bytes(data)
     monkeypatch.setattr("relpos.lab.train.training.open_data", lambda settings: pytest.fail("the text was read"))
-    with pytest.raises(ValueError, match=rf"log\.jsonl is no log of a run: {sentence}.*Remove it"):
+    with pytest.raises(ValueError, match=rf"log\.jsonl is not the log of a run: {sentence}.*Remove it"):
         train(settings(run))
 
 
