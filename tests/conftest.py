@@ -47,6 +47,7 @@ HEAVY = {
     "test_native",
     "test_native_skipping",
     "test_native_surroundings",
+    "test_new_task",
     "test_paper",
     "test_processes",
     "test_readme",

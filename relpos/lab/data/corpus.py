@@ -14,6 +14,7 @@ from relpos.errors import unknown
 from relpos.lab.data.documents import FILES, Document, read_file, with_plain_line_ends
 
 Portion = Literal["train", "heldout"]
+PORTIONS: tuple[Portion, ...] = ("train", "heldout")
 SPLITS = ("heldout", "all")  # which documents are evaluated
 HELDOUT_SHARE = 10  # one document in ten is held out, except in sotu
 

@@ -16,14 +16,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast
 
-from relpos.lab.data.corpus import Corpus, Portion
+from relpos.lab.data.corpus import PORTIONS, Corpus, Portion
 from relpos.lab.data.documents import Document
 from relpos.system.files import atomic_folder, cache_folder
 from relpos.system.progress import Countdown, LiveLine
 
 BATCH = 64  # documents tokenized at a time
 IGNORED = -100  # the label of a token that has no loss
-PORTIONS: tuple[Portion, ...] = ("train", "heldout")
 
 
 @dataclass(frozen=True)
