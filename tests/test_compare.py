@@ -281,11 +281,11 @@ class TestMakingAComparison:
     @pytest.mark.parametrize(
         ("other", "sentence"),
         [
-            ({"settings": {"run.steps": 11}}, "run.steps=10, and is now asked for run.steps=11"),
-            ({"settings": {"run.minutes": 3.0}}, "run.steps=10, and is now asked for run.steps=None"),
-            ({"settings": {"data.length": 128}}, "data.length=256, and is now asked for data.length=128"),
+            ({"settings": {"run.steps": 11}}, "run.steps=10, but run.steps=11 was requested"),
+            ({"settings": {"run.minutes": 3.0}}, "run.steps=10, but run.steps=None was requested"),
+            ({"settings": {"data.length": 128}}, "data.length=256, but data.length=128 was requested"),
             ({"settings": {"optimizer.weight_decay": 0.5}}, "choose another --out"),
-            ({"eval_tokens": 5}, "eval_tokens=131072, and is now asked for eval_tokens=5"),
+            ({"eval_tokens": 5}, "eval_tokens=131072, but eval_tokens=5 was requested"),
         ],
     )
     def test_another_comparison_in_the_folder_is_refused_and_nothing_is_lost(self, tmp_path, other, sentence):

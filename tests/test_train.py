@@ -274,8 +274,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("change", "sentence"),
         [
-            ({"model__encoding": "alibi"}, "was begun with model.encoding=cable"),
-            ({"optimizer__lr": 0.5}, "optimizer.lr=0.002, and is now asked for optimizer.lr=0.5"),
+            ({"model__encoding": "alibi"}, "was started with model.encoding=cable"),
+            ({"optimizer__lr": 0.5}, "optimizer.lr=0.002, but optimizer.lr=0.5 was requested"),
             ({"run__seed": 1}, "run.seed=0"),
         ],
     )

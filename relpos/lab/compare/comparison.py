@@ -262,6 +262,6 @@ def _check_same(before: Comparison, after: Comparison, out: Path) -> None:
     for key in sorted(new, key=lambda key: key not in ENDS):  # the end first, because the warm-up depends on it
         if key not in free and old[key] != new[key]:
             raise ValueError(
-                f"{out} holds a comparison with {key}={old[key]}, and is now asked for {key}={new[key]}: encodings, "
-                "seeds and lengths may be added to it; for anything else choose another --out."
+                f"{out} holds a comparison with {key}={old[key]}, but {key}={new[key]} was requested: encodings, seeds "
+                "and lengths may be added to it; for anything else choose another --out."
             )

@@ -1,7 +1,7 @@
 """The numbers of a comparison: means over seeds, tests at each length, and sentences that say what they show."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,8 @@ def make_bits(comparison: Comparison, records: Records) -> dict[str, list[str]]:
 
 
 def _bits(rows: Mapping[int, dict[str, Any]]) -> str:
-    values = [float(row["bits_per_byte"]) for row in rows.values() if row.get("bits_per_byte") is not None]
-    if not values or len(values) < len(rows):  # evaluations of earlier versions have none
+    values = [float(row["bits_per_byte"]) for row in rows.values() if row["bits_per_byte"] is not None]
+    if not values:  # the tokenizer is not byte-level
         return "–"
     deviation = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.4f}{deviation}"
@@ -159,20 +159,9 @@ def notes(comparison: Comparison, records: Records) -> list[str]:
         for trial, record in records.items()
         if not record.get("error") and not finished(record, comparison, trial)
     ]
-    older = [trial for trial in unfinished if rows_of(records[trial], comparison)]
-    missing = [trial for trial in unfinished if trial not in older]
-    if missing:
-        sentences.append(f"Not finished yet: {_named(missing)}.")
-    if older:
-        sentences.append(
-            f"Measured by an earlier version, without the losses of each document: {_named(older)}. Rerun the command "
-            "to measure them again; nothing is trained again."
-        )
+    if unfinished:
+        sentences.append(f"Not finished yet: {', '.join(f'`{trial.name}`' for trial in unfinished)}.")
     return sentences
-
-
-def _named(trials: Sequence[Trial]) -> str:
-    return ", ".join(f"`{trial.name}`" for trial in trials)
 
 
 def findings(comparison: Comparison, table: Perplexities, standings: Standings) -> list[str]:

@@ -55,12 +55,11 @@ def write_record(out: Path, trial: Trial, record: dict[str, Any]) -> None:
 def finished(record: dict[str, Any], comparison: Comparison, trial: Trial) -> bool:
     """Whether nothing is left to do for a trial.
 
-    A trial is not finished if lengths have been added since, or if it was measured by an earlier version, which did
-    not keep the losses of the documents. In both cases it is evaluated again and not trained again.
+    A trial to which lengths have been added is not finished: it is evaluated again, but not trained again.
     """
     if record.get("error") is not None or "windows" not in record:
         return False
-    measured = {row["length"] for row in record["windows"]["rows"] if "units" in row}
+    measured = {row["length"] for row in record["windows"]["rows"]}
     return measured >= set(comparison.lengths) and (trial.seed > 0 or "positions" in record)
 
 

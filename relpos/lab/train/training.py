@@ -48,7 +48,7 @@ def train(settings: Settings, say: Callable[[str], None] = print) -> dict[str, A
         The contents of result.json: steps, tokens, seconds and losses.
 
     Raises:
-        ValueError: A setting is wrong, another process trains in the folder, or the folder was begun with others.
+        ValueError: A setting is wrong, another process trains in the folder, or the folder was started with others.
         OSError: A file could not be written.
 
     Example:
@@ -231,7 +231,7 @@ def _check_settings(settings: Settings, before: Settings, out: Path) -> None:
     for key in new:
         if key not in FREE and key != "optimizer.warmup_steps" and old[key] != new[key]:
             raise ValueError(
-                f"{out} was begun with {key}={old[key]}, and is now asked for {key}={new[key]}: "
+                f"{out} was started with {key}={old[key]}, but {key}={new[key]} was requested: "
                 "give the same settings to resume, or choose another --out."
             )
     settings.optimizer.warmup_steps = before.optimizer.warmup_steps
@@ -242,7 +242,7 @@ def _check_data(about: Mapping[str, Any], before: Mapping[str, Any], out: Path) 
     source, kind = ("corpus", "the text of") if "corpus" in about else ("task", "the task")
     data_before = before.get(source)
     if not isinstance(data_before, dict) or data_before.get("hash") != about[source]["hash"]:
-        raise ValueError(f"{kind} {about[source]['name']} has changed since {out} was begun: choose another --out.")
+        raise ValueError(f"{kind} {about[source]['name']} has changed since {out} was started: choose another --out.")
 
 
 def silent(text: str) -> None:
