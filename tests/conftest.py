@@ -50,11 +50,14 @@ HEAVY = {
     "test_native",
     "test_native_skipping",
     "test_native_surroundings",
+    "test_new_task",
     "test_paper",
+    "test_processes",
     "test_readme",
     "test_report",
     "test_task_runs",
     "test_train",
+    "test_trainer_overrides",
     "test_transforms",
 }
 # Files whose tests share a trained model: one worker runs them, and trains it once.

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import relpos
 from relpos.cli import app
-from relpos.lab.compare.comparison import load_plan, make_plan
+from relpos.lab.compare.comparison import load_comparison, make_comparison
 from relpos.lab.evaluate.defaults import EVAL_TOKENS, LAST
 from relpos.lab.runs.run import Run
 from relpos.lab.runs.settings import load_settings
@@ -186,7 +186,7 @@ class TestCompare:
         flags = ["--length", 16, "--lengths", "16,32", "--seeds", 1, "--positions", 32, "--eval-tokens", 64]
         arguments = ["--encodings", "rope,alibi", *flags, "--lr", "1e-3", "--out", tmp_path / "command", *pairs]
         printed = run_command("compare", *arguments)
-        plans = [load_plan(tmp_path / name) for name in ("python", "command")]
+        plans = [load_comparison(tmp_path / name) for name in ("python", "command")]
         assert {**vars(plans[0]), "commands": []} == {**vars(plans[1]), "commands": []}
         assert plans[0].settings["optimizer.lr"] == 1e-3
         lines = report.markdown.read_text().splitlines()
@@ -202,7 +202,7 @@ class TestCompare:
         assert python == set(inspect.signature(relpos.cli.compare.compare).parameters)
 
     def test_has_the_defaults_that_its_documentation_says(self, tmp_path):
-        plan, described = make_plan(tmp_path), described_defaults(relpos.compare)
+        plan, described = make_comparison(tmp_path), described_defaults(relpos.compare)
         assert (described["length"], described["seeds"]) == (str(plan.length), str(plan.seeds))
         assert described["eval_tokens"] == f"{plan.eval_tokens:,}"
         assert described["steps"] == str(plan.settings["run.steps"])

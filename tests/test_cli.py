@@ -17,7 +17,7 @@ from relpos.cli import app, main
 from relpos.commands import choices
 from relpos.commands import compare as compare_command
 from relpos.lab.compare import summary
-from relpos.lab.compare.comparison import make_plan
+from relpos.lab.compare.comparison import make_comparison
 from relpos.lab.data import corpus
 from relpos.lab.evaluate import defaults as evaluation_defaults
 from relpos.lab.evaluate.protocols import ScoredWindows, plan_windows
@@ -163,7 +163,7 @@ def test_help_has_groups_and_examples(command, groups):
 
 
 def test_help_of_compare_has_the_defaults_of_a_comparison(tmp_path):
-    plan = make_plan(tmp_path / "comparison")
+    plan = make_comparison(tmp_path / "comparison")
     printed = help_of("compare")
     values = {
         "encodings": ", ".join(plan.encodings),
@@ -261,7 +261,7 @@ app(prog_name="relpos")
 
 def test_the_table_of_a_comparison_prints_brackets_as_they_are(tmp_path, monkeypatch):
     """rich would read [red] as a style, and [/] as the end of one."""
-    make_plan(tmp_path, ["alibi"], lengths=[256])
+    make_comparison(tmp_path, ["alibi"], lengths=[256])
     names = ["sum[red]", "alibi[/]"]
     monkeypatch.setattr(summary, "make_table", lambda plan, records: {name: {256: "1.5"} for name in names})
     monkeypatch.setattr(summary, "make_standings", lambda plan, records: {})

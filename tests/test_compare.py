@@ -1,4 +1,4 @@
-"""Comparing encodings: what is held equal, going on after a kill, several processes on one folder, and failed parts."""
+"""Comparing encodings: what is held equal, resuming after a kill, several processes in a folder, and failed trials."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import torch
 from conftest import SMALL_RUN
 from torch.nn import functional as F
 
-from relpos.lab.compare.comparison import Trial, load_plan, make_plan
+from relpos.lab.compare.comparison import Trial, load_comparison, make_comparison
 from relpos.lab.compare.execution import compare
 from relpos.lab.compare.summary import make_table, notes, read_records
 from relpos.lab.compare.trial import LOCK, LOG, RECORD, read_record
@@ -32,7 +32,7 @@ LENGTHS = [16, 32]
 
 @pytest.fixture(scope="module")
 def shared(world):
-    """Settings that all parts share; and threads of one, so that numbers are the same to the bit."""
+    """Settings that all trials share; and threads of one, so that numbers are the same to the bit."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "cpu_count", lambda: 1)
         yield {**SHARED, "data.source": str(world / "text.txt")}
@@ -50,12 +50,12 @@ class Whole:
 @pytest.fixture(scope="module")
 def whole(world, shared):
     out = world / "whole"
-    make_plan(out, ["alibi", "learned", WRONG], 1, LENGTHS, settings=shared)
-    assert [part.encoding for part in compare(out, workers=2)] == [WRONG]
+    make_comparison(out, ["alibi", "learned", WRONG], 1, LENGTHS, settings=shared)
+    assert [trial.encoding for trial in compare(out, workers=2)] == [WRONG]
     before = {file: file.stat().st_mtime_ns for file in out.glob("*-s0/*.*") if WRONG_FOLDER not in str(file)}
     attempts = read_record(out, Trial(WRONG, 0))["attempts"]
-    make_plan(out, seeds=2)
-    assert [part.name for part in compare(out, workers=2)] == [Trial(WRONG, 0).name, Trial(WRONG, 1).name]
+    make_comparison(out, seeds=2)
+    assert [trial.name for trial in compare(out, workers=2)] == [Trial(WRONG, 0).name, Trial(WRONG, 1).name]
     return Whole(out, before, attempts)
 
 
@@ -99,8 +99,8 @@ def gone(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
 
 
-def holder(out: Path, part: Trial) -> int:
-    return int((out / part.name / LOCK).read_text().split()[1])
+def holder(out: Path, trial: Trial) -> int:
+    return int((out / trial.name / LOCK).read_text().split()[1])
 
 
 class TestAComparison:
@@ -128,23 +128,23 @@ class TestAComparison:
         assert rows[0]["perplexity"] == pytest.approx(torch.stack(losses).mean().exp().item(), rel=1e-4)
 
     def test_has_other_numbers_with_another_seed(self, whole):
-        plan = load_plan(whole.out)
-        assert make_table(plan, read_records(plan, whole.out))["alibi"][16].deviation > 0
+        comparison = load_comparison(whole.out)
+        assert make_table(comparison, read_records(comparison, whole.out))["alibi"][16].deviation > 0
 
     def test_learned_refuses_what_is_past_its_table(self, whole):
-        plan = load_plan(whole.out)
-        records = read_records(plan, whole.out)
-        table = make_table(plan, records)
+        comparison = load_comparison(whole.out)
+        records = read_records(comparison, whole.out)
+        table = make_table(comparison, records)
         assert table["learned"][16].mean > 1
         assert str(table["learned"][32]) == "refused"
-        assert any("`learned` refused at 32: learned has 16 positions" in note for note in notes(plan, records))
+        assert any("`learned` refused at 32: learned has 16 positions" in note for note in notes(comparison, records))
 
-    def test_reports_a_failed_part_in_its_row(self, whole):
-        plan = load_plan(whole.out)
-        records = read_records(plan, whole.out)
-        assert str(make_table(plan, records)[WRONG][16]) == "failed"
+    def test_reports_a_failed_trial_in_its_row(self, whole):
+        comparison = load_comparison(whole.out)
+        records = read_records(comparison, whole.out)
+        assert str(make_table(comparison, records)[WRONG][16]) == "failed"
         assert "learned has 8 positions" in records[Trial(WRONG, 1)]["error"]
-        assert any("learned-length=8-s1` failed:" in note for note in notes(plan, records))
+        assert any("learned-length=8-s1` failed:" in note for note in notes(comparison, records))
         assert "Traceback" in (whole.out / Trial(WRONG, 1).name / LOG).read_text()
 
     def test_keeps_what_is_finished_and_tries_what_failed_again(self, whole):
@@ -158,14 +158,14 @@ class Interrupted:
     """The first seed alone, killed in its middle; then two processes went on with it at once."""
 
     out: Path
-    dead: int  # the process that held the part in which it was killed
-    finished: int  # when the first part was
+    dead: int  # the process that held the trial in which it was killed
+    finished: int  # when the first trial was
 
 
 @pytest.fixture(scope="module")
 def interrupted(world, shared):
     out = world / "interrupted"
-    make_plan(out, ["alibi", "learned", WRONG], 1, LENGTHS, settings=shared)
+    make_comparison(out, ["alibi", "learned", WRONG], 1, LENGTHS, settings=shared)
     process = main_process(out)
     try:
         wait_until((out / "learned-s0" / "log.jsonl").exists)
@@ -176,34 +176,36 @@ def interrupted(world, shared):
     wait_until(lambda: gone(dead), 60)
     finished = (out / "alibi-s0" / RECORD).stat().st_mtime_ns
     assert "windows" not in read_record(out, Trial("learned", 0))
-    assert ended(main_process(out), main_process(out)) == [1, 1]  # one part fails
+    assert ended(main_process(out), main_process(out)) == [1, 1]  # one trial fails
     return Interrupted(out, dead, finished)
 
 
-class TestGoingOn:
-    def test_a_part_ends_with_the_process_that_started_it_and_its_lock_is_taken_over(self, interrupted):
+class TestResuming:
+    def test_a_trial_ends_with_the_process_that_started_it_and_its_lock_is_taken_over(self, interrupted):
         assert holder(interrupted.out, Trial("learned", 0)) != interrupted.dead
 
-    def test_finished_parts_are_not_touched(self, interrupted):
+    def test_finished_trials_are_not_touched(self, interrupted):
         assert (interrupted.out / "alibi-s0" / RECORD).stat().st_mtime_ns == interrupted.finished
         assert (interrupted.out / "alibi-s0" / LOG).read_text().count("\nstarting\n") == 1
 
     def test_the_table_is_that_of_a_comparison_never_stopped(self, interrupted, whole):
-        plan = load_plan(interrupted.out)
-        table, straight = (make_table(plan, read_records(plan, out)) for out in (interrupted.out, whole.out))
+        comparison = load_comparison(interrupted.out)
+        table, straight = (
+            make_table(comparison, read_records(comparison, out)) for out in (interrupted.out, whole.out)
+        )
         assert table == straight
         assert table["alibi"][32].mean > 1
 
-    def test_two_processes_do_each_part_once(self, interrupted):
-        for part in load_plan(interrupted.out).parts():
-            assert read_record(interrupted.out, part)["attempts"] == 1
+    def test_two_processes_do_each_trial_once(self, interrupted):
+        for trial in load_comparison(interrupted.out).trials():
+            assert read_record(interrupted.out, trial)["attempts"] == 1
         log = (interrupted.out / "learned-s0" / LOG).read_text()
         assert log.count("\nstarting\n") + log.count("\nresuming from") == 2  # once before the kill, once after
 
 
-def test_a_part_whose_process_is_killed_is_one_failed_row(world, shared):
+def test_a_trial_whose_process_is_killed_is_one_failed_row(world, shared):
     out = world / "killed"
-    make_plan(out, ["alibi"], 1, LENGTHS, settings=shared)
+    make_comparison(out, ["alibi"], 1, LENGTHS, settings=shared)
     said: list[str] = []
     thread = threading.Thread(target=lambda: compare(out, say=said.append))
     thread.start()
@@ -212,12 +214,12 @@ def test_a_part_whose_process_is_killed_is_one_failed_row(world, shared):
     os.kill(holder(out, Trial("alibi", 0)), signal.SIGKILL)
     thread.join(120)
     assert "ended by SIGKILL" in read_record(out, Trial("alibi", 0))["error"]
-    assert "1 of 1 parts, 1 failed" in said[-1]
+    assert "1 of 1 trials, 1 failed" in said[-1]
 
 
-def test_ctrl_c_stops_the_parts(world, shared):
+def test_ctrl_c_stops_the_trials(world, shared):
     out = world / "stopped"
-    make_plan(out, ["alibi"], 1, LENGTHS, settings=shared)
+    make_comparison(out, ["alibi"], 1, LENGTHS, settings=shared)
     process = main_process(out)
     lock = out / "alibi-s0" / LOCK
     wait_until(lambda: lock.exists() and lock.read_text())
@@ -228,7 +230,7 @@ def test_ctrl_c_stops_the_parts(world, shared):
 
 
 def test_encodings_start_alike_and_read_the_same_in_the_same_order(world, shared, monkeypatch):
-    plan = make_plan(world / "alike", ["alibi", "cable", "learned"], 1, LENGTHS, settings=shared)
+    comparison = make_comparison(world / "alike", ["alibi", "cable", "learned"], 1, LENGTHS, settings=shared)
     seen: dict[str, list[torch.Tensor]] = {}
     starts: dict[str, dict[str, torch.Tensor]] = {}
     step = trainer_module.RelposTrainer.training_step
@@ -240,8 +242,8 @@ def test_encodings_start_alike_and_read_the_same_in_the_same_order(world, shared
         return step(self, model, inputs, *args, **kwargs)
 
     monkeypatch.setattr(trainer_module.RelposTrainer, "training_step", watched)
-    for part in plan.parts():
-        train(plan.settings_of(part, world / "alike"))
+    for trial in comparison.trials():
+        train(comparison.settings_of(trial, world / "alike"))
     order = torch.stack(seen["alibi"])
     assert len(order) == 18  # two micro-batches a step
     assert not torch.equal(order[0], order[1])
@@ -252,57 +254,57 @@ def test_encodings_start_alike_and_read_the_same_in_the_same_order(world, shared
         assert all(torch.equal(starts[name][key], starts["alibi"][key]) for key in common)
 
 
-def test_a_part_that_the_clock_ended_at_once_is_noted(tmp_path):
-    plan = make_plan(tmp_path, ["alibi"], 1, settings={"run.minutes": 1.0})
+def test_a_trial_that_the_clock_ended_at_once_is_noted(tmp_path):
+    comparison = make_comparison(tmp_path, ["alibi"], 1, settings={"run.minutes": 1.0})
     records = {Trial("alibi", 0): {"training": {"step": 1, "warning": "1 minutes were enough for 1 step only."}}}
-    assert "`alibi-s0`: 1 minutes were enough for 1 step only." in notes(plan, records)
+    assert "`alibi-s0`: 1 minutes were enough for 1 step only." in notes(comparison, records)
 
 
-class TestThePlan:
+class TestMakingAComparison:
     def test_takes_every_encoding_once_before_any_again(self, tmp_path):
-        parts = make_plan(tmp_path, ["alibi", "rope"], 2).parts()
-        assert [part.name for part in parts] == ["alibi-s0", "rope-s0", "alibi-s1", "rope-s1"]
+        trials = make_comparison(tmp_path, ["alibi", "rope"], 2).trials()
+        assert [trial.name for trial in trials] == ["alibi-s0", "rope-s0", "alibi-s1", "rope-s1"]
 
     def test_goes_on_as_it_was_and_takes_more(self, tmp_path):
-        first = make_plan(tmp_path, ["alibi"], 1, [64], settings={"data.length": 32, "run.minutes": 2.0})
+        first = make_comparison(tmp_path, ["alibi"], 1, [64], settings={"data.length": 32, "run.minutes": 2.0})
         assert first.lengths == [32, 64]
-        assert make_plan(tmp_path) == first
-        more = make_plan(tmp_path, ["rope:base=500000", "alibi"], 2, [128])
+        assert make_comparison(tmp_path) == first
+        more = make_comparison(tmp_path, ["rope:base=500000", "alibi"], 2, [128])
         assert more.encodings == ["alibi", "rope:base=500000"]
         assert (more.seeds, more.lengths, more.settings) == (2, [32, 64, 128], first.settings)
-        assert load_plan(tmp_path) == more
+        assert load_comparison(tmp_path) == more
 
     def test_an_end_said_in_another_way_is_the_same(self, tmp_path):
-        make_plan(tmp_path, ["alibi"], settings={"run.steps": 10})
-        make_plan(tmp_path, settings={"run.tokens": 10 * 2 * 256})
+        make_comparison(tmp_path, ["alibi"], settings={"run.steps": 10})
+        make_comparison(tmp_path, settings={"run.tokens": 10 * 2 * 256})
 
     @pytest.mark.parametrize(
         ("other", "sentence"),
         [
-            ({"settings": {"run.steps": 11}}, "run.steps=10, and is now asked for run.steps=11"),
-            ({"settings": {"run.minutes": 3.0}}, "run.steps=10, and is now asked for run.steps=None"),
-            ({"settings": {"data.length": 128}}, "data.length=256, and is now asked for data.length=128"),
+            ({"settings": {"run.steps": 11}}, "run.steps=10, but run.steps=11 was requested"),
+            ({"settings": {"run.minutes": 3.0}}, "run.steps=10, but run.steps=None was requested"),
+            ({"settings": {"data.length": 128}}, "data.length=256, but data.length=128 was requested"),
             ({"settings": {"optimizer.weight_decay": 0.5}}, "choose another --out"),
-            ({"eval_tokens": 5}, "eval_tokens=131072, and is now asked for eval_tokens=5"),
+            ({"eval_tokens": 5}, "eval_tokens=131072, but eval_tokens=5 was requested"),
         ],
     )
-    def test_another_plan_in_the_folder_is_refused_and_nothing_is_lost(self, tmp_path, other, sentence):
-        plan = make_plan(tmp_path, ["alibi"], settings={"run.steps": 10})
+    def test_another_comparison_in_the_folder_is_refused_and_nothing_is_lost(self, tmp_path, other, sentence):
+        comparison = make_comparison(tmp_path, ["alibi"], settings={"run.steps": 10})
         with pytest.raises(ValueError, match=sentence):
-            make_plan(tmp_path, **other)
-        assert load_plan(tmp_path) == plan
+            make_comparison(tmp_path, **other)
+        assert load_comparison(tmp_path) == comparison
 
     @pytest.mark.parametrize(
         ("given", "sentence"),
         [
             ({"encodings": ["alibii"]}, "Did you mean 'alibi'?"),
-            ({"encodings": ["alibi", ""]}, "'' is no encoding"),
-            ({"encodings": ["../alibi"]}, "is no encoding"),
+            ({"encodings": ["alibi", ""]}, "'' is not an encoding"),
+            ({"encodings": ["../alibi"]}, "is not an encoding"),
             ({"encodings": ["rope:base"]}, "key=value"),
             ({"encodings": ["alibi", "rope:bass=3"]}, "unknown option of rope 'bass'. Did you mean 'base'"),
-            ({"encodings": ["alibi", "rope:base=-3"]}, "rope:base=-3 cannot be made: base must be a positive number"),
+            ({"encodings": ["alibi", "rope:base=-3"]}, "rope:base=-3 cannot be built: base must be a positive number"),
             ({"encodings": ["alibi", "rope:scaling=yran"]}, "Did you mean 'yarn'"),
-            ({"encodings": ["alibi", "dape:base=rope"]}, "dape:base=rope cannot be made"),
+            ({"encodings": ["alibi", "dape:base=rope"]}, "dape:base=rope cannot be built"),
             ({"settings": {"data.task": "recall"}}, "a comparison measures perplexity on text"),
             ({"settings": {"data.source": "/nowhere/a.txt"}}, "there is no file or folder /nowhere/a.txt"),
             ({"settings": {"data.tokenizer": "bpe-1"}}, "unknown tokenizer 'bpe-1'"),
@@ -315,14 +317,14 @@ class TestThePlan:
     )
     def test_what_is_wrong_is_said_before_anything_is_begun(self, tmp_path, given, sentence):
         with pytest.raises((ValueError, FileNotFoundError), match=sentence):
-            make_plan(tmp_path / "out", **given)
+            make_comparison(tmp_path / "out", **given)
         assert not list(tmp_path.rglob("*.yaml"))
 
     def test_an_encoding_that_cannot_be_made_is_not_added(self, tmp_path):
-        plan = make_plan(tmp_path, ["alibi"])
+        comparison = make_comparison(tmp_path, ["alibi"])
         with pytest.raises(ValueError, match="unknown option of rope 'bass'"):
-            make_plan(tmp_path, ["rope:bass=3"])
-        assert load_plan(tmp_path) == plan
+            make_comparison(tmp_path, ["rope:bass=3"])
+        assert load_comparison(tmp_path) == comparison
 
     def test_its_command_makes_it_again(self, tmp_path):
         import shlex
@@ -331,19 +333,19 @@ class TestThePlan:
 
         from relpos.cli import app
 
-        plan = make_plan(tmp_path, ["alibi", "rope:base=500000"], 2, [512], settings={"run.minutes": 2.5})
+        comparison = make_comparison(tmp_path, ["alibi", "rope:base=500000"], 2, [512], settings={"run.minutes": 2.5})
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("relpos.lab.compare.execution.compare", lambda *args, **kwargs: {})
-            arguments = shlex.split(plan.command(tmp_path / "again"))[1:]
+            arguments = shlex.split(comparison.command(tmp_path / "again"))[1:]
             result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
-        again = load_plan(tmp_path / "again")
-        again.commands = plan.commands
-        assert again == plan
+        again = load_comparison(tmp_path / "again")
+        again.commands = comparison.commands
+        assert again == comparison
 
     def test_no_comparison_in_a_folder_is_said(self, tmp_path):
         with pytest.raises(FileNotFoundError, match="there is no comparison"):
-            load_plan(tmp_path)
+            load_comparison(tmp_path)
         (tmp_path / "comparison.yaml").write_text("encodings: [alibi]")
-        with pytest.raises(ValueError, match="is no plan"):
-            load_plan(tmp_path)
+        with pytest.raises(ValueError, match="does not describe a comparison"):
+            load_comparison(tmp_path)

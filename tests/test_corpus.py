@@ -14,7 +14,7 @@ from relpos.lab.data.tokenizers import gpt2_tokenizer, load_tokenizer
 from relpos.lab.data.tokens import Tokens, Windows, tokenize
 from relpos.lab.runs.settings import load_settings
 from relpos.lab.train.training_data import open_data
-from relpos.system.files import cache_folder, written_whole
+from relpos.system.files import atomic_folder, cache_folder
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +30,13 @@ def tiny(count: int = 30) -> Corpus:
 class TestSotu:
     def test_is_split_by_year_and_both_parts_are_there(self):
         corpus = open_corpus("sotu")
-        years = {part: {int(d.name[:4]) for d in corpus.part(part)} for part in ("train", "heldout")}
+        years = {portion: {int(d.name[:4]) for d in corpus.portion(portion)} for portion in ("train", "heldout")}
         assert not years["train"] & years["heldout"]
         assert len(list(corpus.documents())) == 249
 
     def test_holds_out_ten_documents_of_16k_tokens(self):
         tokenizer = gpt2_tokenizer().backend_tokenizer
-        long = [d for d in open_corpus("sotu").part("heldout") if len(d.text) > 60_000]
+        long = [d for d in open_corpus("sotu").portion("heldout") if len(d.text) > 60_000]
         lengths = [len(encoded.ids) for encoded in tokenizer.encode_batch_fast([d.text for d in long])]
         assert sum(length >= 16_384 for length in lengths) >= 10
 
@@ -103,13 +103,13 @@ class TestTokens:
         corpus = tiny()
         tokenizer = load_tokenizer("bpe-300", corpus)
         tokens = tokenize(corpus, tokenizer)
-        for part in ("train", "heldout"):
-            texts = [document.text for document in corpus.part(part)]
-            assert len(tokens[part].starts) == len(texts)
-            ends = [*tokens[part].starts[1:], len(tokens[part])]
-            for text, start, end in zip(texts, tokens[part].starts, ends, strict=True):
-                assert tokens[part].ids[end - 1] == tokenizer.eos_token_id
-                assert tokenizer.decode(tokens[part].ids[start : end - 1].tolist()) == text
+        for portion in ("train", "heldout"):
+            texts = [document.text for document in corpus.portion(portion)]
+            assert len(tokens[portion].starts) == len(texts)
+            ends = [*tokens[portion].starts[1:], len(tokens[portion])]
+            for text, start, end in zip(texts, tokens[portion].starts, ends, strict=True):
+                assert tokens[portion].ids[end - 1] == tokenizer.eos_token_id
+                assert tokenizer.decode(tokens[portion].ids[start : end - 1].tolist()) == text
         assert isinstance(tokens["train"].ids, np.memmap)
 
     def test_the_second_time_they_come_from_the_cache(self):
@@ -150,7 +150,7 @@ class TestTokens:
         assert tokenize(corpus, tokenizer)["train"].ids.tolist() == good
 
     def test_whoever_comes_second_keeps_what_is_there(self, tmp_path):
-        with written_whole(tmp_path / "a") as one, written_whole(tmp_path / "a") as two:
+        with atomic_folder(tmp_path / "a") as one, atomic_folder(tmp_path / "a") as two:
             (one / "x").write_text("1")
             (two / "x").write_text("2")
         assert (tmp_path / "a" / "x").read_text() == "2"
@@ -236,7 +236,7 @@ class TestFiles:
         file = tmp_path / "a.txt"
         file.write_text("line\n" * 100)
         corpus = open_corpus(str(file))
-        train, heldout = ("".join(d.text for d in corpus.part(part)) for part in ("train", "heldout"))
+        train, heldout = ("".join(d.text for d in corpus.portion(portion)) for portion in ("train", "heldout"))
         assert train + heldout == file.read_text()
         assert len(heldout) == 50
 
@@ -255,7 +255,7 @@ class TestFiles:
         rows = [json.dumps({"text": f"text {i % 40}"}) for i in range(80)]
         (tmp_path / "a.jsonl").write_text("\n".join(rows))
         corpus = open_corpus(str(tmp_path / "a.jsonl"))
-        train, heldout = ({d.text for d in corpus.part(part)} for part in ("train", "heldout"))
+        train, heldout = ({d.text for d in corpus.portion(portion)} for portion in ("train", "heldout"))
         assert train
         assert heldout
         assert not train & heldout
@@ -279,12 +279,12 @@ class TestFiles:
             ("a.txt", b"one\ntwo\0", "a.txt is not text: it has a zero byte at byte 7, in line 2"),
             ("a.txt", b"one\ntwo\nna\xefve", "a.txt is not UTF-8: byte 0xef at byte 10, in line 3"),
             ("a.txt", b"ab", "a.txt is too short"),
-            ("a.jsonl", b'{"text": "x"}\n{"text": ', "a.jsonl, line 2 is no JSON"),
+            ("a.jsonl", b'{"text": "x"}\n{"text": ', "a.jsonl, line 2 is not valid JSON"),
             ("a.jsonl", b'{"text": "x"}\n{"body": "y"}', "a.jsonl, line 2: there is no text under 'text'; it has body"),
             ("a.jsonl", b'{"text": "x"}\n\n{"text": ""}', "a.jsonl, line 3: the text under 'text' is empty"),
             ("a.jsonl", b'{"text": "x"}', "holds 1 documents: at least two"),
             ("a.jsonl", b"[1]\n", "a.jsonl, line 1: there is no text under 'text'; it has list"),
-            ("a.parquet", b"PAR1 no", "a.parquet is no Parquet file"),
+            ("a.parquet", b"PAR1 no", "a.parquet cannot be read as a Parquet file"),
         ],
     )
     def test_what_cannot_be_read_is_named_with_its_place(self, tmp_path, name, data, sentence):
@@ -330,6 +330,6 @@ def test_a_corpus_without_documents_is_refused(divided):
 def test_all_of_one_text_file_is_one_document(tmp_path, place):
     (tmp_path / "text.txt").write_text("one\ntwo\nthree\n" * 20)
     corpus = open_corpus(str(tmp_path / place), split="all")
-    assert [document.text for document in corpus.part("heldout")] == ["one\ntwo\nthree\n" * 20]
-    assert list(corpus.part("train")) == []
+    assert [document.text for document in corpus.portion("heldout")] == ["one\ntwo\nthree\n" * 20]
+    assert list(corpus.portion("train")) == []
     assert corpus.hash != open_corpus(str(tmp_path / place)).hash

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from relpos.cli import main
-from relpos.lab.compare.comparison import Trial, load_plan
+from relpos.lab.compare.comparison import Trial, load_comparison
 from relpos.lab.compare.trial import read_record
-from relpos.lab.runs.checkpoints import checkpoints, damage, install, newest_whole, seal
+from relpos.lab.runs.checkpoints import checkpoints, damage, install, newest_undamaged, seal
 from relpos.lab.runs.run import open_run
 from relpos.lab.train.training import train
 
@@ -66,7 +66,7 @@ class TestOnlyWholeCheckpointsCount:
             install(write(step), tmp_path / f"checkpoint-{step}", keep=3)
         cut(tmp_path / "checkpoint-9" / "weights", 2)
         install(write(7), tmp_path / "checkpoint-7", keep=1)  # resumed from 6; 9 is damaged and not reached again yet
-        assert newest_whole(tmp_path) == tmp_path / "checkpoint-7"
+        assert newest_undamaged(tmp_path) == tmp_path / "checkpoint-7"
         install(write(8), tmp_path / "checkpoint-8", keep=2)
         assert [folder.name for folder in checkpoints(tmp_path)] == [f"checkpoint-{step}" for step in (9, 8, 7)]
         install(write(9), tmp_path / "checkpoint-9", keep=2)
@@ -76,7 +76,7 @@ class TestOnlyWholeCheckpointsCount:
     def test_and_a_kill_after_resuming_from_before_a_damaged_one_loses_nothing(self, run, finished, settings):
         cut(run / "checkpoint-9" / "optimizer.pt")
         train(settings(run, run__keep_checkpoints=1, run__save_every=1, run__steps=7, run__log_every=3))
-        assert newest_whole(run) == run / "checkpoint-7"
+        assert newest_undamaged(run) == run / "checkpoint-7"
 
     def test_and_a_file_of_that_name_is_none(self, run, settings, capsys):
         (run / "checkpoint-77").write_text("notes")
@@ -128,7 +128,7 @@ def test_a_checkpoint_whose_weights_have_changed_is_not_opened(run):
     data = bytearray((run / "checkpoint-6" / WEIGHTS).read_bytes())
     data[-1000] ^= 1
     (run / "checkpoint-6" / WEIGHTS).write_bytes(data)
-    with pytest.raises(ValueError, match=r"checkpoint-6 is damaged: model\.safetensors has other contents"):
+    with pytest.raises(ValueError, match=r"checkpoint-6 is damaged: model\.safetensors has changed since"):
         open_run(run / "checkpoint-6")
     (run / "checkpoint-9" / "optimizer.pt").unlink()  # what is not needed may be removed
     assert open_run(run / "checkpoint-9").trained_length == 16
@@ -144,8 +144,8 @@ BROKEN_MAPPINGS = [("", "is empty"), ("[1]", "must hold a mapping"), ("3", "must
         ("run: {}", "it has no about and no model.encoding and no data.length and no data.source"),
         ("about: {versions: {}}", "it has no model.encoding and no data.length and no data.source"),
         ("about: [1]", "it has no about"),
-        ("model: {encoding: rope}\ndata: {length: [, corpus: a}", "is no YAML"),
-        ("model: {encoding: rope}\ndata: {length: x, corpus: a}\nabout: {a: 1}", "data.length must be a number"),
+        ("model: {encoding: rope}\ndata: {length: [, source: a}", "is not valid YAML"),
+        ("model: {encoding: rope}\ndata: {length: x, source: a}\nabout: {a: 1}", "data.length must be a number"),
     ],
 )
 def test_a_broken_run_yaml_is_refused_before_the_work(run, settings, text, sentence, monkeypatch):
@@ -207,7 +207,7 @@ def test_json_of_something_else_is_refused(run, name, tree, sentence):
 def test_a_broken_log_is_refused_before_the_work(run, settings, data, sentence, monkeypatch):
     (run / "log.jsonl").write_bytes(data)
     monkeypatch.setattr("relpos.lab.train.training.open_data", lambda settings: pytest.fail("the text was read"))
-    with pytest.raises(ValueError, match=rf"log\.jsonl is no log of a run: {sentence}.*Remove it"):
+    with pytest.raises(ValueError, match=rf"log\.jsonl is not the log of a run: {sentence}.*Remove it"):
         train(settings(run))
 
 
@@ -215,12 +215,12 @@ def test_a_broken_log_is_refused_before_the_work(run, settings, data, sentence, 
 def test_broken_files_of_a_comparison_are_named(tmp_path, text, sentence):
     (tmp_path / "comparison.yaml").write_text(text)
     with pytest.raises(ValueError, match=rf"comparison\.yaml {sentence}"):
-        load_plan(tmp_path)
-    part = Trial("alibi", 0)
-    (tmp_path / part.name).mkdir()
-    (tmp_path / part.name / "part.json").write_text(text)
-    with pytest.raises(ValueError, match=rf"part\.json {sentence}.*Remove it"):
-        read_record(tmp_path, part)
+        load_comparison(tmp_path)
+    trial = Trial("alibi", 0)
+    (tmp_path / trial.name).mkdir()
+    (tmp_path / trial.name / "trial.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"trial\.json {sentence}.*Remove the file"):
+        read_record(tmp_path, trial)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from relpos.lab.paper import figures as paper
 from relpos.lab.paper.figures import FIGURES, draw_figures, needs_training
 from relpos.lab.paper.page import write_page
 from relpos.lab.runs.settings import load_settings
-from relpos.lab.train.processes import makespan, train_apart
+from relpos.lab.train.parallel import makespan, train_in_parallel
 from relpos.lab.train.training import train
 from relpos.view import draw
 
@@ -150,7 +150,7 @@ def test_the_page_counts_heads_that_add_nothing_and_gives_them_no_numbers(tmp_pa
 
 def test_trainings_at_once_end_with_a_sentence_each(tmp_path):
     wrong = {"model.encoding": "allibi", "run.out": str(tmp_path / "a"), "run.steps": 1}
-    ended = dict(train_apart({"a": wrong, "b": wrong | {"run.out": str(tmp_path / "b")}}, workers=2, threads=1))
+    ended = dict(train_in_parallel({"a": wrong, "b": wrong | {"run.out": str(tmp_path / "b")}}, workers=2, threads=1))
     assert ended.keys() == {"a", "b"}
     assert all("Did you mean 'alibi'?" in error for error in ended.values())
 

@@ -1,4 +1,4 @@
-"""The report of a comparison: its numbers are those of the parts, and it stands alone."""
+"""The report of a comparison: its numbers are those of the trials, and it stands alone."""
 
 import re
 from pathlib import Path
@@ -6,10 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from relpos.lab.compare.comparison import Comparison, Trial, make_plan
+from relpos.lab.compare.comparison import Comparison, Trial, make_comparison
 from relpos.lab.compare.report import write_report
-from relpos.lab.compare.summary import Cell, change, findings, make_standings, make_table, notes, read_records, told
-from relpos.lab.compare.trial import finished, read_record, write_record
+from relpos.lab.compare.summary import (
+    Cell,
+    change,
+    findings,
+    format_number,
+    make_standings,
+    make_table,
+    notes,
+    read_records,
+)
+from relpos.lab.compare.trial import finished, write_record
 from relpos.view.blocks import Code, Heading, Image, Items, Table, Text, to_html, to_markdown
 
 LENGTHS = [32, 64, 128]
@@ -31,7 +40,7 @@ def units(perplexity: float | None, documents: int = DOCUMENTS) -> dict[str, lis
 
 
 def record(encoding: str, seed: int, values: list[float | None]) -> dict[str, object]:
-    """What a part leaves that has found these perplexities."""
+    """What a trial leaves that has found these perplexities."""
     rows = []
     for length, value in zip(LENGTHS, values, strict=True):
         row = {"length": length, "perplexity": value, "low": None, "high": None, "error": None, "units": units(value)}
@@ -57,17 +66,19 @@ def record(encoding: str, seed: int, values: list[float | None]) -> dict[str, ob
 
 
 @pytest.fixture
-def plan(tmp_path) -> Comparison:
-    return make_plan(tmp_path, ["alibi", "rope", "learned"], 2, LENGTHS, settings={"data.length": 32, "run.steps": 7})
+def comparison(tmp_path) -> Comparison:
+    return make_comparison(
+        tmp_path, ["alibi", "rope", "learned"], 2, LENGTHS, settings={"data.length": 32, "run.steps": 7}
+    )
 
 
 @pytest.fixture
-def out(tmp_path, plan) -> Path:
+def out(tmp_path, comparison) -> Path:
     for encoding, seeds in PERPLEXITIES.items():
         for seed, values in enumerate(seeds):
-            part = Trial(encoding, seed)
-            (tmp_path / part.name).mkdir()
-            write_record(tmp_path, part, record(encoding, seed, values))
+            trial = Trial(encoding, seed)
+            (tmp_path / trial.name).mkdir()
+            write_record(tmp_path, trial, record(encoding, seed, values))
     return tmp_path
 
 
@@ -95,7 +106,7 @@ class TestTheReport:
                 assert mean == pytest.approx(np.mean(values), abs=0.5 if values[0] > 1000 else 0.005)
                 assert deviation == pytest.approx(np.std(values, ddof=1), abs=0.5 if values[0] > 1000 else 0.005)
 
-    def test_marks_what_is_not_told_apart_from_the_lowest_and_the_trained_length(self, out):
+    def test_marks_what_does_not_differ_from_the_lowest_and_the_trained_length(self, out):
         """At 32 rope is now above learned with one seed and below it with the other; alibi is above it with both."""
         for seed, value in enumerate((19.9, 17.5)):
             write_record(out, Trial("rope", seed), record("rope", seed, [value, *PERPLEXITIES["rope"][seed][1:]]))
@@ -103,7 +114,7 @@ class TestTheReport:
         bold = {encoding: [cell.startswith("**") for cell in cells] for encoding, cells in rows(markdown).items()}
         assert bold == {"alibi": [False, True, True], "rope": [True, False, False], "learned": [True, False, False]}
         assert "19.75 ± 0.35" in re.findall(r"<strong>(.*?)</strong>", html)
-        assert "every encoding that is not told apart from it" in markdown
+        assert "every encoding that does not differ from it significantly" in markdown
         assert "| 32 (trained) | 64 | 128 |" in markdown
         assert '<th class="marked">32 (trained)</th>' in html
 
@@ -121,7 +132,7 @@ class TestTheReport:
         assert cells["learned"][1] == "–"
 
     def test_of_a_single_seed_marks_nothing_and_says_why(self, tmp_path):
-        make_plan(tmp_path, ["alibi", "rope"], 1, LENGTHS, settings={"data.length": 32, "run.steps": 7})
+        make_comparison(tmp_path, ["alibi", "rope"], 1, LENGTHS, settings={"data.length": 32, "run.steps": 7})
         for encoding in ("alibi", "rope"):
             (tmp_path / Trial(encoding, 0).name).mkdir()
             write_record(tmp_path, Trial(encoding, 0), record(encoding, 0, PERPLEXITIES[encoding][0]))
@@ -131,9 +142,9 @@ class TestTheReport:
         assert "Nothing is bold at 32, 64, 128: with one seed the variation between seeds is not known" in markdown
         assert "a difference between two trained models" in markdown
 
-    def test_of_a_single_finished_part_marks_nothing_and_calls_nothing_lowest(self, out):
-        for part in ("alibi-s0", "alibi-s1", "rope-s0", "rope-s1", "learned-s1"):
-            (out / part / "part.json").unlink()
+    def test_of_a_single_finished_trial_marks_nothing_and_calls_nothing_lowest(self, out):
+        for trial in ("alibi-s0", "alibi-s1", "rope-s0", "rope-s1", "learned-s1"):
+            (out / trial / "trial.json").unlink()
         html, markdown = (path.read_text() for path in write_report(out))
         assert "<strong>" not in html
         assert "Nothing is bold at 32: only one encoding has a number." in markdown
@@ -142,34 +153,36 @@ class TestTheReport:
     def test_of_few_documents_marks_nothing_and_says_why(self, out, monkeypatch):
         for encoding, seeds in PERPLEXITIES.items():
             for seed, values in enumerate(seeds):
-                part = record(encoding, seed, values)
-                for row, value in zip(part["windows"]["rows"], values, strict=True):
+                trial = record(encoding, seed, values)
+                for row, value in zip(trial["windows"]["rows"], values, strict=True):
                     row["units"] = units(value, documents=2)
-                write_record(out, Trial(encoding, seed), part)
+                write_record(out, Trial(encoding, seed), trial)
         html, markdown = (path.read_text() for path in write_report(out))
         assert "<strong>" not in html
         assert "2 documents or blocks are too few for a test (at least 10)" in markdown
 
     def test_repeats_what_an_evaluation_warns_of(self, out):
-        part = record("alibi", 0, PERPLEXITIES["alibi"][0])
-        part["positions"]["warnings"] = ["The 95 % intervals rest on 2 documents."]
-        write_record(out, Trial("alibi", 0), part)
+        trial = record("alibi", 0, PERPLEXITIES["alibi"][0])
+        trial["positions"]["warnings"] = ["The 95 % intervals rest on 2 documents."]
+        write_record(out, Trial("alibi", 0), trial)
         assert "over documents. The 95 % intervals rest on 2 documents." in write_report(out)[1].read_text()
 
-    def test_of_an_earlier_version_has_its_numbers_and_says_what_to_do(self, out, plan):
+    def test_without_bytes_has_no_table_of_bits(self, out, comparison):
         for encoding, seeds in PERPLEXITIES.items():
             for seed, values in enumerate(seeds):
-                part = record(encoding, seed, values)
-                for row in part["windows"]["rows"]:
-                    del row["units"], row["bits_per_byte"]
-                write_record(out, Trial(encoding, seed), part)
-        html, markdown = (path.read_text() for path in write_report(out))
+                trial = record(encoding, seed, values)
+                for row in trial["windows"]["rows"]:
+                    row["bits_per_byte"] = None
+                write_record(out, Trial(encoding, seed), trial)
+        markdown = write_report(out)[1].read_text()
         assert rows(markdown)["alibi"][0] == "20.50 ± 0.71"
-        assert "<strong>" not in html
-        assert "were not kept by the version that measured them" in markdown
-        assert "Measured by an earlier version, without the losses of each document: `alibi-s0`" in markdown
         assert "Bits per byte" not in markdown
-        assert not any(finished(read_record(out, part), plan, part) for part in plan.parts())  # measured again
+
+    def test_of_lengths_added_later_is_not_finished(self, out, comparison):
+        records = read_records(comparison, out)
+        assert all(finished(records[trial], comparison, trial) for trial in comparison.trials())
+        more = make_comparison(out, lengths=[256])
+        assert not any(finished(records[trial], more, trial) for trial in more.trials())
 
     def test_wraps_its_commands_and_its_headers_so_that_a_page_holds_them(self, out):
         style = re.search(r"<style>(.*?)</style>", write_report(out)[0].read_text(), flags=re.DOTALL)[1]
@@ -198,57 +211,59 @@ class TestTheReport:
         cells = [cell.strip() for cell in line.strip("|").split("|")[1:]]
         assert cells == ["12,345", "7", "1,792", "550", "12", "512 MiB", "1,032", "1,128", "1,024 MiB"]
 
-    def test_says_how_it_was_made(self, out, plan):
+    def test_says_how_it_was_made(self, out, comparison):
         text = write_report(out)[1].read_text()
-        assert plan.command(out) in text
+        assert comparison.command(out) in text
         assert f"relpos train model.encoding=rope run.seed=0 run.out={out}/rope-s0 data.length=32" in text
         assert "f" * 64 in text
         assert "torch 2.13.0" in text
         assert "Machine: A, 2 cores" in text
 
-    def test_of_a_comparison_half_done_says_what_is_missing(self, out, plan):
-        (out / "alibi-s1" / "part.json").unlink()
+    def test_of_a_comparison_half_done_says_what_is_missing(self, out, comparison):
+        (out / "alibi-s1" / "trial.json").unlink()
         write_record(out, Trial("rope", 0), {"error": "it <broke> | here.", "attempts": 1})
         html, markdown = (path.read_text() for path in write_report(out))
-        assert "4 of 6 parts are finished" in markdown
+        assert "4 of 6 trials are finished" in markdown
         assert "Not finished yet: `alibi-s1`." in markdown
         assert "`rope-s0` failed: it &lt;broke> | here." in markdown
         assert "it &lt;broke&gt; | here." in html
         assert rows(markdown)["alibi"][0] == "20.00"
         assert rows(markdown)["rope"][0] == "20.00"
 
-    def test_before_anything_is_finished_is_there(self, tmp_path, plan):
-        assert "0 of 6 parts are finished" in write_report(tmp_path)[1].read_text()
+    def test_before_anything_is_finished_is_there(self, tmp_path, comparison):
+        assert "0 of 6 trials are finished" in write_report(tmp_path)[1].read_text()
         assert all(
             cell == "–"
-            for row in make_table(plan, read_records(plan, tmp_path)).values()
+            for row in make_table(comparison, read_records(comparison, tmp_path)).values()
             for cell in map(str, row.values())
         )
 
     def test_of_runs_by_the_clock_says_that_data_differ(self, tmp_path):
-        make_plan(tmp_path, ["alibi"], settings={"run.minutes": 3.0})
+        make_comparison(tmp_path, ["alibi"], settings={"run.minutes": 3.0})
         assert "the faster encodings have seen more data" in write_report(tmp_path)[1].read_text()
 
     def test_of_other_lengths_is_not_mixed_in(self, out):
-        """The longest length decides which tokens are scored, so that rows of an earlier plan are no match."""
-        plan = make_plan(out, lengths=[256])
-        assert str(make_table(plan, read_records(plan, out))["alibi"][32]) == "–"
+        """The longest length decides which tokens are scored, so rows of an earlier evaluation are left out."""
+        comparison = make_comparison(out, lengths=[256])
+        assert str(make_table(comparison, read_records(comparison, out))["alibi"][32]) == "–"
 
 
 class TestFindings:
-    def test_tell_each_change_against_the_trained_length(self, out, plan):
-        records = read_records(plan, out)
-        sentences = findings(plan, make_table(plan, records), make_standings(plan, records))
-        assert sentences[0] == (
+    def test_tell_each_change_against_the_trained_length(self, out, comparison):
+        records = read_records(comparison, out)
+        found = findings(comparison, make_table(comparison, records), make_standings(comparison, records))
+        assert found[0] == (
             "At the trained length (32) the means lie between 18.50 (`learned`) and 20.50 (`alibi`, +11 %); "
-            "not told apart from `learned`: none."
+            "not significantly different from `learned`: none."
         )
-        assert "`rope` against its own perplexity at the trained length: +37 % at 2 ×, 95-fold at 4 ×." in sentences
-        assert "−3.7 % at 2 ×, −4.9 % at 4 ×." in sentences[1]
-        assert len(sentences) == 3  # there is no other length of learned to compare
+        assert "`rope` against its own perplexity at the trained length: +37 % at 2 ×, 95-fold at 4 ×." in found
+        assert "−3.7 % at 2 ×, −4.9 % at 4 ×." in found[1]
+        assert len(found) == 3  # there is no other length of learned to compare
 
-    def test_refusals_are_told_once_with_their_lengths(self, out, plan):
-        assert notes(plan, read_records(plan, out)) == ["`learned` refused at 64, 128: learned has 32 positions."]
+    def test_refusals_are_told_once_with_their_lengths(self, out, comparison):
+        assert notes(comparison, read_records(comparison, out)) == [
+            "`learned` refused at 64, 128: learned has 32 positions."
+        ]
 
     @pytest.mark.parametrize(
         ("ratio", "words"),
@@ -269,7 +284,7 @@ class TestFindings:
         ("number", "words"), [(16.524, "16.52"), (146.72, "146.7"), (3355.86, "3,356"), (2.5e8, "2.50e+08")]
     )
     def test_numbers_have_the_decimals_of_their_size(self, number, words):
-        assert told(number) == words
+        assert format_number(number) == words
 
     def test_a_single_seed_has_no_deviation(self):
         assert str(Cell((3.0,), "–")) == "3.00"

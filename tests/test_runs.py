@@ -57,7 +57,7 @@ def test_a_gpt2_of_transformers_opens(tmp_path):
     [
         ({}, "no config.json"),
         ({"run.yaml": "run: {}"}, "rerun relpos train to finish it"),
-        ({"config.json": "{"}, "is no JSON"),
+        ({"config.json": "{"}, "is not valid JSON"),
         ({"config.json": json.dumps({"model_type": "mistral"})}, "of type 'mistral'"),
     ],
 )

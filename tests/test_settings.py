@@ -122,7 +122,12 @@ def test_what_cannot_be_is_refused_with_a_sentence(overrides, sentence):
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("a: [", "is no YAML"), ("- 1", "must hold a mapping"), ("", "is empty"), ("datta: {length: 3}", "Did you mean")],
+    [
+        ("a: [", "is not valid YAML"),
+        ("- 1", "must hold a mapping"),
+        ("", "is empty"),
+        ("datta: {length: 3}", "Did you mean"),
+    ],
 )
 def test_a_file_that_is_none_is_named(tmp_path, text, sentence):
     (tmp_path / "a.yaml").write_text(text)

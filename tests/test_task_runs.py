@@ -104,7 +104,7 @@ class TestARun:
                 open_run(straight).heldout(corpus)
 
     def test_refuses_to_go_on_with_another_task_or_another_rule(self, straight, monkeypatch):
-        with pytest.raises(ValueError, match=r"begun with data\.task=copy, and is now asked"):
+        with pytest.raises(ValueError, match=r"started with data\.task=copy, but"):
             train(settings(straight, model__dropout=0.1, data__task="flip_flop"))
         monkeypatch.setattr(type(task("copy")), "digest", "other")
         with pytest.raises(ValueError, match="the task copy has changed since"):

@@ -193,7 +193,7 @@ train(load_settings({str(tmp_path / "run.yaml")!r}, {{}}))
         newest.write_bytes(newest.read_bytes()[:1000])
         train(settings(tmp_path))
         printed = capsys.readouterr().out
-        assert "checkpoint-6 is damaged and passed over: optimizer.pt has 1000 bytes" in printed
+        assert "checkpoint-6 is damaged and is skipped: optimizer.pt has 1000 bytes" in printed
         assert f"resuming from {tmp_path}/checkpoint-3" in printed
         assert same_weights(tmp_path, straight)
         assert damage(tmp_path / "checkpoint-6") is None
@@ -213,7 +213,7 @@ train(load_settings({str(tmp_path / "run.yaml")!r}, {{}}))
                 train(settings(tmp_path))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert "The last whole checkpoint is checkpoint-3" in str(caught.value)
+        assert "The last complete checkpoint is checkpoint-3" in str(caught.value)
         assert damage(tmp_path / "checkpoint-3") is None
         assert not (tmp_path / ".writing").exists()
         monkeypatch.undo()
@@ -274,8 +274,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("change", "sentence"),
         [
-            ({"model__encoding": "alibi"}, "was begun with model.encoding=cable"),
-            ({"optimizer__lr": 0.5}, "optimizer.lr=0.002, and is now asked for optimizer.lr=0.5"),
+            ({"model__encoding": "alibi"}, "was started with model.encoding=cable"),
+            ({"optimizer__lr": 0.5}, "optimizer.lr=0.002, but optimizer.lr=0.5 was requested"),
             ({"run__seed": 1}, "run.seed=0"),
         ],
     )

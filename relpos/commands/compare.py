@@ -175,22 +175,22 @@ def _print_table(out: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from relpos.lab.compare.comparison import load_plan
+    from relpos.lab.compare.comparison import load_comparison
     from relpos.lab.compare.summary import make_standings, make_table, marking, notes, read_records
 
-    plan = load_plan(out)
-    records = read_records(plan, out)
-    standings = make_standings(plan, records)
+    comparison = load_comparison(out)
+    records = read_records(comparison, out)
+    standings = make_standings(comparison, records)
     marked = {length: at_length.marked for length, at_length in standings.items()}
     table = Table(box=None, pad_edge=False, header_style="bold", title="perplexity by length", title_justify="left")
     table.add_column("encoding", no_wrap=True)
-    for length in plan.lengths:
-        table.add_column(f"{length} (trained)" if length == plan.length else str(length), justify="right")
-    for encoding, row in make_table(plan, records).items():
+    for length in comparison.lengths:
+        table.add_column(f"{length} (trained)" if length == comparison.length else str(length), justify="right")
+    for encoding, row in make_table(comparison, records).items():
         cells = [
             Text(str(cell), style="bold" if encoding in marked.get(length, ()) else "") for length, cell in row.items()
         ]
         table.add_row(Text(encoding), *cells)  # Text, because rich would read [brackets] in a string as markup
     console().print(table)
-    for note in [*marking(standings), *notes(plan, records)]:
+    for note in [*marking(standings), *notes(comparison, records)]:
         typer.echo(note)

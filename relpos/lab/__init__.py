@@ -1,1 +1,1 @@
-"""Corpora, tokens and training."""
+"""The laboratory: data, training, runs, evaluation, comparisons and synthetic tasks."""

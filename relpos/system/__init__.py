@@ -1,1 +1,1 @@
-"""What touches the machine: files written atomically, locks, progress lines, memory, versions."""
+"""What touches the machine: atomic files, locks, child processes, progress lines, memory, versions."""

@@ -1,4 +1,4 @@
-"""Folders and files that appear whole or not at all, and the folder for what can be computed again."""
+"""Atomic writes: a file or folder under its name is always complete. And the folder of the cache."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Where tokens and trained tokenizers are kept: RELPOS_CACHE, or the user's cache folder."""
+    """The folder for token ids and trained tokenizers: RELPOS_CACHE, or `relpos` in the user's cache folder."""
     own = os.environ.get("RELPOS_CACHE")
     if own:
         return Path(own)
@@ -17,28 +17,44 @@ def cache_folder() -> Path:
 
 
 @contextlib.contextmanager
-def written_whole(folder: Path) -> Iterator[Path]:
-    """A folder to write into; it gets its name only when everything is on the disk.
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Write a folder that appears under its name only when it is complete.
 
-    If another process was faster, its folder stays.
+    If another process has written the folder in the meantime, that folder is kept and this one is removed. After an
+    error nothing is left.
+
+    Args:
+        folder: The final name; parent folders are created.
+
+    Yields:
+        A temporary folder beside it, to write the files into.
+
+    Example:
+        >>> with atomic_folder(Path("cache/tokens")) as temporary:
+        ...     (temporary / "ids").write_bytes(data)
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        yield part
-        publish(part, folder)
+        yield temporary
+        publish(temporary, folder)
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def publish(part: Path, folder: Path) -> None:
-    """Bring every byte of `part` to the disk, then give it its name."""
-    for file in part.rglob("*"):
+def publish(temporary: Path, folder: Path) -> None:
+    """Flush every file of a temporary folder to the disk, then rename the folder.
+
+    Args:
+        temporary: The folder with the written files.
+        folder: Its new name, on the same disk. If a folder of this name exists, it is kept.
+    """
+    for file in temporary.rglob("*"):
         if file.is_file():
             flush(file)
-    flush(part)
+    flush(temporary)
     try:
-        part.rename(folder)
+        temporary.rename(folder)
     except OSError:
         if not folder.is_dir():
             raise
@@ -46,7 +62,7 @@ def publish(part: Path, folder: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Bring a file, or a folder's list of names, to the disk."""
+    """Flush a file, or the list of names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -55,16 +71,21 @@ def flush(path: Path) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a file whole: the name holds the old text or the new, never a part."""
+    """Write a text file atomically: after a crash the file holds the old text or the new one, never a mixture.
+
+    Args:
+        file: The file; its folder must exist.
+        text: The contents, written as UTF-8.
+    """
     write_bytes(file, text.encode())
 
 
 def write_bytes(file: Path, data: bytes) -> None:
-    """The same for bytes."""
-    part = file.with_name(f".{file.name}.{os.getpid()}")
+    """Write bytes to a file atomically, as `write_text` does with text."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        part.write_bytes(data)
-        flush(part)
-        part.replace(file)
+        temporary.write_bytes(data)
+        flush(temporary)
+        temporary.replace(file)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

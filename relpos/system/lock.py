@@ -1,4 +1,4 @@
-"""One process a folder: a lock that the system releases when its process dies, however it dies."""
+"""Locks that only one process holds at a time, and that the system releases when that process ends, even if killed."""
 
 import fcntl
 import os
@@ -6,42 +6,57 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+IN_USE = "{folder} is in use by {holder}: wait for it or stop it."
+
 
 class HeldError(ValueError):
-    """Another process has the lock."""
+    """Another process holds the lock."""
 
 
 class Lock:
-    """Hold a folder for this process; if another process has it, refuse, or wait for it.
+    """A lock on a folder, used in a `with` statement.
 
-    `name` is the lock's file in the folder: who holds one name does not hold another.
+    Args:
+        folder: The folder; it is created if it does not exist.
+        name: The name of the lock's file in the folder. Locks with different names are independent.
+        wait: Wait until the lock is free instead of raising an error.
+        in_use: The message of the error; `{folder}` and `{holder}` are replaced.
+
+    Raises:
+        HeldError: Another process holds the lock, and `wait` is false.
+
+    Example:
+        >>> with Lock(Path("runs/alibi")):
+        ...     ...  # no other process is here
     """
 
-    def __init__(self, folder: Path, name: str = ".lock", wait: bool = False) -> None:
-        self.file, self.wait = folder / name, wait
-        self.held: IO[str] | None = None
+    def __init__(self, folder: Path, name: str = ".lock", wait: bool = False, in_use: str = IN_USE) -> None:
+        self.folder, self.name, self.wait, self.in_use = folder, name, wait, in_use
+        self._handle: IO[str] | None = None
 
     def __enter__(self) -> "Lock":
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        handle = self.file.open("a+", encoding="utf-8")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        handle = (self.folder / self.name).open("a+", encoding="utf-8")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if self.wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            handle.seek(0)
-            holder = handle.read().strip() or "another process"
             handle.close()
-            raise HeldError(
-                f"{self.file.parent} is being trained by {holder}: wait for it, stop it, or choose another --out."
-            ) from None
-        # A file left by a process that died says who that was; it holds nothing.
+            holder = lock_holder(self.folder, self.name)
+            raise HeldError(self.in_use.format(folder=self.folder, holder=holder)) from None
+        # The file of a process that was killed still names that process, but does not hold the lock.
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {os.uname().nodename}")
         handle.flush()
-        self.held = handle
+        self._handle = handle
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self.held is not None
-        self.held.close()  # and with it the lock
+        assert self._handle is not None
+        self._handle.close()  # releases the lock
+
+
+def lock_holder(folder: Path, name: str = ".lock") -> str:
+    """The process that holds a lock or held it last, for example "process 4711 on laptop"."""
+    return (folder / name).read_text(encoding="utf-8").strip() or "another process"

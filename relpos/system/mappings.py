@@ -1,4 +1,4 @@
-"""JSON and YAML files that hold a mapping. One that does not is refused with its name and what is wrong with it."""
+"""Reading JSON and YAML files that hold a mapping, with errors that name the file and what is wrong with it."""
 
 import json
 from pathlib import Path
@@ -8,31 +8,31 @@ import yaml
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Read the JSON object in a file.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is empty, broken, or holds something else than an object.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is empty, is not JSON, or does not hold an object.
     """
     text = _text(file, "JSON")
     try:
         tree = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}") from None
+        raise ValueError(f"{file} is not valid JSON: {error}") from None
     return _mapping(file, tree)
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """The YAML mapping in a file.
+    """Read the YAML mapping in a file.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is empty, broken, or holds something else than a mapping.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is empty, is not YAML, or does not hold a mapping.
     """
     try:
         tree = yaml.safe_load(_text(file, "YAML"))
     except yaml.YAMLError as error:
-        raise ValueError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
     return _mapping(file, tree)
 
 
@@ -44,7 +44,7 @@ def _text(file: Path, kind: str) -> str:
     except IsADirectoryError:
         raise IsADirectoryError(f"{file} is a folder: a {kind} file is needed.") from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no {kind}: it is not UTF-8 at byte {error.start}.") from None
+        raise ValueError(f"{file} is not valid {kind}: it is not UTF-8 at byte {error.start}.") from None
     if not text.strip():
         raise ValueError(f"{file} is empty: a {kind} mapping is needed.")
     return text

@@ -1,4 +1,4 @@
-"""How much memory a piece of work took at most."""
+"""Measuring the peak memory of a piece of work."""
 
 import contextlib
 import re
@@ -11,21 +11,25 @@ from relpos.system.allocator import give_back_freed_memory
 
 
 def begin_peak(device: torch.device) -> None:
-    """Start measuring: of a GPU what tensors take there, else what the process has in memory."""
+    """Start measuring peak memory.
+
+    Args:
+        device: On a CUDA device the memory of tensors is measured; otherwise the resident memory of this process.
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
-    give_back_freed_memory()  # of the work before
-    with contextlib.suppress(OSError):  # elsewhere than on Linux the peak is that of the process's whole life
+    give_back_freed_memory()  # what earlier work has freed must not count
+    with contextlib.suppress(OSError):  # only Linux can reset the peak; elsewhere it is that since the process started
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def peak(device: torch.device) -> int:
-    """The most bytes since `begin_peak`."""
+    """The peak memory in bytes since `begin_peak` was called with the same device."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     with contextlib.suppress(OSError):
-        found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
-        if found:
-            return 1024 * int(found[1])
+        high_water_mark = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+        if high_water_mark:
+            return 1024 * int(high_water_mark[1])
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

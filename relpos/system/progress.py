@@ -1,5 +1,6 @@
-"""A line that tells how far the work is."""
+"""Lines that show progress."""
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -7,55 +8,95 @@ from typing import TextIO
 
 
 class LiveLine:
-    """Prints a line: over the last one in a terminal, a new one elsewhere."""
+    """Prints a line that replaces the previous one in a terminal; elsewhere each line is printed below the last.
+
+    Args:
+        stream: Where to print; standard output by default.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self.stream = stream  # standard output unless given
+        self._stream = stream
         self.width = 0
 
+    @property
+    def stream(self) -> TextIO:
+        """The stream; standard output is looked up at every call, because tests replace it."""
+        return self._stream or sys.stdout
+
     def __call__(self, line: str) -> None:
-        stream = self.stream or sys.stdout
-        if stream.isatty():
-            print("\r" + line.ljust(self.width), end="", flush=True, file=stream)
+        if self.stream.isatty():
+            print("\r" + line.ljust(self.width), end="", flush=True, file=self.stream)
             self.width = len(line)
         else:
-            print(line, flush=True, file=stream)
+            print(line, flush=True, file=self.stream)
 
     def clear(self) -> None:
-        """Wipe the line away, for another that stays."""
+        """Remove the line, so that another text can be printed in its place."""
         if self.width:
-            print("\r" + " " * self.width, end="\r", flush=True, file=self.stream or sys.stdout)
+            print("\r" + " " * self.width, end="\r", flush=True, file=self.stream)
             self.width = 0
 
     def end(self) -> None:
-        """Leave the last line as it stands."""
+        """Keep the line; what is printed next starts on a new line."""
         if self.width:
-            print(file=self.stream or sys.stdout)
+            print(file=self.stream)
             self.width = 0
 
 
+class StatusLine(LiveLine):
+    """A live line on standard error that is updated often: outside a terminal it is printed every few seconds only.
+
+    Args:
+        every: Seconds between two lines outside a terminal.
+        first: Seconds until the first line outside a terminal.
+    """
+
+    def __init__(self, every: float, first: float = 0.0) -> None:
+        super().__init__(sys.stderr)
+        self.every, self.next = every, time.monotonic() + first
+
+    def update(self, line: Callable[[], str]) -> None:
+        """Print what `line` returns, cut to the width of the terminal; outside a terminal, if it is time."""
+        if self.stream.isatty():
+            self(line()[: os.get_terminal_size(self.stream.fileno()).columns - 1])
+        elif time.monotonic() >= self.next:
+            self.next = time.monotonic() + self.every
+            self(line())
+
+
 class Countdown:
-    """Says every few seconds how much of the work is done, and how long the rest will take."""
+    """Reports every few seconds where the work is and how long the rest will take.
+
+    Args:
+        total: The amount of work, in any unit.
+        say: Receives each message.
+        every: Seconds between two messages.
+    """
 
     def __init__(self, total: float, say: Callable[[str], object], every: float = 5.0) -> None:
         self.total, self.say, self.every = total, say, every
-        self.done, self.begun = 0.0, time.monotonic()
-        self.told = self.begun
+        self.done, self.started = 0.0, time.monotonic()
+        self.last_message = self.started
 
     def skip(self, amount: float) -> None:
-        """Work that had been done before."""
+        """Leave out work that was done before the countdown started."""
         self.total -= amount
 
-    def step(self, amount: float, words: str) -> None:
-        """Some more is done; `words` tell where in the work that was."""
+    def step(self, amount: float, message: str) -> None:
+        """Add an amount of finished work.
+
+        Args:
+            amount: The work done since the last call.
+            message: Where the work is; the remaining time is printed after it.
+        """
         self.done += amount
         now = time.monotonic()
-        if now - self.told >= self.every:
-            self.told = now
-            left = (self.total - self.done) * (now - self.begun) / self.done
-            self.say(f"{words}  {clock_time(left)} left")
+        if now - self.last_message >= self.every:
+            self.last_message = now
+            left = (self.total - self.done) * (now - self.started) / self.done
+            self.say(f"{message}  {clock_time(left)} left")
 
 
 def clock_time(seconds: float) -> str:
-    """Minutes and seconds, as on a clock."""
+    """Format seconds as minutes and seconds: 75 is "1:15"."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,4 +1,4 @@
-"""What a result was computed with."""
+"""The versions of the software that computed a result."""
 
 import importlib.metadata
 import platform
@@ -10,6 +10,13 @@ PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "numpy")
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """The versions of relpos, Python and the packages that the numbers depend on."""
-    found = {name: importlib.metadata.version(name) for name in packages}
-    return {"relpos": __version__, "python": platform.python_version(), **found}
+    """The versions of relpos, Python and the packages that numbers depend on.
+
+    Args:
+        packages: Names of installed packages.
+
+    Returns:
+        Version by name, relpos and python first.
+    """
+    installed = {name: importlib.metadata.version(name) for name in packages}
+    return {"relpos": __version__, "python": platform.python_version(), **installed}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relpos.lab.compare.comparison import Trial, make_plan
+from relpos.lab.compare.comparison import Trial, make_comparison
 from relpos.lab.compare.defaults import OUT, WORKERS
 from relpos.lab.compare.execution import compare as run_trials
 from relpos.lab.compare.report import write_report
@@ -105,8 +105,9 @@ def compare(
             "lr": lr,
         }
         settings = {**by_key(named), **(overrides or {})}
-        plan = make_plan(folder, encodings, seeds, lengths, positions, eval_tokens, settings, command)
-        say(f"{folder}: {len(plan.parts())} trials ({len(plan.encodings)} encodings, {plan.seeds} seeds of each)")
+        comparison = make_comparison(folder, encodings, seeds, lengths, positions, eval_tokens, settings, command)
+        size = f"{len(comparison.encodings)} encodings, {comparison.seeds} seeds of each"
+        say(f"{folder}: {len(comparison.trials())} trials ({size})")
         failed = run_trials(folder, workers, say, after=lambda: write_report(folder))
     html, markdown = write_report(folder)
     return ComparisonReport(html, markdown, failed)

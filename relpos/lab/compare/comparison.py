@@ -1,6 +1,6 @@
-"""What a comparison is: its encodings, seeds and lengths, and the settings that all its parts share.
+"""A comparison: its encodings, seeds and lengths, and the settings that all its trials share.
 
-Kept in the comparison's folder, so that the same command goes on and other processes join in. Imports nothing heavy.
+It is stored in its folder, so that the command can be rerun to resume and other processes can join. No slow imports.
 """
 
 import dataclasses
@@ -21,70 +21,85 @@ from relpos.system.lock import Lock
 from relpos.system.mappings import read_yaml
 
 FILE = "comparison.yaml"
-# Settings of all parts where a comparison has other defaults than `relpos train`.
+# Settings of all trials where a comparison has other defaults than `relpos train`.
 SHARED = {"data.length": LENGTH, "run.batch_size": BATCH, "run.keep_checkpoints": 1, **TABLES}
 ENDS = ("run.steps", "run.tokens", "run.minutes")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One encoding with one seed: what is trained and evaluated by itself."""
+    """One encoding with one seed, trained and evaluated in a folder of its own.
 
-    encoding: str  # a name, with options after colons: rope:base=500000
+    Attributes:
+        encoding: The name of an encoding, with options after colons: rope:base=500000.
+        seed: The seed of the training.
+    """
+
+    encoding: str
     seed: int
 
     @property
     def name(self) -> str:
-        """The name of its folder in the comparison's."""
+        """The name of the trial's folder in the comparison's folder."""
         return f"{self.encoding.replace(':', '-')}-s{self.seed}"
 
 
 @dataclass
 class Comparison:
-    """All of a comparison but its results."""
+    """What is compared and how; everything but the results.
+
+    Attributes:
+        encodings: Names, with options after colons.
+        seeds: The number of seeds; they are 0, 1, ….
+        lengths: The lengths to evaluate at, sorted; the trained length is always among them.
+        positions: The length at which the loss is measured by position.
+        eval_tokens: The number of tokens scored at each length.
+        settings: The settings that all trials share, by dotted key.
+        commands: The commands that created the comparison or added to it.
+    """
 
     encodings: list[str]
-    seeds: int  # 0, 1, …
-    lengths: list[int]  # evaluated; the trained one is always among them
-    positions: int  # the length at which loss is told by position
-    eval_tokens: int  # scored at each length
-    settings: dict[str, Any]  # of every part, by dotted key
-    commands: list[str] = field(default_factory=list)  # that made it what it is
+    seeds: int
+    lengths: list[int]
+    positions: int
+    eval_tokens: int
+    settings: dict[str, Any]
+    commands: list[str] = field(default_factory=list)
 
     @property
     def length(self) -> int:
         """The trained length."""
         return int(self.settings["data.length"])
 
-    def parts(self) -> list[Trial]:
-        """The parts in the order they are taken: every encoding once before any is taken again."""
+    def trials(self) -> list[Trial]:
+        """All trials in the order in which they are run: the first seed of every encoding, then the second, …."""
         return [Trial(encoding, seed) for seed in range(self.seeds) for encoding in self.encodings]
 
-    def settings_of(self, part: Trial, out: Path) -> Settings:
-        """The settings of a part's training run."""
-        return load_settings(None, {**self.settings, **own_settings(part, out)})
+    def settings_of(self, trial: Trial, out: Path) -> Settings:
+        """The settings of a trial's training run; `out` is the comparison's folder."""
+        return load_settings(None, {**self.settings, **own_settings(trial, out)})
 
     def command(self, out: Path) -> str:
-        """The one command that makes this comparison."""
+        """The command that creates this comparison in the folder `out`."""
         words = ["relpos", "compare", "--encodings", ",".join(self.encodings), "--length", str(self.length)]
         words += ["--lengths", ",".join(map(str, self.lengths)), "--seeds", str(self.seeds)]
         words += ["--positions", str(self.positions), "--eval-tokens", str(self.eval_tokens), "--out", str(out)]
         return shlex.join(words + [f"{k}={v}" for k, v in self.settings.items() if k != "data.length"])
 
-    def train_command(self, part: Trial, out: Path) -> str:
-        """The command that trains one part by itself."""
+    def train_command(self, trial: Trial, out: Path) -> str:
+        """The command that trains the model of one trial."""
         words = ["relpos", "train"]
-        return shlex.join(words + [f"{k}={v}" for k, v in {**own_settings(part, out), **self.settings}.items()])
+        return shlex.join(words + [f"{k}={v}" for k, v in {**own_settings(trial, out), **self.settings}.items()])
 
 
-def own_settings(part: Trial, out: Path) -> dict[str, Any]:
-    """What a part does not share with the others."""
-    name, *options = part.encoding.split(":")
-    found = {f"model.options.{key}": value for key, value in parse_overrides(options).items()}
-    return {"model.encoding": name, **found, "run.seed": part.seed, "run.out": str(out / part.name)}
+def own_settings(trial: Trial, out: Path) -> dict[str, Any]:
+    """The settings in which a trial differs from the others, by dotted key."""
+    name, *options = trial.encoding.split(":")
+    model_options = {f"model.options.{key}": value for key, value in parse_overrides(options).items()}
+    return {"model.encoding": name, **model_options, "run.seed": trial.seed, "run.out": str(out / trial.name)}
 
 
-def make_plan(
+def make_comparison(
     out: Path,
     encodings: Iterable[str] | None = None,
     seeds: int | None = None,
@@ -94,51 +109,77 @@ def make_plan(
     settings: Mapping[str, Any] | None = None,
     command: str | None = None,
 ) -> Comparison:
-    """The plan of a folder, made or added to, and saved there.
+    """Create a comparison in a folder, or add to the comparison that is there.
 
-    What is not given is as it was, or has its default. Encodings, seeds and lengths are added to those that are there;
-    anything else that differs is refused.
+    Encodings, seeds and lengths are added to those of the folder. An argument of None keeps the folder's value; a
+    new comparison then takes the default.
+
+    Args:
+        out: The comparison's folder.
+        encodings: Names of encodings, with options after colons: "rope:base=500000".
+        seeds: The number of seeds.
+        lengths: The lengths to evaluate at; the trained length is added.
+        positions: The length at which the loss is measured by position.
+        eval_tokens: The number of tokens scored at each length.
+        settings: Settings of every training by dotted key, as of `relpos train`.
+        command: The command line, kept for the report.
+
+    Returns:
+        The comparison, which has been saved in the folder.
+
+    Raises:
+        ValueError: An argument is wrong, or differs from the folder's comparison in more than encodings, seeds and
+            lengths.
+        FileNotFoundError: The data does not exist.
+
+    Example:
+        >>> make_comparison(Path("runs/comparison"), ["alibi", "rope"], seeds=2, settings={"run.steps": 100})
     """
-    given = dict(settings or {})
-    for key in given:
+    own = dict(settings or {})
+    for key in own:
         if key in ("model.encoding", "model.options", "run.seed", "run.out") or key.startswith("model.options."):
             raise ValueError(f"{key} is what a comparison varies: give --encodings, --seeds and --out instead.")
-    asked, tried = list(encodings or ()), list(lengths or ())
-    smallest = {"seeds": (seeds, 1), "eval_tokens": (eval_tokens, 1), "positions": (positions, 2)}
-    for name, (number, least) in {**smallest, "lengths": (min(tried, default=None), 2)}.items():
+    new_encodings, new_lengths = list(encodings or ()), list(lengths or ())
+    minima = {"seeds": (seeds, 1), "eval_tokens": (eval_tokens, 1), "positions": (positions, 2)}
+    for name, (number, least) in {**minima, "lengths": (min(new_lengths, default=None), 2)}.items():
         if number is not None and number < least:
             raise ValueError(f"{name} must be at least {least}, not {number}.")
-    with Lock(out, ".plan.lock", wait=True):
-        before = load_plan(out) if (out / FILE).exists() else None
+    with Lock(out, ".comparison.lock", wait=True):
+        before = load_comparison(out) if (out / FILE).exists() else None
         if before is None:
-            plan = _new(asked, seeds, tried, positions, eval_tokens, given)
-            _check(plan, out)
+            comparison = _new(new_encodings, seeds, new_lengths, positions, eval_tokens, own)
+            _check(comparison, out)
         else:
-            plan = Comparison(
-                _united(before.encodings, asked),
+            comparison = Comparison(
+                _united(before.encodings, new_encodings),
                 max(before.seeds, seeds or 1),
-                sorted({*before.lengths, *tried}),
+                sorted({*before.lengths, *new_lengths}),
                 positions or before.positions,
                 eval_tokens or before.eval_tokens,
-                _merged(before.settings, given),
+                _merged(before.settings, own),
                 before.commands,
             )
-            _check(plan, out)
-            _check_same(before, plan, out)
-        if command is not None and command not in plan.commands:
-            plan.commands = [*plan.commands, command]
-        write_text(out / FILE, yaml.safe_dump(dataclasses.asdict(plan), sort_keys=False, allow_unicode=True))
-    return plan
+            _check(comparison, out)
+            _check_same(before, comparison, out)
+        if command is not None and command not in comparison.commands:
+            comparison.commands = [*comparison.commands, command]
+        write_text(out / FILE, yaml.safe_dump(dataclasses.asdict(comparison), sort_keys=False, allow_unicode=True))
+    return comparison
 
 
-def load_plan(out: Path) -> Comparison:
-    """The plan of a comparison's folder."""
+def load_comparison(out: Path) -> Comparison:
+    """Load the comparison of a folder.
+
+    Raises:
+        FileNotFoundError: The folder holds no comparison.
+        ValueError: The file is damaged.
+    """
     try:
         return Comparison(**read_yaml(out / FILE))
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no comparison in {out}: it has no {FILE}.") from None
     except TypeError as error:
-        raise ValueError(f"{out / FILE} is no plan of a comparison: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{out / FILE} does not describe a comparison: {' '.join(str(error).split())}") from error
 
 
 def _new(
@@ -152,14 +193,13 @@ def _new(
     shared = {**SHARED, **settings}
     if not any(shared.get(key) for key in ENDS):
         shared["run.steps"] = STEPS
-    length = load_settings(None, shared).data.length
-    wanted = sorted({length, *(lengths or (length * multiple for multiple in MULTIPLES))})
-    long = max(found for found in wanted if found <= max(LONG * length, wanted[0]))
+    trained = load_settings(None, shared).data.length
+    measured = sorted({trained, *(lengths or (trained * multiple for multiple in MULTIPLES))})
     return Comparison(
         _united((), encodings or ENCODINGS),
         seeds or SEEDS,
-        wanted,
-        positions or long,
+        measured,
+        positions or max(length for length in measured if length <= max(LONG * trained, measured[0])),
         eval_tokens or EVAL_TOKENS,
         shared,
     )
@@ -170,46 +210,48 @@ def _united(old: Iterable[str], new: Iterable[str]) -> list[str]:
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """One end replaces another: of steps, tokens and minutes only those given count."""
+    """The old settings updated by the new; if the new ones say when training ends, the old ones on that are dropped."""
     kept = {key: value for key, value in old.items() if key not in ENDS or not any(end in new for end in ENDS)}
     return {**kept, **new}
 
 
-def _check(plan: Comparison, out: Path) -> None:
+def _check(comparison: Comparison, out: Path) -> None:
     """Check every encoding with its options, and the data, before anything is trained."""
-    for encoding in plan.encodings:
+    for encoding in comparison.encodings:
         if not re.fullmatch(r"[\w.:=+-]+", encoding):
             raise ValueError(
-                f"{encoding!r} is no encoding: give a name, or a name with options as in rope:base=500000."
+                f"{encoding!r} is not an encoding: give a name, or a name with options as in rope:base=500000."
             )
-        settings = plan.settings_of(Trial(encoding, 0), out)
+        settings = comparison.settings_of(Trial(encoding, 0), out)
         try:
             check_encoding(settings.model)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"the encoding {encoding} cannot be made: {error}") from error
-    data = load_settings(None, plan.settings).data
+            raise ValueError(f"the encoding {encoding} cannot be built: {error}") from error
+    data = load_settings(None, comparison.settings).data
     if data.task is not None:
         raise ValueError(
             f"a comparison measures perplexity on text, and the task {data.task} has none: train with "
             f"relpos train --task {data.task}, and score with relpos evaluate RUN --task {data.task}."
         )
     assert data.source is not None
-    open_corpus(data.source)  # a file or folder that does not exist is refused here
+    open_corpus(data.source)  # raises an error for a file or folder that does not exist
 
 
-def _check_same(before: Comparison, plan: Comparison, out: Path) -> None:
+def _check_same(before: Comparison, after: Comparison, out: Path) -> None:
+    """Refuse to change anything in a comparison that the results depend on."""
+    trial = before.trials()[0]
     old, new = (
-        {**flatten(dataclasses.asdict(one.settings_of(before.parts()[0], out))), **_measured(one)}
-        for one in (before, plan)
+        {
+            **flatten(dataclasses.asdict(comparison.settings_of(trial, out))),
+            "positions": comparison.positions,
+            "eval_tokens": comparison.eval_tokens,
+        }
+        for comparison in (before, after)
     )
-    told = FREE - set(ENDS)  # how often to log may change; when to stop is what a comparison holds equal
-    for key in sorted(new, key=lambda key: key not in ENDS):  # the end first: the warm-up follows from it
-        if key not in told and old[key] != new[key]:
+    free = FREE - set(ENDS)  # how often to log may change; all trials must end at the same point
+    for key in sorted(new, key=lambda key: key not in ENDS):  # the end first, because the warm-up depends on it
+        if key not in free and old[key] != new[key]:
             raise ValueError(
-                f"{out} holds a comparison with {key}={old[key]}, and is now asked for {key}={new[key]}: encodings, "
-                "seeds and lengths may be added to it; for anything else choose another --out."
+                f"{out} holds a comparison with {key}={old[key]}, but {key}={new[key]} was requested: encodings, seeds "
+                "and lengths may be added to it; for anything else choose another --out."
             )
-
-
-def _measured(plan: Comparison) -> dict[str, int]:
-    return {"positions": plan.positions, "eval_tokens": plan.eval_tokens}

@@ -1,198 +1,188 @@
-"""Run the parts of a comparison: several at once, beside other processes and machines that share the folder."""
+"""Run the trials of a comparison: several at a time, beside other processes and machines that share the folder."""
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from relpos.lab.compare.comparison import Trial, load_plan
+from relpos.lab.compare.comparison import Trial, load_comparison
 from relpos.lab.compare.trial import DONE, FAILED, HELD, LOCK, LOG, finished, read_record, write_record
-from relpos.system.lock import HeldError, Lock
-from relpos.system.progress import LiveLine, clock_time
+from relpos.system.lock import HeldError, Lock, lock_holder
+from relpos.system.processes import Children, Exit
+from relpos.system.progress import StatusLine, clock_time
 
-BEAT = 0.3  # seconds between two looks at the parts
-EVERY = 60.0  # seconds between two lines where they do not replace each other
-AGAIN = 5.0  # seconds until a part that another process holds is tried again
+POLL = 0.3  # seconds between two looks at the processes
+EVERY = 60.0  # seconds between two lines of progress outside a terminal
+RETRY = 5.0  # seconds until a trial that another process holds is tried again
 
 
 def compare(
     out: Path, workers: int = 1, say: Callable[[str], None] = print, after: Callable[[], object] | None = None
 ) -> dict[Trial, str]:
-    """Run every part of the folder's plan that is not finished; give those that failed, each with its sentence.
+    """Run every trial of a comparison that is not finished.
 
-    `after` is called whenever a part has ended. A part that failed before is tried once more; one that fails now is
-    passed over. A part held by another process is left to it, and waited for.
+    A trial that failed in an earlier call is tried again; one that fails in this call is not. A trial that another
+    process runs is left to that process, and this call returns when it has ended.
+
+    Args:
+        out: The comparison's folder (`make_comparison`).
+        workers: How many trials run at the same time; the CPU's cores are divided among them.
+        say: Receives a line when a trial ends.
+        after: Called after every trial.
+
+    Returns:
+        The trials that failed, each with a sentence that says why.
+
+    Raises:
+        FileNotFoundError: The folder holds no comparison.
+        ValueError: `workers` is less than 1.
+
+    Example:
+        >>> make_comparison(Path("runs/comparison"), ["alibi", "rope"], seeds=2)
+        >>> failed = compare(Path("runs/comparison"), workers=2)
     """
-    crew = Crew(out, workers, say)
+    scheduler = TrialScheduler(out, workers, say)
     try:
-        while crew.step():
-            if crew.news and after is not None:
-                crew.news = False
+        while scheduler.step():
+            if scheduler.news and after is not None:
+                scheduler.news = False
                 after()
-            crew.show()
-            time.sleep(BEAT)
+            scheduler.show()
+            time.sleep(POLL)
     finally:
-        crew.stop()
+        scheduler.stop()
     if after is not None:
         after()
-    return crew.failed()
+    return scheduler.failed()
 
 
-class Crew:
-    """The processes that run parts here, and what is left to do."""
+class TrialScheduler:
+    """Starts trials in processes of their own, notices when they end, and knows which are left."""
 
     def __init__(self, out: Path, workers: int, say: Callable[[str], None]) -> None:
         if workers < 1:
             raise ValueError(f"--workers must be at least 1, not {workers}.")
         self.out, self.workers, self.say = out, workers, say
-        self.threads = max(1, (os.cpu_count() or 1) // workers)
-        self.plan = load_plan(out)
-        # A failure counts as this comparison's own only if it came after this moment.
-        self.attempts = {part: int(self._record(part).get("attempts", 0)) for part in self.plan.parts()}
-        self.running: dict[Trial, tuple[subprocess.Popen[bytes], float]] = {}
-        self.held: dict[Trial, float] = {}  # by others, and when to try again
-        self.over: dict[Trial, dict[str, Any]] = {}  # finished or failed, with what is known of them
-        self.news = False
-        self.line = LiveLine(sys.stderr)
-        self.next_line = time.monotonic() + EVERY
+        self.children: Children[Trial] = Children(threads=max(1, (os.cpu_count() or 1) // workers))
+        self.comparison = load_comparison(out)
+        # A trial has failed in this call only if it has been tried more often than when the call began.
+        self.attempts = {trial: int(self._record(trial).get("attempts", 0)) for trial in self.comparison.trials()}
+        self.held: dict[Trial, float] = {}  # trials of other processes, and when to try them again
+        self.over: dict[Trial, dict[str, Any]] = {}  # trials that are finished or have failed, and their records
+        self.news = False  # whether a trial has ended since the report was written
+        self.line = StatusLine(EVERY, first=EVERY)
 
     def step(self) -> bool:
-        """Notice what has ended, begin what can begin; whether there is anything left."""
-        self.plan = load_plan(self.out)  # another process may have added to it
-        for part, (process, begun) in list(self.running.items()):
-            code = process.poll()
-            if code is not None:
-                del self.running[part]
-                process.communicate()  # closes what leads to it
-                self._end(part, code, time.monotonic() - begun)
-        for part in self._left():
-            if len(self.running) >= self.workers:
+        """Notice which trials have ended and start others; return whether any are left."""
+        self.comparison = load_comparison(self.out)  # another process may have added encodings or seeds
+        for trial, end in self.children.ended().items():
+            self._end(trial, end)
+        for trial in self._left():
+            running = self.children.running
+            if len(running) >= self.workers:
                 break
-            if part not in self.running and self.held.get(part, 0.0) <= time.monotonic():
-                self._begin(part)
-        return bool(self.running or self._left())
+            if trial not in running and self.held.get(trial, 0.0) <= time.monotonic():
+                self._start(trial)
+        return bool(self.children.running or self._left())
 
     def failed(self) -> dict[Trial, str]:
-        """The parts that have failed, each with its sentence."""
-        errors = {part: self._record(part).get("error") for part in self.plan.parts()}
-        return {part: error for part, error in errors.items() if error is not None}
+        """The trials that have failed, each with a sentence that says why."""
+        errors = {trial: self._record(trial).get("error") for trial in self.comparison.trials()}
+        return {trial: error for trial, error in errors.items() if error is not None}
 
     def stop(self) -> None:
-        """End the processes that are still running; their checkpoints stay."""
+        """Stop the trials that are still running; their checkpoints stay."""
         self.line.clear()
-        for process, _ in self.running.values():
-            process.terminate()
-        for process, _ in self.running.values():
-            process.communicate()  # waits, and closes what leads to it
+        self.children.stop()
 
     def show(self) -> None:
-        """The live line; where it is no terminal, now and then."""
-        if sys.stderr.isatty():
-            self.line(self._line()[: os.get_terminal_size(sys.stderr.fileno()).columns - 1])
-        elif time.monotonic() >= self.next_line:
-            self.next_line = time.monotonic() + EVERY
-            self.line(self._line())
+        """Update the line of progress."""
+        self.line.update(self._progress)
 
-    def _record(self, part: Trial) -> dict[str, Any]:
-        return read_record(self.out, part)
+    def _record(self, trial: Trial) -> dict[str, Any]:
+        return read_record(self.out, trial)
 
     def _left(self) -> list[Trial]:
-        """The parts that are neither finished nor have failed since this began."""
-        for part in self.plan.parts():
-            if part in self.over or part in self.running:
+        """The trials that are not finished and have not failed in this call; running ones are among them."""
+        running = self.children.running
+        for trial in self.comparison.trials():
+            if trial in self.over or trial in running:
                 continue
-            record = self._record(part)
-            tried = int(record.get("attempts", 0)) > self.attempts.get(part, 0)
-            if finished(record, self.plan, part) or (tried and record["error"] is not None):
-                self.over[part] = record
-                self.news = self.news or self.held.pop(part, None) is not None
-        return [part for part in self.plan.parts() if part not in self.over]
+            record = self._record(trial)
+            tried = int(record.get("attempts", 0)) > self.attempts.get(trial, 0)
+            if finished(record, self.comparison, trial) or (tried and record["error"] is not None):
+                self.over[trial] = record
+                self.news = self.news or self.held.pop(trial, None) is not None
+        return [trial for trial in self.comparison.trials() if trial not in self.over]
 
-    def _begin(self, part: Trial) -> None:
-        folder = self.out / part.name
+    def _start(self, trial: Trial) -> None:
+        folder = self.out / trial.name
         folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "relpos.lab.compare.trial", str(self.out), part.encoding, str(part.seed)]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1"}
-        with (folder / LOG).open("ab") as log:
-            process = subprocess.Popen(
-                [*command, str(self.threads)],
-                stdin=subprocess.PIPE,  # closes when this process ends, and the part ends with it
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,  # Ctrl-C is for this process, which then stops its parts
-            )
-        self.running[part] = process, time.monotonic()
+        arguments = [str(self.out), trial.encoding, str(trial.seed), str(self.children.threads)]
+        self.children.start(trial, ["-m", "relpos.lab.compare.trial", *arguments], log=folder / LOG)
 
-    def _end(self, part: Trial, code: int, seconds: float) -> None:
-        if code not in (DONE, FAILED, HELD):
-            code = self._record_crash(part, code)
+    def _end(self, trial: Trial, end: Exit) -> None:
+        code = end.code if end.code in (DONE, FAILED, HELD) else self._record_crash(trial, end)
         if code == HELD:
-            if part not in self.held:
-                self.tell(f"{part.name} is held by {self._holder(part)}")
-            self.held[part] = time.monotonic() + AGAIN
+            if trial not in self.held:
+                self._print(f"{trial.name} is held by {self._holder(trial)}")
+            self.held[trial] = time.monotonic() + RETRY
             return
         self.news = True
-        self.over[part] = self._record(part)
-        self.held.pop(part, None)
-        error = self.over[part].get("error")
-        words = f"done in {clock_time(seconds)}" if error is None else f"failed after {clock_time(seconds)}: {error}"
-        self.tell(f"{part.name} {words}   ({self._count()})")
+        self.over[trial] = self._record(trial)
+        self.held.pop(trial, None)
+        error, duration = self.over[trial].get("error"), clock_time(end.seconds)
+        result = f"done in {duration}" if error is None else f"failed after {duration}: {error}"
+        self._print(f"{trial.name} {result}   ({self._count()})")
 
-    def _record_crash(self, part: Trial, code: int) -> int:
-        """Write down for a part that it failed, since its process could not; unless another has taken it up."""
-        why = f"its process ended with code {code}: see {part.name}/{LOG}."
-        if code < 0:
-            name = signal.Signals(-code).name
-            memory = ", as the system does when memory runs out" if -code == signal.SIGKILL else ""
-            why = f"its process was ended by {name}{memory}."
+    def _record_crash(self, trial: Trial, end: Exit) -> int:
+        """Record the failure of a trial whose process could not do so itself, unless another process has taken it."""
+        reason = end.reason(f"see {trial.name}/{LOG}.")
         try:
-            with Lock(self.out / part.name, LOCK):
-                record = self._record(part)
-                attempts = max(int(record.get("attempts", 0)), self.attempts.get(part, 0) + 1)
-                record |= {"encoding": part.encoding, "seed": part.seed, "error": why, "attempts": attempts}
-                write_record(self.out, part, record)
+            with Lock(self.out / trial.name, LOCK):
+                record = self._record(trial)
+                attempts = max(int(record.get("attempts", 0)), self.attempts.get(trial, 0) + 1)
+                record |= {"encoding": trial.encoding, "seed": trial.seed, "error": reason, "attempts": attempts}
+                write_record(self.out, trial, record)
         except HeldError:
             return HELD
         return FAILED
 
-    def _holder(self, part: Trial) -> str:
-        return (self.out / part.name / LOCK).read_text(encoding="utf-8").strip() or "another process"
+    def _holder(self, trial: Trial) -> str:
+        return lock_holder(self.out / trial.name, LOCK)
 
-    def tell(self, text: str) -> None:
-        """A line that stays, above the live one."""
+    def _print(self, message: str) -> None:
+        """Print a message in place of the line of progress, which follows below it."""
         self.line.clear()
-        self.say(text)
+        self.say(message)
 
     def _count(self) -> str:
         failed = sum(record.get("error") is not None for record in self.over.values())
-        return f"{len(self.over)} of {len(self.plan.parts())} parts" + (f", {failed} failed" if failed else "")
+        return f"{len(self.over)} of {len(self.comparison.trials())} trials" + (f", {failed} failed" if failed else "")
 
-    def _line(self) -> str:
+    def _progress(self) -> str:
+        running = self.children.running
         words = [self._count()]
-        words += [f"{part.name}: {last_line(self.out / part.name / LOG)}" for part in self.running]
-        if not self.running and self.held:
-            words.append("waiting for " + ", ".join(f"{part.name} ({self._holder(part)})" for part in self.held))
+        words += [f"{trial.name}: {last_line(self.out / trial.name / LOG)}" for trial in running]
+        if not running and self.held:
+            words.append("waiting for " + ", ".join(f"{trial.name} ({self._holder(trial)})" for trial in self.held))
         left = self._seconds_left()
         return "  |  ".join([*words, f"about {clock_time(left)} left"] if left is not None else words)
 
     def _seconds_left(self) -> float | None:
-        """By the mean of the parts that are finished."""
-        took = [float(record["seconds"]) for record in self.over.values() if record.get("error") is None]
-        if not took:
+        """An estimate from the mean duration of the finished trials."""
+        durations = [float(record["seconds"]) for record in self.over.values() if record.get("error") is None]
+        if not durations:
             return None
-        mean, now = sum(took) / len(took), time.monotonic()
-        waiting = len(self.plan.parts()) - len(self.over) - len(self.running)
-        running = sum(max(mean - (now - begun), 0.0) for _, begun in self.running.values())
-        return (mean * waiting + running) / self.workers
+        mean, running = sum(durations) / len(durations), self.children.running
+        waiting = len(self.comparison.trials()) - len(self.over) - len(running)
+        rest = sum(max(mean - self.children.seconds(trial), 0.0) for trial in running)
+        return (mean * waiting + rest) / self.workers
 
 
 def last_line(log: Path) -> str:
-    """The first words of the last line that a part has printed."""
+    """The first words of the last line in a trial's log; "starting" while the log is empty."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 2000))
         lines = file.read().decode(errors="replace").split("\n")

@@ -1,8 +1,9 @@
-"""Whether encodings differ: a paired bootstrap over the documents that all have read, and the seeds of training.
+"""A paired test of whether encodings differ: a bootstrap over documents, and Student's t over the seeds of training.
 
-At each length every encoding is compared with the lowest on the same documents. Documents are drawn with replacement,
-the same ones for both. Between seeds too few numbers are known to be drawn from: their mean difference has Student's
-t distribution, with one degree of freedom fewer than there are seeds, and its width is added to every draw.
+At each length every encoding is compared with the one of the lowest perplexity, on the same documents. Each resample
+draws documents with replacement, the same ones for both encodings. There are too few seeds to resample: the mean
+difference over n seeds is taken to have Student's t distribution with n − 1 degrees of freedom, and a value drawn from
+it is added to every resample.
 """
 
 import statistics
@@ -16,52 +17,58 @@ from numpy.typing import NDArray
 from relpos.lab.evaluate.bootstrap import bootstrap, interval
 from relpos.lab.evaluate.units import FEW
 
-LEVEL = 0.95  # of all comparisons at a length together
-DRAWS = 10_000  # the more comparisons, the further out in the tails the bounds are
+LEVEL = 0.95  # confidence level of all comparisons at a length together
+DRAWS = 10_000  # resamples; many, because with many comparisons the bounds lie far out in the tails
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of the mean loss per token: an encoding's minus the lowest's."""
+    """The mean loss per token of an encoding minus that of the lowest, and its confidence interval."""
 
     mean: float
     low: float
     high: float
 
     @property
-    def passes(self) -> bool:
-        """Whether 0 is outside the interval."""
+    def significant(self) -> bool:
+        """Whether the interval does not contain 0."""
         return self.low > 0 or self.high < 0
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The encodings at one length."""
+    """How the encodings compare at one length.
 
-    lowest: str  # the encoding with the lowest mean perplexity
-    differences: Mapping[str, Difference]  # of every other from the lowest
-    unmarked: str | None  # why no encoding is marked
+    Attributes:
+        lowest: The encoding with the lowest mean perplexity.
+        differences: The difference of every other encoding from the lowest.
+        unmarked: Why no encoding is marked in the table; None if some are.
+    """
+
+    lowest: str
+    differences: Mapping[str, Difference]
+    unmarked: str | None
 
     @property
     def marked(self) -> set[str]:
-        """The lowest, and all that are not told apart from it; none where nothing is, or nothing can be tested."""
+        """The lowest encoding and all that do not differ from it significantly; empty if `unmarked` says why."""
         if self.unmarked is not None:
             return set()
-        return {self.lowest, *(name for name, difference in self.differences.items() if not difference.passes)}
+        return {self.lowest, *(name for name, difference in self.differences.items() if not difference.significant)}
 
 
-Row = Mapping[str, Any]  # of relpos.lab.evaluate.evaluation, with its units
+Row = Mapping[str, Any]  # a row of relpos.lab.evaluate.evaluation, with the losses of its documents ("units")
 
 
 def standing(rows: Mapping[str, Mapping[int, Row]], seed: int = 0) -> Standing | None:
     """Compare the encodings at one length.
 
     Args:
-        rows: by encoding and seed of training, those that have a number.
-        seed: of the draws.
+        rows: The measured rows by encoding and by seed of training.
+        seed: The seed of the bootstrap.
 
     Returns:
-        What the rows allow to say; None where none has a number.
+        The comparison; None if there are no rows.
     """
     known = {encoding: seeds for encoding, seeds in rows.items() if seeds}
     if not known:
@@ -74,17 +81,15 @@ def standing(rows: Mapping[str, Mapping[int, Row]], seed: int = 0) -> Standing |
     others = [encoding for encoding in known if encoding != lowest]
     if not others:
         return Standing(lowest, {}, "only one encoding has a number")
-    if any(not row.get("units") for seeds in known.values() for row in seeds.values()):
-        return Standing(lowest, {}, "the losses of each document were not kept by the version that measured them")
     if not _same_tokens([row for seeds in known.values() for row in seeds.values()]):
-        return Standing(lowest, {}, "the parts did not score the same tokens")
+        return Standing(lowest, {}, "the trials did not score the same tokens")
     common = {encoding: sorted(known[encoding].keys() & known[lowest].keys()) for encoding in others}
     if not all(common.values()):
         return Standing(lowest, {}, "no seed is finished for all encodings")
     differences = _differences(known, lowest, common, seed)
     reason = _untested(known, common)
-    if reason is None and not any(difference.passes for difference in differences.values()):
-        reason = "no encoding is told apart from the lowest"
+    if reason is None and not any(difference.significant for difference in differences.values()):
+        reason = "no encoding differs significantly from the lowest"
     return Standing(lowest, differences, reason)
 
 
@@ -114,15 +119,15 @@ def _differences(
     means = np.stack([differences.mean(0) for differences in by_seed.values()], axis=1)  # (units, encodings)
     sums, counts = bootstrap(means, tokens, seed=seed, draws=DRAWS)
     generator = np.random.default_rng(seed)
-    found = {}
+    results = {}
     for column, (encoding, differences) in enumerate(by_seed.items()):
         each = differences.sum(1) / tokens.sum()  # (seeds,)
         drawn = sums[:, column] / counts
         if len(each) > 1:
             deviation = each.std(ddof=1) / len(each) ** 0.5
             drawn = drawn + deviation * generator.standard_t(len(each) - 1, size=DRAWS)
-        found[encoding] = Difference(float(each.mean()), *interval(drawn, level))
-    return found
+        results[encoding] = Difference(float(each.mean()), *interval(drawn, level))
+    return results
 
 
 def _losses(row: Row) -> NDArray[np.float64]:

@@ -1,7 +1,7 @@
-"""The numbers of a comparison: means over seeds, what is told apart at each length, and what is seen in plain words."""
+"""The numbers of a comparison: means over seeds, tests at each length, and sentences that say what they show."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,159 +17,170 @@ Standings = dict[int, Standing]  # by length
 
 @dataclass(frozen=True)
 class Cell:
-    """The perplexities of one encoding at one length, one per seed; or other numbers of its rows."""
+    """The perplexities of one encoding at one length.
+
+    Attributes:
+        values: One perplexity per seed.
+        missing: What to print if there are no values: "refused", "failed", or "–" for not measured yet.
+    """
 
     values: tuple[float, ...]
-    missing: str  # why there is none: refused, failed, or not yet
+    missing: str
 
     @property
     def mean(self) -> float | None:
-        """Over the seeds."""
+        """The mean over the seeds."""
         return statistics.fmean(self.values) if self.values else None
 
     @property
     def deviation(self) -> float | None:
-        """The sample standard deviation over the seeds, of at least two."""
+        """The sample standard deviation over the seeds; None with fewer than two."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     def __str__(self) -> str:
         if self.mean is None:
             return self.missing
-        return told(self.mean) + ("" if self.deviation is None else f" ± {told(self.deviation, self.mean)}")
+        return format_number(self.mean) + (
+            "" if self.deviation is None else f" ± {format_number(self.deviation, self.mean)}"
+        )
 
 
-def read_records(plan: Comparison, out: Path) -> dict[Trial, dict[str, Any]]:
-    """What is known of every part."""
-    return {part: read_record(out, part) for part in plan.parts()}
+def read_records(comparison: Comparison, out: Path) -> dict[Trial, dict[str, Any]]:
+    """Read the records of all trials (`relpos.lab.compare.trial.read_record`)."""
+    return {trial: read_record(out, trial) for trial in comparison.trials()}
 
 
-def make_table(plan: Comparison, records: Records) -> Perplexities:
-    """A row an encoding, a column a length."""
+def make_table(comparison: Comparison, records: Records) -> Perplexities:
+    """Collect the perplexities of a comparison.
+
+    Args:
+        comparison: The comparison.
+        records: The records of its trials, from `read_records`.
+
+    Returns:
+        One cell per encoding and length: `table["alibi"][512].mean`.
+    """
     return {
-        encoding: {length: _cell(plan, records, encoding, length) for length in plan.lengths}
-        for encoding in plan.encodings
+        encoding: {length: _cell(comparison, records, encoding, length) for length in comparison.lengths}
+        for encoding in comparison.encodings
     }
 
 
-def _cell(plan: Comparison, records: Records, encoding: str, length: int) -> Cell:
-    found = [records[Trial(encoding, seed)] for seed in range(plan.seeds)]
-    rows = [row for record in found for row in rows_of(record, plan) if row["length"] == length]
+def _cell(comparison: Comparison, records: Records, encoding: str, length: int) -> Cell:
+    of_encoding = [records[Trial(encoding, seed)] for seed in range(comparison.seeds)]
+    rows = [row for record in of_encoding for row in rows_of(record, comparison) if row["length"] == length]
     if any(row["error"] for row in rows):
         missing = "refused"
     else:
-        missing = "failed" if any(record.get("error") for record in found) else "–"
+        missing = "failed" if any(record.get("error") for record in of_encoding) else "–"
     return Cell(tuple(float(row["perplexity"]) for row in rows if not row["error"]), missing)
 
 
-def make_bits(plan: Comparison, records: Records) -> dict[str, list[str]]:
-    """Bits per byte by encoding, one text per length; empty where no evaluation counted bytes."""
-    found = {
-        encoding: [_bits(measured_rows(plan, records, encoding, length)) for length in plan.lengths]
-        for encoding in plan.encodings
+def make_bits(comparison: Comparison, records: Records) -> dict[str, list[str]]:
+    """Format bits per byte: for each encoding one text per length. Empty if no evaluation has counted bytes."""
+    texts = {
+        encoding: [_bits(measured_rows(comparison, records, encoding, length)) for length in comparison.lengths]
+        for encoding in comparison.encodings
     }
-    return found if any(text != "–" for texts in found.values() for text in texts) else {}
+    return texts if any(text != "–" for row in texts.values() for text in row) else {}
 
 
 def _bits(rows: Mapping[int, dict[str, Any]]) -> str:
-    values = [float(row["bits_per_byte"]) for row in rows.values() if row.get("bits_per_byte") is not None]
-    if not values or len(values) < len(rows):  # older evaluations have none
+    values = [float(row["bits_per_byte"]) for row in rows.values() if row["bits_per_byte"] is not None]
+    if not values:  # the tokenizer is not byte-level
         return "–"
     deviation = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.4f}{deviation}"
 
 
-def measured_rows(plan: Comparison, records: Records, encoding: str, length: int) -> dict[int, dict[str, Any]]:
-    """An encoding's rows at a length that have a number, by seed."""
+def measured_rows(comparison: Comparison, records: Records, encoding: str, length: int) -> dict[int, dict[str, Any]]:
+    """The evaluation rows of an encoding at a length that have a perplexity, by seed."""
     return {
         seed: row
-        for seed in range(plan.seeds)
-        for row in rows_of(records[Trial(encoding, seed)], plan)
+        for seed in range(comparison.seeds)
+        for row in rows_of(records[Trial(encoding, seed)], comparison)
         if row["length"] == length and not row["error"]
     }
 
 
-def make_standings(plan: Comparison, records: Records) -> Standings:
-    """Which encodings are told apart from the lowest, at every length that has a number."""
-    found = {}
-    for length in plan.lengths:
-        rows = {encoding: measured_rows(plan, records, encoding, length) for encoding in plan.encodings}
+def make_standings(comparison: Comparison, records: Records) -> Standings:
+    """Test at every measured length which encodings differ from the lowest."""
+    standings = {}
+    for length in comparison.lengths:
+        rows = {encoding: measured_rows(comparison, records, encoding, length) for encoding in comparison.encodings}
         at_length = standing(rows)
         if at_length is not None:
-            found[length] = at_length
-    return found
+            standings[length] = at_length
+    return standings
 
 
 def marking(standings: Standings) -> list[str]:
-    """What is bold in the table, and where nothing is."""
-    found = []
+    """Sentences that explain what is bold in the table, and why nothing is bold at some lengths."""
+    sentences = []
     if any(at_length.unmarked is None for at_length in standings.values()):
-        found.append(
-            "Bold: the lowest mean of a length, and every encoding that is not told apart from it. Two are told apart "
-            "if the difference of their losses on the same documents passes a paired test (bootstrap over documents, "
-            f"Student's t over seeds; {LEVEL * 100:.0f} % for all comparisons at a length together)."
+        sentences.append(
+            "Bold: the lowest mean of a length, and every encoding that does not differ from it significantly in a "
+            "paired test of the losses on the same documents (bootstrap over documents, Student's t over seeds; "
+            f"{LEVEL * 100:.0f} % for all comparisons at a length together)."
         )
     reasons: dict[str, list[int]] = {}
     for length, at_length in standings.items():
         if at_length.unmarked is not None:
             reasons.setdefault(at_length.unmarked, []).append(length)
     for reason, lengths in reasons.items():
-        found.append(f"Nothing is bold at {', '.join(map(str, lengths))}: {reason}.")
-    return found
+        sentences.append(f"Nothing is bold at {', '.join(map(str, lengths))}: {reason}.")
+    return sentences
 
 
-def rows_of(record: dict[str, Any], plan: Comparison) -> list[dict[str, Any]]:
-    """A part's rows of the protocol `windows`, if it has all lengths: which text is scored depends on the longest."""
+def rows_of(record: dict[str, Any], comparison: Comparison) -> list[dict[str, Any]]:
+    """The rows of a trial's `windows` evaluation.
+
+    Empty unless all lengths are measured: the longest length decides which tokens are scored.
+    """
     rows = list(record["windows"]["rows"]) if "windows" in record else []
-    return rows if {row["length"] for row in rows} >= set(plan.lengths) else []
+    return rows if {row["length"] for row in rows} >= set(comparison.lengths) else []
 
 
-def notes(plan: Comparison, records: Records) -> list[str]:
-    """What the table does not show: parts that failed, were hardly trained or are not finished, cells refused."""
-    found = [f"`{part.name}` failed: {record['error']}" for part, record in records.items() if record.get("error")]
-    warnings = {part: record.get("training", {}).get("warning") for part, record in records.items()}
-    found += [f"`{part.name}`: {warning}" for part, warning in warnings.items() if warning]
-    for encoding in plan.encodings:
-        rows = [row for seed in range(plan.seeds) for row in rows_of(records[Trial(encoding, seed)], plan)]
-        refused = {row["length"]: row["error"] for row in rows if row["error"]}
-        if refused:  # the sentences differ in their numbers only: the first says it for all
-            lengths = sorted(refused)
-            found.append(f"`{encoding}` refused at {', '.join(map(str, lengths))}: {refused[lengths[0]]}")
-    open_parts = [
-        part for part, record in records.items() if not record.get("error") and not finished(record, plan, part)
+def notes(comparison: Comparison, records: Records) -> list[str]:
+    """Sentences on what the table does not show: trials that failed or are not finished, warnings, refused lengths."""
+    sentences = [
+        f"`{trial.name}` failed: {record['error']}" for trial, record in records.items() if record.get("error")
     ]
-    older = [part for part in open_parts if rows_of(records[part], plan)]
-    missing = [part for part in open_parts if part not in older]
-    if missing:
-        found.append(f"Not finished yet: {_named(missing)}.")
-    if older:
-        found.append(
-            f"Measured by an earlier version, without the losses of each document: {_named(older)}. Rerun the command "
-            "to measure them again; nothing is trained again."
-        )
-    return found
+    warnings = {trial: record.get("training", {}).get("warning") for trial, record in records.items()}
+    sentences += [f"`{trial.name}`: {warning}" for trial, warning in warnings.items() if warning]
+    for encoding in comparison.encodings:
+        rows = [row for seed in range(comparison.seeds) for row in rows_of(records[Trial(encoding, seed)], comparison)]
+        refused = {row["length"]: row["error"] for row in rows if row["error"]}
+        if refused:  # the reasons differ in their numbers only, so the first one is enough
+            lengths = sorted(refused)
+            sentences.append(f"`{encoding}` refused at {', '.join(map(str, lengths))}: {refused[lengths[0]]}")
+    unfinished = [
+        trial
+        for trial, record in records.items()
+        if not record.get("error") and not finished(record, comparison, trial)
+    ]
+    if unfinished:
+        sentences.append(f"Not finished yet: {', '.join(f'`{trial.name}`' for trial in unfinished)}.")
+    return sentences
 
 
-def _named(parts: Sequence[Trial]) -> str:
-    return ", ".join(f"`{part.name}`" for part in parts)
-
-
-def findings(plan: Comparison, table: Perplexities, standings: Standings) -> list[str]:
-    """What is seen, in words: at the trained length, and how each encoding changes beyond it."""
-    trained = plan.length
+def findings(comparison: Comparison, table: Perplexities, standings: Standings) -> list[str]:
+    """Sentences on what the table shows: at the trained length, and how each encoding changes at other lengths."""
+    trained = comparison.length
     at_home = {encoding: row[trained].mean for encoding, row in table.items()}
     known = {encoding: mean for encoding, mean in at_home.items() if mean is not None}
     if not known:
         return []
     lowest, highest = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
-    found = []
+    sentences = []
     if len(known) > 1:
-        found.append(
-            f"At the trained length ({trained}) the means lie between {told(known[lowest])} (`{lowest}`) and "
-            f"{told(known[highest])} (`{highest}`, {change(known[highest] / known[lowest])})"
+        sentences.append(
+            f"At the trained length ({trained}) the means lie between {format_number(known[lowest])} (`{lowest}`) and "
+            f"{format_number(known[highest])} (`{highest}`, {change(known[highest] / known[lowest])})"
         )
         if trained in standings and standings[trained].unmarked is None:
-            together = [f"`{name}`" for name in plan.encodings if name in standings[trained].marked - {lowest}]
-            found[0] += f"; not told apart from `{lowest}`: {', '.join(together) or 'none'}"
+            together = [f"`{name}`" for name in comparison.encodings if name in standings[trained].marked - {lowest}]
+            sentences[0] += f"; not significantly different from `{lowest}`: {', '.join(together) or 'none'}"
     for encoding, home in known.items():
         others = {length: cell.mean for length, cell in table[encoding].items() if length != trained}
         beyond = [
@@ -178,12 +189,12 @@ def findings(plan: Comparison, table: Perplexities, standings: Standings) -> lis
             if mean is not None
         ]
         if beyond:
-            found.append(f"`{encoding}` against its own perplexity at the trained length: {', '.join(beyond)}")
-    return [f"{sentence}." for sentence in found]
+            sentences.append(f"`{encoding}` against its own perplexity at the trained length: {', '.join(beyond)}")
+    return [f"{sentence}." for sentence in sentences]
 
 
 def change(ratio: float) -> str:
-    """A ratio as a change in per cent, or as so many times where that reads better."""
+    """Format a ratio as a change: "+5.0 %", "−12 %", or "25-fold" from 10 on."""
     if ratio >= 10:
         return f"{ratio:,.0f}-fold"
     size = f"{abs(ratio - 1) * 100:.{0 if abs(ratio - 1) >= 0.0995 else 1}f} %"
@@ -191,17 +202,22 @@ def change(ratio: float) -> str:
 
 
 def multiple(length: int, trained: int) -> str:
-    """A length as a multiple of the trained one."""
+    """Format a length as a multiple of the trained length."""
     return f"{length / trained:.3g}"
 
 
-def told(number: float, beside: float | None = None) -> str:
-    """A number with the decimals that its size deserves, or the size of the one it stands beside."""
-    size = abs(number if beside is None else beside)
+def format_number(number: float, scale: float | None = None) -> str:
+    """Format a number with fewer decimals the larger it is.
+
+    Args:
+        number: The number.
+        scale: A number whose size decides the decimals instead, so that a deviation has those of its mean.
+    """
+    size = abs(number if scale is None else scale)
     decimals = 2 if size < 100 else 1 if size < 1000 else 0
     return f"{number:,.{decimals}f}" if size < 1e7 else f"{number:.2e}"
 
 
 def several(number: int, thing: str) -> str:
-    """One thing, or so many things."""
+    """Format a count: several(1, "seed") is "1 seed", several(3, "seed") is "3 seeds"."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"

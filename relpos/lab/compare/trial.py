@@ -1,9 +1,9 @@
-"""One part of a comparison, trained and evaluated in a process of its own.
+"""One trial of a comparison, trained and evaluated in a process of its own.
 
 python -m relpos.lab.compare.trial FOLDER ENCODING SEED THREADS
 
-So a crash of one part, or the system ending it for want of memory, is one failed row. What is heavy is imported only
-once the part's lock is held.
+If the process crashes, or the system kills it because memory runs out, only this trial fails. Slow imports come after
+the trial's lock is held.
 """
 
 import json
@@ -11,87 +11,109 @@ import os
 import platform
 import statistics
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
-from relpos.lab.compare.comparison import Comparison, Trial, load_plan
+from relpos.lab.compare.comparison import Comparison, Trial, load_comparison
 from relpos.system.files import write_text
 from relpos.system.lock import HeldError, Lock
 from relpos.system.mappings import read_json
+from relpos.system.processes import end_with_parent
 
-RECORD, LOG, LOCK = "part.json", "part.log", ".part.lock"  # in a part's folder
-DONE, FAILED, HELD = 0, 65, 75  # how its process ends; any other way (1 is Python's own) is a crash
+RECORD, LOG, LOCK = "trial.json", "trial.log", ".trial.lock"  # in a trial's folder
+DONE, FAILED, HELD = 0, 65, 75  # exit codes of a trial's process; any other (Python's own is 1) is a crash
 
 
-def read_record(out: Path, part: Trial) -> dict[str, Any]:
-    """What is known of a part: empty if it has not been tried."""
+def read_record(out: Path, trial: Trial) -> dict[str, Any]:
+    """Read the record of a trial: how often it was tried, its error, and what was measured.
+
+    Args:
+        out: The comparison's folder.
+        trial: The trial.
+
+    Returns:
+        The record; empty if the trial has not been tried.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
     try:
-        return read_json(out / part.name / RECORD)
+        return read_json(out / trial.name / RECORD)
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise ValueError(f"{error} Remove it: what was trained stays, and is evaluated.") from error
+        raise ValueError(f"{error} Remove the file: the trained model is kept and will be evaluated.") from error
 
 
-def write_record(out: Path, part: Trial, record: dict[str, Any]) -> None:
-    """Keep what is known of a part."""
-    write_text(out / part.name / RECORD, json.dumps(record, indent=1))
+def write_record(out: Path, trial: Trial, record: dict[str, Any]) -> None:
+    """Write the record of a trial, which `read_record` reads."""
+    write_text(out / trial.name / RECORD, json.dumps(record, indent=1))
 
 
-def finished(record: dict[str, Any], plan: Comparison, part: Trial) -> bool:
-    """Whether nothing is left to do: a part is taken up again when lengths have been added.
+def finished(record: dict[str, Any], comparison: Comparison, trial: Trial) -> bool:
+    """Whether nothing is left to do for a trial.
 
-    And when it was measured by an earlier version, which kept no losses of documents; nothing is trained again.
+    A trial to which lengths have been added is not finished: it is evaluated again, but not trained again.
     """
     if record.get("error") is not None or "windows" not in record:
         return False
-    measured = {row["length"] for row in record["windows"]["rows"] if "units" in row}
-    return measured >= set(plan.lengths) and (part.seed > 0 or "positions" in record)
+    measured = {row["length"] for row in record["windows"]["rows"]}
+    return measured >= set(comparison.lengths) and (trial.seed > 0 or "positions" in record)
 
 
-def run_part(plan: Comparison, out: Path, part: Trial, threads: int) -> bool:
-    """Train and evaluate a part, and keep what came of it; whether it went well. Its lock must be held."""
-    begun = time.monotonic()
-    record = read_record(out, part)
-    record |= {"encoding": part.encoding, "seed": part.seed, "error": None, "attempts": record.get("attempts", 0) + 1}
+def run_trial(comparison: Comparison, out: Path, trial: Trial, threads: int) -> bool:
+    """Train and evaluate a trial and write its record. The caller must hold the trial's lock.
+
+    Args:
+        comparison: The comparison that the trial belongs to.
+        out: The comparison's folder.
+        trial: The trial.
+        threads: The number of threads of PyTorch.
+
+    Returns:
+        Whether it succeeded; if not, the record holds the error.
+    """
+    started = time.monotonic()
+    record = read_record(out, trial)
+    attempts = record.get("attempts", 0) + 1
+    record |= {"encoding": trial.encoding, "seed": trial.seed, "error": None, "attempts": attempts}
     try:
-        _measure(plan, out, part, threads, record)
+        _measure(comparison, out, trial, threads, record)
     except Exception as error:
         traceback.print_exc()
         record["error"] = sentence(error)
-    record["seconds"] = round(time.monotonic() - begun, 1)
-    write_record(out, part, record)
+    record["seconds"] = round(time.monotonic() - started, 1)
+    write_record(out, trial, record)
     return record["error"] is None
 
 
 def sentence(error: Exception) -> str:
-    """What went wrong, on one line."""
+    """The message of an error on one line, with the name of its type if the message alone may not be clear."""
     text = " ".join(str(error).split())[:500]
     return text if isinstance(error, ValueError | OSError) and text else f"{type(error).__name__}: {text}"
 
 
-def _measure(plan: Comparison, out: Path, part: Trial, threads: int, record: dict[str, Any]) -> None:
+def _measure(comparison: Comparison, out: Path, trial: Trial, threads: int, record: dict[str, Any]) -> None:
     import torch
 
     torch.set_num_threads(threads)
     if "training" not in record:
         record["machine"] = _machine(threads)
-        record["training"], record["about"] = _train(plan, out, part)
-        write_record(out, part, record)  # no error, and not finished: training is not done again
+        record["training"], record["about"] = _train(comparison, out, trial)
+        write_record(out, trial, record)  # if the evaluation is interrupted, the trial is not trained again
 
     from relpos.lab.evaluate.evaluation import evaluate
     from relpos.lab.runs.run import open_run
 
-    run = open_run(out / part.name)
-    record["windows"] = evaluate(run, plan.lengths, "windows", eval_tokens=plan.eval_tokens)
-    if part.seed == 0:
-        record["positions"] = evaluate(run, [plan.positions], "positions", eval_tokens=plan.eval_tokens)
+    run = open_run(out / trial.name)
+    record["windows"] = evaluate(run, comparison.lengths, "windows", eval_tokens=comparison.eval_tokens)
+    if trial.seed == 0:
+        record["positions"] = evaluate(run, [comparison.positions], "positions", eval_tokens=comparison.eval_tokens)
 
 
-def _train(plan: Comparison, out: Path, part: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
+def _train(comparison: Comparison, out: Path, trial: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
     import torch
 
     from relpos.lab.runs.log_file import read_log
@@ -101,10 +123,10 @@ def _train(plan: Comparison, out: Path, part: Trial) -> tuple[dict[str, Any], di
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     begin_peak(device)
-    result = train(plan.settings_of(part, out))
-    _, about = read_about(out / part.name)
-    speeds = [entry["tokens_per_second"] for entry in read_log(out / part.name) if "tokens_per_second" in entry]
-    # The median: the first steps are slower, and now and then something else wants the machine.
+    result = train(comparison.settings_of(trial, out))
+    _, about = read_about(out / trial.name)
+    speeds = [entry["tokens_per_second"] for entry in read_log(out / trial.name) if "tokens_per_second" in entry]
+    # The median, because the first steps are slower and other programs may use the machine for a while.
     return {**result, "tokens_per_second": statistics.median(speeds), "peak_memory_bytes": peak(device)}, about
 
 
@@ -120,27 +142,17 @@ def _machine(threads: int) -> dict[str, Any]:
     }
 
 
-def end_with_parent() -> None:
-    """End when the process that started this one does, however it does: its end of our standard input closes."""
-
-    def watch() -> None:
-        os.read(sys.stdin.fileno(), 1)  # nothing is ever written: it gives way when the other end is gone
-        os._exit(FAILED)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def main() -> int:
-    """Run the part that the command line names, unless another process has it."""
+    """Run the trial of the command line, unless another process runs it."""
     folder, encoding, seed, threads = sys.argv[1:]
-    out, part = Path(folder), Trial(encoding, int(seed))
+    out, trial = Path(folder), Trial(encoding, int(seed))
     end_with_parent()
-    plan = load_plan(out)
+    comparison = load_comparison(out)
     try:
-        with Lock(out / part.name, LOCK):
-            if finished(read_record(out, part), plan, part):  # by another process, just now
+        with Lock(out / trial.name, LOCK):
+            if finished(read_record(out, trial), comparison, trial):  # another process has just finished it
                 return DONE
-            return DONE if run_part(plan, out, part, int(threads)) else FAILED
+            return DONE if run_trial(comparison, out, trial, int(threads)) else FAILED
     except HeldError:
         return HELD
 

@@ -1,1 +1,1 @@
-"""Text: corpora, documents, tokenizers, and files of token ids."""
+"""Corpora, documents, tokenizers, and files of token ids."""

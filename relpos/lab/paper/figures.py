@@ -194,14 +194,14 @@ def _training(
 def _train(trainings: Mapping[PaperFigure, dict[str, Any]], workers: int, threads: int, album: Album) -> None:
     """Train the missing models, and draw each as soon as it has been trained."""
     from relpos.lab.runs.run import RESULT
-    from relpos.lab.train.processes import train_apart
+    from relpos.lab.train.parallel import train_in_parallel
     from relpos.system.mappings import read_json
 
     named = {figure.encoding: figure for figure in trainings}
     together = f"{workers} at once, " if workers > 1 else ""
     album.say(f"Training {', '.join(named)} ({together}{threads} thread{'s' * (threads > 1)} each).")
     settings = {figure.encoding: own for figure, own in trainings.items()}
-    with contextlib.closing(train_apart(settings, workers, threads)) as ended:
+    with contextlib.closing(train_in_parallel(settings, workers, threads)) as ended:
         for name, error in ended:
             if error is None:
                 folder = Path(settings[name]["run.out"])

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there, and that show when they have been damaged since."""
+"""The checkpoints of a run: written atomically, with checksums that reveal later damage."""
 
 import json
 import re
@@ -10,37 +10,49 @@ from pathlib import Path
 from relpos.system.files import publish
 from relpos.system.mappings import read_json
 
-SEAL = "sealed.json"
+SEAL = "sealed.json"  # the size and checksum of every other file of a checkpoint
 WEIGHTS = "model.safetensors"
-CLOCK = "clock.json"  # the seconds of training up to a checkpoint
+CLOCK = "clock.json"  # the seconds of training before the checkpoint
 
 
 def checkpoints(out: Path) -> list[Path]:
-    """The folders of a run's checkpoints, newest first; damaged ones are among them."""
+    """List the checkpoint folders of a run, newest first, including damaged ones.
+
+    Args:
+        out: The run's folder.
+    """
     named = [folder for folder in out.glob("checkpoint-*") if re.fullmatch(r"checkpoint-[0-9]+", folder.name)]
     return sorted((folder for folder in named if folder.is_dir()), key=step_of, reverse=True)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step a checkpoint was written at."""
+    """The training step at which a checkpoint was written."""
     return int(checkpoint.name.rsplit("-", 1)[1])
 
 
 def seal(folder: Path) -> None:
-    """Write down the size and checksum of every file."""
+    """Write the size and checksum of every file of a checkpoint into the file SEAL."""
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     sums = {str(file.relative_to(folder)): [file.stat().st_size, _checksum(file)] for file in files}
     (folder / SEAL).write_text(json.dumps(sums, indent=1), encoding="utf-8")
 
 
 def damage(folder: Path, only: str | None = None) -> str | None:
-    """What is wrong with a checkpoint, or with one file of it, in words; None if it is as it was written."""
+    """Check a checkpoint against its checksums.
+
+    Args:
+        folder: The checkpoint's folder.
+        only: The name of a file, to check that file only.
+
+    Returns:
+        What is wrong, in words; None if nothing is.
+    """
     try:
         sums = read_json(folder / SEAL)
     except (OSError, ValueError):
         return f"{SEAL} is missing or cannot be read"
     if not sums or not all(isinstance(entry, list) and len(entry) == 2 for entry in sums.values()):
-        return f"{SEAL} is no list of sizes and checksums"
+        return f"{SEAL} does not hold sizes and checksums"
     for name, (size, checksum) in sums.items():
         if only is not None and name != only:
             continue
@@ -50,35 +62,46 @@ def damage(folder: Path, only: str | None = None) -> str | None:
         if file.stat().st_size != size:
             return f"{name} has {file.stat().st_size} bytes, and was written with {size}"
         if _checksum(file) != checksum:
-            return f"{name} has other contents than were written"
+            return f"{name} has changed since it was written"
     return None
 
 
-def newest_whole(out: Path, say: Callable[[str], None] | None = None) -> Path | None:
-    """The newest checkpoint that is whole; `say` is told of those that are damaged and newer."""
+def newest_undamaged(out: Path, say: Callable[[str], None] | None = None) -> Path | None:
+    """The newest checkpoint that is not damaged; None if there is none.
+
+    Args:
+        out: The run's folder.
+        say: Receives a message for every damaged checkpoint that is newer.
+    """
     for folder in checkpoints(out):
-        wrong = damage(folder)
-        if wrong is None:
+        reason = damage(folder)
+        if reason is None:
             return folder
         if say is not None:
-            say(f"{folder} is damaged and passed over: {wrong}.")
+            say(f"{folder} is damaged and is skipped: {reason}.")
     return None
 
 
-def install(part: Path, folder: Path, keep: int) -> None:
-    """Seal a written checkpoint, give it its name, and remove the oldest beyond `keep` whole ones."""
-    seal(part)
-    if folder.is_dir() and not folder.is_symlink():  # a damaged one that was passed over and has been reached again
+def install(temporary: Path, folder: Path, keep: int) -> None:
+    """Add checksums to a written checkpoint, rename it, and remove the oldest checkpoints.
+
+    Args:
+        temporary: The folder with the checkpoint's files.
+        folder: Its final name, checkpoint-N in the run's folder.
+        keep: How many undamaged checkpoints are kept.
+    """
+    seal(temporary)
+    if folder.is_dir() and not folder.is_symlink():  # a damaged one: the run has resumed before it and come here again
         shutil.rmtree(folder)
     else:
-        folder.unlink(missing_ok=True)  # something else under the checkpoint's name
-    publish(part, folder)
-    whole = 0
+        folder.unlink(missing_ok=True)  # not a checkpoint, but something with its name
+    publish(temporary, folder)
+    kept = 0
     for checkpoint in checkpoints(folder.parent):
-        if whole == keep:
+        if kept == keep:
             shutil.rmtree(checkpoint)
-        elif checkpoint == folder or damage(checkpoint) is None:  # a damaged one must not push out a whole one
-            whole += 1
+        elif checkpoint == folder or damage(checkpoint) is None:  # damaged ones do not count
+            kept += 1
 
 
 def _checksum(file: Path) -> int:

@@ -1,4 +1,4 @@
-"""Inputs to look at: windows of held-out text, or a text of one's own."""
+"""Inputs for pictures and for the explorer: windows of held-out text, or the user's own text."""
 
 import itertools
 from dataclasses import dataclass
@@ -10,27 +10,43 @@ from torch import Tensor
 from relpos.lab.data.tokens import tokenize
 from relpos.lab.runs.run import Run
 
-WORDS = 12  # of an input that are told
+WORDS = 12  # how many words `first_words` returns
 
 
 @dataclass(frozen=True)
 class ModelInput:
-    """Token ids, and where they come from."""
+    """Token ids and where they come from.
 
-    ids: Tensor  # (length,)
+    Attributes:
+        ids: Token ids (length,).
+        document: The name of the document.
+        offset: The position of the first token in the document.
+        words: The first words of the text.
+    """
+
+    ids: Tensor
     document: str
-    offset: int  # of the first token in the document
-    words: str  # the first ones
+    offset: int
+    words: str
 
 
 def heldout_samples(run: Run, length: int, seed: int, count: int = 2) -> list[ModelInput]:
-    """Windows of `length` tokens of the run's held-out text, at random: `count` of them, or as many as there are.
+    """Draw windows of a run's held-out text at random.
 
-    They do not overlap, and each stands in one document; only if no document is so long do they run across documents.
+    The windows do not overlap, and each lies in one document, unless no document is long enough.
+
+    Args:
+        run: The run.
+        length: Tokens per window.
+        seed: The seed of the draw.
+        count: The number of windows; fewer are returned if the text has fewer.
+
+    Raises:
+        ValueError: The held-out text is shorter than one window.
     """
     corpus = run.corpus()
     tokens = tokenize(corpus, run.tokenizer)["heldout"]
-    ends = np.append(tokens.starts[1:], len(tokens)) - 1  # without the separators
+    ends = np.append(tokens.starts[1:], len(tokens)) - 1  # the separators are left out
     windows = [
         (document, offset)
         for document, (start, end) in enumerate(zip(tokens.starts, ends, strict=True))
@@ -43,13 +59,23 @@ def heldout_samples(run: Run, length: int, seed: int, count: int = 2) -> list[Mo
     for document, offset in (windows[place] for place in chosen):
         start = int(tokens.starts[document]) + offset
         ids = torch.from_numpy(tokens.ids[start : start + length].astype(np.int64))
-        name = next(itertools.islice(corpus.part("heldout"), document, None)).name
+        name = next(itertools.islice(corpus.portion("heldout"), document, None)).name
         samples.append(ModelInput(ids, name, offset, first_words(run, ids)))
     return samples
 
 
 def text_sample(run: Run, text: str, name: str, length: int | None) -> ModelInput:
-    """A text of one's own, its first `length` tokens; all of them unless given."""
+    """Tokenize the user's own text.
+
+    Args:
+        run: The run whose tokenizer is used.
+        text: The text.
+        name: What to call the text in captions and errors.
+        length: How many of its first tokens to take; all by default.
+
+    Raises:
+        ValueError: The text has no tokens, or fewer than `length`.
+    """
     ids = torch.tensor(run.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
     if len(ids) == 0:
         raise ValueError(f"{name} has no tokens: give some text.")
@@ -59,5 +85,5 @@ def text_sample(run: Run, text: str, name: str, length: int | None) -> ModelInpu
 
 
 def first_words(run: Run, ids: Tensor) -> str:
-    """The beginning of an input, as text on one line."""
+    """The first words of an input, on one line."""
     return " ".join(run.tokenizer.decode(ids[: 4 * WORDS].tolist()).split()[:WORDS])

@@ -1,4 +1,4 @@
-"""Reading the log of a run: one JSON object per line, in log.jsonl."""
+"""Reading log.jsonl, the log of a run: one JSON object per line."""
 
 import json
 from pathlib import Path
@@ -8,16 +8,22 @@ LOSSES = ("loss", "heldout")
 
 
 def read_log(out: Path) -> list[dict[str, float]]:
-    """The entries of a run's log; a line cut short by a kill is left out.
+    """Read the log of a run. A line that was cut off when the process was killed is left out.
+
+    Args:
+        out: The run's folder.
+
+    Returns:
+        The entries, each with its step and tokens; an empty list if there is no log.
 
     Raises:
-        ValueError: the file is no log: it has a line that is JSON but no entry, or is not UTF-8.
+        ValueError: The file is not UTF-8, or has a line that is JSON but not an entry.
     """
     file = out / FILE
     try:
         lines = file.read_text(encoding="utf-8").split("\n") if file.exists() else []
     except UnicodeDecodeError as error:
-        raise _no_log(file, f"it is not UTF-8 at byte {error.start}") from None
+        raise _not_a_log(file, f"it is not UTF-8 at byte {error.start}") from None
     entries = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -25,9 +31,9 @@ def read_log(out: Path) -> list[dict[str, float]]:
         except ValueError:
             continue
         if not isinstance(entry, dict) or not all(_is_number(entry.get(key)) for key in ("step", "tokens")):
-            raise _no_log(file, f"line {number} has no step and tokens")
+            raise _not_a_log(file, f"line {number} has no step and tokens")
         if not all(_is_number(value) for value in entry.values()):
-            raise _no_log(file, f"line {number} has values that are not numbers")
+            raise _not_a_log(file, f"line {number} has values that are not numbers")
         entries.append(entry)
     return entries
 
@@ -36,5 +42,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _no_log(file: Path, reason: str) -> ValueError:
-    return ValueError(f"{file} is no log of a run: {reason}. Remove it: the run resumes without its earlier losses.")
+def _not_a_log(file: Path, reason: str) -> ValueError:
+    return ValueError(
+        f"{file} is not the log of a run: {reason}. Remove it: the run resumes without its earlier losses."
+    )

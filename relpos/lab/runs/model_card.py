@@ -1,4 +1,4 @@
-"""The model card of a run's folder, as the Hugging Face hub reads it: what it is, how to open it, its figures."""
+"""The model card (README.md) of a run's folder, in the format of the Hugging Face hub."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from relpos.models.registry import entry
 from relpos.system.files import write_text
 
 FILE = "README.md"
-# Whoever edits the card removes this line: then it is theirs, and never written again.
+# A card without this line belongs to the user and is never overwritten.
 MARK = "<!-- Written by relpos, and again at the next evaluation. Remove this line to keep your own text. -->"
 OPENING = """```python
 import relpos  # transformers then knows this model
@@ -24,14 +24,14 @@ tokenizer = AutoTokenizer.from_pretrained("{folder}")
 
 
 def write_card(folder: Path, result: dict[str, Any]) -> Path | None:
-    """Write README.md into the folder of a run, unless the card there is somebody's own.
+    """Write README.md into the folder of a run, unless the user has edited it.
 
     Args:
-        folder: of `relpos train`, with run.yaml; evaluations are read from its folder evaluation.
-        result: how the run ended, as in result.json.
+        folder: The folder of a run, with run.yaml; its evaluations are included.
+        result: How the run ended, as in result.json.
 
     Returns:
-        The file, or None if there is one without the line that says it was written by relpos.
+        The file; None if the folder has a card without the line that says it was written by relpos.
     """
     file = folder / FILE
     if file.exists() and MARK not in file.read_text(encoding="utf-8"):
@@ -43,13 +43,18 @@ def write_card(folder: Path, result: dict[str, Any]) -> Path | None:
 
 
 def refresh_card(run: Run, evaluations: Path) -> None:
-    """Bring a run's card up to date with what was just written into a folder of evaluations, if that is the run's."""
+    """Write the card of a run again after an evaluation.
+
+    Args:
+        run: The run.
+        evaluations: The folder that the evaluation was written into; nothing is done if it is not the run's own.
+    """
     if evaluations == run.folder / EVALUATION and (run.folder / ABOUT).exists() and run.result:
         write_card(run.folder, run.result)
 
 
 def _front_matter(run: dict[str, Any]) -> str:
-    """The hub's metadata: only what is known for sure, so neither a licence nor a language."""
+    """The metadata of the hub. The licence and the language are left out, because they are not known."""
     entries = {
         "library_name": "relpos",
         "pipeline_tag": "text-generation" if entry(run["model"]["family"]).causal else "fill-mask",
@@ -68,17 +73,17 @@ def _about(folder: Path, run: dict[str, Any], result: dict[str, Any]) -> list[st
         f"A language model with the positional encoding `{name}{options}` ({encoding_card(name).paper}), trained by "
         f"relpos on {source}: {result['step']:,} steps, {result['tokens']:,} tokens in windows of {data['length']:,}, "
         f"seed {run['run']['seed']}; {about['parameters']:,} parameters. It is a model for experiments with positional "
-        "encodings, not one for use on its own.",
+        "encodings and not meant for other use.",
         "## How to open it",
         "`pip install relpos`, then",
         OPENING.format(folder=folder.resolve().name, auto_class=entry(model["family"]).auto_class),
-        "Without relpos, transformers cannot open it. `relpos draw FOLDER` shows what its heads do, `relpos evaluate "
-        "FOLDER` measures it.",
+        "Without relpos, transformers cannot open it. `relpos draw FOLDER` shows its attention heads, `relpos evaluate "
+        "FOLDER` measures its perplexity.",
     ]
 
 
 def _corpus_name(name: str) -> str:
-    """A name as it is; of a path of the machine that trained it, the last part."""
+    """The name of a corpus; of a path only the last component, because the rest is private to a machine."""
     return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
 
 
@@ -89,7 +94,7 @@ def _figures(folder: Path, result: dict[str, Any]) -> list[str]:
         lines.append(f"Held-out loss during training: {before:.4f} at the start, {after:.4f} at the end.")
     for evaluation in _evaluations(folder / EVALUATION):
         rows = [row for row in evaluation["rows"] if row["error"] is None]
-        # Of a run that was trained further, what was measured before is not this model's.
+        # If the run was trained further, earlier evaluations are not of this model.
         if rows and evaluation.get("step") == result["step"]:
             of_task = "task" in evaluation
             lines.append(_task_title(evaluation) if of_task else _title(evaluation))
@@ -98,31 +103,31 @@ def _figures(folder: Path, result: dict[str, Any]) -> list[str]:
 
 
 def _evaluations(folder: Path) -> list[dict[str, Any]]:
-    """All that were kept in a folder; the file of a task holds several."""
-    found: list[dict[str, Any]] = []
-    for file in sorted(folder.glob("*.json"), key=lambda file: file.stem):  # the plain question before its variants
+    """All evaluations in a folder; the file of a task holds several."""
+    evaluations: list[dict[str, Any]] = []
+    for file in sorted(folder.glob("*.json"), key=lambda file: file.stem):  # default options first
         try:
             contents = json.loads(file.read_text(encoding="utf-8"))
         except ValueError:
-            continue  # damaged: a card is no reason to stop
-        found += contents.get("results", [contents])
-    return found
+            continue  # damaged; the card is written without it
+        evaluations += contents.get("results", [contents])
+    return evaluations
 
 
 def _title(evaluation: dict[str, Any]) -> str:
-    parts = [f"`{evaluation['protocol']}`"]
+    details = [f"`{evaluation['protocol']}`"]
     if evaluation["rope_scaling"]:
-        parts.append(f"rope scaled by {evaluation['rope_scaling']}")
+        details.append(f"rope scaled by {evaluation['rope_scaling']}")
     split = "all" if evaluation["split"] == "all" else "held-out part"
-    parts.append(f"{split} of `{_corpus_name(evaluation['corpus']['name'])}`")
-    parts += [f"{key.replace('_', ' ')} {value:,}" for key, value in evaluation["options"].items() if value]
-    return " ".join([f"Measured by `relpos evaluate` ({', '.join(parts)}).", *evaluation["warnings"]])
+    details.append(f"{split} of `{_corpus_name(evaluation['corpus']['name'])}`")
+    details += [f"{key.replace('_', ' ')} {value:,}" for key, value in evaluation["options"].items() if value]
+    return " ".join([f"Measured by `relpos evaluate` ({', '.join(details)}).", *evaluation["warnings"]])
 
 
 def _task_title(evaluation: dict[str, Any]) -> str:
     return (
         f"Answers to `{evaluation['task']}`, {evaluation['samples']} sequences per length (seed {evaluation['seed']}); "
-        f"a guess gets {evaluation['chance']:.1%} right."
+        f"guessing gets {evaluation['chance']:.1%} right."
     )
 
 

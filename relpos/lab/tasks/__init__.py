@@ -1,4 +1,4 @@
-"""Synthetic tasks of retrieval, copying and counting, scored exactly: one file a task."""
+"""Synthetic tasks of retrieval, copying and counting with exact answers: one file per task."""
 
 from relpos.lab.tasks.registry import names, task
 from relpos.lab.tasks.task import Example, Task

@@ -1,4 +1,6 @@
-"""Copying."""
+"""The copying task."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.random import Generator
@@ -11,8 +13,8 @@ LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
 class Copy(Task):
     """Random letters, then the same letters again."""
 
-    measures = "whether a place is found by order alone: the more letters, the less their neighbours tell them apart"
-    layout = "letters, |, the same letters; a dot first where the length is even"
+    measures = "finding a place by order alone: the more letters, the less their neighbours identify them"
+    layout = "letters, |, the same letters; a dot first if the length is even"
     paper = "Graves et al. 2014 (Neural Turing Machines), arXiv 1410.5401; Jelassi et al. 2024, arXiv 2402.01032"
     words = (".", "|", *LETTERS)
     shortest = 9
@@ -27,3 +29,13 @@ class Copy(Task):
         answers = np.zeros(length, dtype=np.bool_)
         answers[-count:] = True
         return Example(ids, answers)
+
+    def solve(self, context: Sequence[str]) -> str:
+        return next_letter(context)
+
+
+def next_letter(context: Sequence[str]) -> str:
+    """The letter to copy next: after "|" as many have been copied as there are words."""
+    bar = context.index("|")
+    letters = [word for word in context[:bar] if word != "."]
+    return letters[len(context) - bar - 1]

@@ -1,4 +1,6 @@
-"""Associative recall with many questions."""
+"""Associative recall with several questions."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.random import Generator
@@ -11,9 +13,9 @@ VALUES = tuple(f"v{i}" for i in range(16))
 
 
 class Recall(Task):
-    """Key-value pairs among filler, then every key is asked for its value."""
+    """Key-value pairs among dots, then every key is followed by its value."""
 
-    measures = "whether a token is found by its content, and the one after it read, however far back"
+    measures = "finding a token by its content and reading the token after it, however far back"
     layout = "4 pairs of key and value anywhere among dots, ?, then the 4 keys in another order, each with its value"
     paper = "multi-query associative recall: Arora et al. 2023 (Zoology), arXiv 2312.04927"
     words = (".", "?", *KEYS, *VALUES)
@@ -25,7 +27,7 @@ class Recall(Task):
         values = rng.choice(self.ids(VALUES), PAIRS)
         ids = np.full(length, self.vocabulary["."])
         body = length - 2 * PAIRS - 1
-        # A pair takes one place of a body that is shorter by the number of pairs, so that no two overlap.
+        # Drawn as if each pair took one place, then shifted by the pairs before it, so that no two overlap.
         places = np.sort(rng.choice(body - PAIRS, PAIRS, replace=False)) + np.arange(PAIRS)
         ids[places], ids[places + 1] = keys, values
         order = rng.permutation(PAIRS)
@@ -34,3 +36,7 @@ class Recall(Task):
         answers = np.zeros(length, dtype=np.bool_)
         answers[body + 2 :: 2] = True
         return Example(ids, answers)
+
+    def solve(self, context: Sequence[str]) -> str:
+        pairs = context[: context.index("?")]
+        return pairs[pairs.index(context[-1]) + 1]

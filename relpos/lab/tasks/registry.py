@@ -1,4 +1,4 @@
-"""Every task by name. To add one: write its file, add its line to `FILES`. Imports numpy and nothing heavier."""
+"""All tasks by name. To add one, write its file and add its line to `FILES`. Imports nothing slower than numpy."""
 
 import functools
 import importlib
@@ -17,15 +17,24 @@ FILES = {  # name: file and class
 
 
 def names() -> list[str]:
-    """Every task's name, sorted."""
+    """The names of all tasks, sorted."""
     return sorted(FILES)
 
 
 @functools.cache
 def task(name: str) -> Task:
-    """A task by name."""
+    """A task by name.
+
+    Raises:
+        ValueError: The name is unknown.
+
+    Example:
+        >>> recall = task("recall")
+        >>> print(recall.text(recall.draw(64, seed=0, index=0, portion="heldout")))
+    """
     if name not in FILES:
         raise unknown("task", name, names())
-    file, cls = FILES[name]
-    made: Task = getattr(importlib.import_module(f"relpos.lab.tasks.{file}"), cls)(name)
-    return made
+    file, class_name = FILES[name]
+    module = importlib.import_module(f"relpos.lab.tasks.{file}")
+    instance: Task = getattr(module, class_name)(name)
+    return instance

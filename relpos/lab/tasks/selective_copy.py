@@ -1,8 +1,11 @@
-"""Selective copying."""
+"""The selective copying task."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.random import Generator
 
+from relpos.lab.tasks.copy import next_letter
 from relpos.lab.tasks.task import Example, Task
 
 LETTERS = tuple("abcdefghijklmnop")
@@ -10,9 +13,9 @@ COUNT = 16  # at every length: only the gaps grow
 
 
 class SelectiveCopy(Task):
-    """A few letters scattered among blanks, then the letters alone, in order."""
+    """Letters scattered among dots, then the same letters in order."""
 
-    measures = "whether order is kept when the distances between the letters tell nothing"
+    measures = "keeping the order of letters when the distances between them are random"
     layout = "16 letters anywhere among dots, |, the 16 letters"
     paper = "Gu and Dao 2023 (Mamba), arXiv 2312.00752, after Arjovsky et al. 2016, arXiv 1511.06464"
     words = (".", "|", *LETTERS)
@@ -28,3 +31,6 @@ class SelectiveCopy(Task):
         answers = np.zeros(length, dtype=np.bool_)
         answers[-COUNT:] = True
         return Example(ids, answers)
+
+    def solve(self, context: Sequence[str]) -> str:
+        return next_letter(context)

@@ -1,34 +1,45 @@
-"""A task's sequences as the windows that a model is trained on."""
+"""The sequences of a task as a dataset to train on."""
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from relpos.lab.data.corpus import Portion
 from relpos.lab.data.tokens import IGNORED
-from relpos.lab.tasks.task import Portion, Task
+from relpos.lab.tasks.task import Task
 
 
 class TaskWindows(Dataset[dict[str, Tensor]]):
-    """`count` sequences by number, each made when it is asked for: as many as a run may ever want.
+    """Sequences of a task by index, each drawn when it is read, so that there may be billions of them.
 
-    Labels are the answers, or with `everything` all tokens. With `shortest`, lengths are drawn from there to `length`,
-    and padding follows the sequence, where nothing sees it.
+    Args:
+        task: The task.
+        portion: "train" or "heldout".
+        length: Tokens per window.
+        count: The number of sequences.
+        seed: The seed of the sequences.
+        all_tokens: Whether all tokens have labels; otherwise only the answers have.
+        shortest: Draw lengths from here to `length`, and pad the end of the window, where no token attends to it.
+            By default all sequences have `length` tokens.
+
+    Raises:
+        ValueError: The length is too short for the task.
     """
 
     def __init__(
         self,
         task: Task,
-        part: Portion,
+        portion: Portion,
         length: int,
         count: int,
         seed: int = 0,
-        everything: bool = False,
+        all_tokens: bool = False,
         shortest: int | None = None,
     ) -> None:
         task.check_length(length if shortest is None else shortest)
-        self.task, self.part, self.length, self.count = task, part, length, count
-        self.seed, self.everything = seed, everything
+        self.task, self.portion, self.length, self.count = task, portion, length, count
+        self.seed, self.all_tokens = seed, all_tokens
         self.shortest = length if shortest is None else shortest
 
     def __len__(self) -> int:
@@ -36,10 +47,10 @@ class TaskWindows(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if not 0 <= index < self.count:
-            raise IndexError(index)  # what ends a loop over them
+            raise IndexError(index)  # a loop over the dataset ends by this error
         length = int(np.random.default_rng([self.seed, index]).integers(self.shortest, self.length + 1))
-        sample = self.task.draw(length, self.seed, index, self.part)
-        room = (0, self.length - length)
-        ids = np.pad(sample.ids, room)  # the padding's id is 0
-        told = np.pad(sample.answers | self.everything, room)
-        return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(np.where(told, ids, IGNORED))}
+        example = self.task.draw(length, self.seed, index, self.portion)
+        padding = (0, self.length - length)
+        ids = np.pad(example.ids, padding)  # the id of the padding token is 0
+        scored = np.pad(example.answers | self.all_tokens, padding)
+        return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(np.where(scored, ids, IGNORED))}

@@ -1,6 +1,7 @@
-"""What a saved folder holds for people without relpos: a module for transformers' auto_map that says what to install.
+"""A module in every saved folder that tells people without relpos what to install, named in transformers' auto_map.
 
-With relpos imported the Auto classes know our model types and never open the module, so nobody is asked to trust it.
+If relpos is imported, the Auto classes know our model types and never run the module, so that no `trust_remote_code` is
+needed.
 """
 
 import json
@@ -23,7 +24,11 @@ except ImportError as error:
 
 
 def write_stub(folder: Path) -> None:
-    """Write the module into a folder that holds a model of ours, and name it in the folder's config.json."""
+    """Write the module into the folder of a relpos model, and name it in the folder's config.json.
+
+    Raises:
+        ValueError: The folder holds a model of another type.
+    """
     file = folder / "config.json"
     entries = json.loads(file.read_text(encoding="utf-8"))
     model_type = entries.get("model_type")

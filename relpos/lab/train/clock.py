@@ -1,4 +1,4 @@
-"""How long a run has trained, over all its parts, and when its time is up."""
+"""The time a run has trained, including the time before it was interrupted, and its time limit."""
 
 import time
 from typing import Any
@@ -9,28 +9,36 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 
 class Clock(TrainerCallback):
-    """Counts seconds of training. With a limit it ends the run, and tells the schedule how far it is.
+    """Counts the seconds of training; with a limit, it ends the run and drives the learning rate schedule.
 
-    All processes follow the first one's clock: with clocks of their own they would stop at different steps.
+    All processes follow the clock of the first process, because otherwise they would stop at different steps.
+
+    Args:
+        minutes: The time limit; None for no limit.
     """
 
     def __init__(self, minutes: float | None) -> None:
         self.limit = None if minutes is None else 60 * minutes
-        self.before = 0.0  # seconds of earlier parts of the run
-        self.begun = time.monotonic()
-        self.first = 0
-        self.fraction = 0.0  # of the limit, as of the last step
+        self.before = 0.0  # seconds before the checkpoint that the run was resumed from
+        self.started = time.monotonic()
+        self.first_step = 0
+        self.fraction = 0.0  # the share of the limit that has passed, after the last step
 
     @property
     def seconds(self) -> float:
-        """Seconds trained so far."""
-        return self.before + time.monotonic() - self.begun
+        """The seconds trained so far."""
+        return self.before + time.monotonic() - self.started
 
     def left(self, step: int, steps: int) -> float | None:
-        """Seconds to the end, by the speed so far."""
+        """Estimate the seconds until the end of the run.
+
+        Args:
+            step: The current step.
+            steps: The last step.
+        """
         by_steps = None
-        if step > self.first:
-            by_steps = (steps - step) * (time.monotonic() - self.begun) / (step - self.first)
+        if step > self.first_step:
+            by_steps = (steps - step) * (time.monotonic() - self.started) / (step - self.first_step)
         if self.limit is None:
             return by_steps
         by_clock = max(self.limit - self.seconds, 0.0)
@@ -39,7 +47,7 @@ class Clock(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.begun, self.first = time.monotonic(), state.global_step
+        self.started, self.first_step = time.monotonic(), state.global_step
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.limit is None:

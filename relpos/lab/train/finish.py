@@ -1,4 +1,4 @@
-"""The end of a run: its model where from_pretrained finds it, the plot of its losses, and its result in one file."""
+"""The end of a run: copy its model to where from_pretrained finds it, plot its losses, write result.json."""
 
 import filecmp
 import json
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from relpos.lab.runs.checkpoints import CLOCK, SEAL, newest_whole, step_of
+from relpos.lab.runs.checkpoints import CLOCK, SEAL, newest_undamaged, step_of
 from relpos.lab.runs.log_file import LOSSES, read_log
 from relpos.lab.runs.model_card import write_card
 from relpos.lab.runs.run import RESULT
@@ -26,10 +26,17 @@ MODEL_SUFFIXES = (".safetensors", ".json", ".txt")
 
 
 def finish(settings: Settings, out: Path, clock: Clock, say: Callable[[str], None]) -> None:
-    """The last whole checkpoint's model where from_pretrained finds it, the plot, and the result in one file."""
-    last = newest_whole(out)
+    """Copy the model of the last undamaged checkpoint into the run's folder, and write the result.
+
+    Args:
+        settings: The settings of the run.
+        out: The run's folder.
+        clock: The clock of the run.
+        say: Receives the result in a sentence, and warnings.
+    """
+    last = newest_undamaged(out)
     if last is None:
-        raise ValueError(f"{out} has no whole checkpoint, although one was just written: check the disk.")
+        raise ValueError(f"{out} has no undamaged checkpoint, although one was just written: check the disk.")
     try:
         _copy_model(last, out, say)
         if _finished_step(out) == step_of(last):
@@ -40,28 +47,28 @@ def finish(settings: Settings, out: Path, clock: Clock, say: Callable[[str], Non
         write_text(out / RESULT, json.dumps(result, indent=1))
     except OSError as error:
         raise cannot_write(out, "the trained model", error) from error
-    start, end = (_told(result[name]) for name in ("heldout_at_start", "heldout"))
-    say(f"{out}: loss {_told(result['loss'])}, held-out {start} → {end}")
+    start, end = (_format(result[name]) for name in ("heldout_at_start", "heldout"))
+    say(f"{out}: loss {_format(result['loss'])}, held-out {start} → {end}")
     if "warning" in result:
         say(f"warning: {result['warning']}")
 
 
 def _copy_model(checkpoint: Path, out: Path, say: Callable[[str], None]) -> None:
-    """Copy what belongs to the model, unless it is there unharmed."""
+    """Copy the files of the model that are missing or damaged."""
     files = [file for file in sorted(checkpoint.iterdir()) if file.suffix in MODEL_SUFFIXES and file.name not in STATE]
     changed = [file for file in files if not _same(file, out / file.name)]
     if changed and _finished_step(out) == step_of(checkpoint):
         say(f"{', '.join(file.name for file in changed)} in {out} was damaged: copied again from {checkpoint}.")
     for file in changed:
-        part = out / f".{file.name}.part"
-        shutil.copyfile(file, part)
-        flush(part)
-        part.replace(out / file.name)
+        temporary = out / f".{file.name}.part"
+        shutil.copyfile(file, temporary)
+        flush(temporary)
+        temporary.replace(out / file.name)
     write_stub(out)
 
 
 def _same(file: Path, other: Path) -> bool:
-    """Whether two files are the same, but for what the stub adds to a config.json."""
+    """Whether two files are the same, except for what `write_stub` adds to config.json."""
     if not other.is_file():
         return False
     if file.name != "config.json":
@@ -75,7 +82,7 @@ def _same(file: Path, other: Path) -> bool:
 
 
 def _finished_step(out: Path) -> int | None:
-    """The step in result.json; None if there is no such file, or it is damaged and has to be written again."""
+    """The step in result.json; None if the file does not exist or is damaged and has to be written again."""
     try:
         return int(read_json(out / RESULT)["step"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -97,7 +104,7 @@ def _result(settings: Settings, out: Path, step: int, clock: Clock) -> dict[str,
 
 
 def _too_short(settings: Settings, step: int) -> str | None:
-    """The warning for a run that the clock ended before its learning rate had come up."""
+    """A warning if the clock has ended the run before the learning rate reached its full value."""
     minutes, steps, warmup = settings.run.minutes, settings.run.steps, settings.optimizer.warmup_steps or 0
     if minutes is None or step > max(warmup, 1) or (steps is not None and step >= steps):
         return None
@@ -108,5 +115,5 @@ def _too_short(settings: Settings, step: int) -> str | None:
     )
 
 
-def _told(loss: float | None) -> str:
+def _format(loss: float | None) -> str:
     return "unknown" if loss is None else f"{loss:.4f}"

@@ -1,8 +1,8 @@
-"""Saving and loading a model whose weights are sharded over processes (FSDP), as whole tensors in safetensors files.
+"""Saving and loading a model that is sharded over processes (FSDP), as full tensors in safetensors files.
 
-Whole, so that one process opens them and any number of processes goes on from them; and without the pickles of
-PyTorch's own sharded checkpoints. Gathering is done by all processes together, in the order of the parameters; loading
-needs no word between them, since each reads the file and keeps its part.
+The tensors are not sharded in the files, so that one process can open the model and any number of processes can resume.
+All processes take part in gathering, in the order of the parameters. Loading needs no communication: each process reads
+the file and keeps its shard.
 """
 
 import copy
@@ -22,7 +22,7 @@ OPTIMIZER = "optimizer.safetensors"
 
 def save_model(model: PreTrainedModel, folder: Path, writes: bool) -> None:
     """What `save_pretrained` would write of the whole model. Called by all, written by the one that `writes`."""
-    found = {name: whole(parameter) for name, parameter in model.named_parameters()}
+    found = {name: gather(parameter) for name, parameter in model.named_parameters()}
     if not writes:
         return
     with torch.device("meta"):
@@ -33,43 +33,55 @@ def save_model(model: PreTrainedModel, folder: Path, writes: bool) -> None:
 
 
 def load_model(model: nn.Module, folder: Path) -> None:
-    """Each process takes its part of the saved weights."""
+    """Load the weights of a checkpoint into a sharded model; each process takes its shard.
+
+    Args:
+        model: The sharded model.
+        folder: The checkpoint's folder.
+    """
     saved = load_file(folder / WEIGHTS)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(_part(saved[name], parameter))
+            parameter.copy_(_shard(saved[name], parameter))
 
 
 def save_optimizer(model: nn.Module, optimizer: Any, folder: Path, writes: bool) -> None:
-    """The optimizer's numbers for every parameter, by its name. Called by all, written by the one that `writes`."""
-    found = {
-        f"{name}/{key}": whole(value)
+    """Save the state of the optimizer of a sharded model. All processes must call this.
+
+    Args:
+        model: The sharded model.
+        optimizer: Its optimizer.
+        folder: The checkpoint's folder.
+        writes: Whether this process writes the file.
+    """
+    state = {
+        f"{name}/{key}": gather(value)
         for name, parameter in model.named_parameters()
         for key, value in sorted(optimizer.state[parameter].items())
     }
     if writes:
-        save_file(found, folder / OPTIMIZER)
+        save_file(state, folder / OPTIMIZER)
 
 
 def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
-    """Each process takes its part of the saved numbers."""
+    """Load the state of the optimizer of a sharded model; each process takes its shard."""
     parameters = dict(model.named_parameters())
     for full_name, saved in load_file(folder / OPTIMIZER).items():
         name, key = full_name.rsplit("/", 1)
         parameter = parameters[name]
-        number = saved if saved.shape != parameter.shape else _part(saved, parameter)  # the count of steps is no part
-        optimizer.state[parameter][key] = number
+        is_sharded = saved.shape == parameter.shape  # all state but the number of steps
+        optimizer.state[parameter][key] = _shard(saved, parameter) if is_sharded else saved
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All parts of a sharded tensor, gathered from all processes."""
-    found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return found.detach().cpu().contiguous()
+def gather(tensor: Tensor) -> Tensor:
+    """The full tensor on the CPU, gathered from all processes if it is sharded. All processes must call this."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().cpu().contiguous()
 
 
-def _part(saved: Tensor, like: Tensor) -> Tensor:
-    """What this process holds of `saved`, sharded as `like` is."""
+def _shard(saved: Tensor, like: Tensor) -> Tensor:
+    """This process's shard of `saved`, sharded as `like` is."""
     if not isinstance(like, DTensor):
         return saved
-    # Without a source rank nothing is sent: every process has read the same.
+    # Without a source rank nothing is sent: every process has read the same file.
     return distribute_tensor(saved.to(like.device), like.device_mesh, like.placements, src_data_rank=None)

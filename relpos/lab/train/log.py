@@ -1,4 +1,4 @@
-"""What a run reports: a live line for people, and JSON lines for programs."""
+"""The log of a run: a live line in the terminal, and log.jsonl for programs."""
 
 import json
 import math
@@ -14,17 +14,24 @@ from relpos.lab.train.clock import Clock
 from relpos.system.files import write_text
 from relpos.system.progress import LiveLine, clock_time
 
+# The names of Trainer and ours.
 KEYS = {"loss": "loss", "eval_loss": "heldout", "learning_rate": "lr", "grad_norm": "gradient"}
 
 
 class Log(TrainerCallback):
-    """Writes log.jsonl in the run's folder, and the live line."""
+    """Writes log.jsonl into the run's folder and prints the live line.
+
+    Args:
+        out: The run's folder.
+        tokens: Tokens per step.
+        clock: The clock of the run.
+    """
 
     def __init__(self, out: Path, tokens: int, clock: Clock) -> None:
-        self.out, self.tokens, self.clock = out, tokens, clock  # tokens a step
-        self.speed: float | None = None
-        self.losses: dict[str, tuple[float, int]] = {}  # the last of each kind, and its step
-        self.mark = (0, time.monotonic())  # step and time of the last line, for the speed
+        self.out, self.tokens, self.clock = out, tokens, clock
+        self.speed: float | None = None  # tokens per second
+        self.losses: dict[str, tuple[float, int]] = {}  # the last loss of each kind, and its step
+        self.mark = (0, time.monotonic())  # step and time of the last entry, to compute the speed
         self.line = LiveLine()
 
     def on_train_begin(
@@ -32,8 +39,8 @@ class Log(TrainerCallback):
     ) -> None:
         self.mark = (state.global_step, time.monotonic())
         if state.is_world_process_zero:
-            # A killed run may have logged steps after its last checkpoint; they are about to be done again. A run that
-            # starts anew evaluates at step 0 again.
+            # A killed run may have logged steps after its last checkpoint, which are trained again now. A run that
+            # starts from the beginning evaluates at step 0 again.
             before = [entry for entry in read_log(self.out) if 0 < state.global_step >= entry["step"]]
             for entry in before:
                 self._remember(entry)
@@ -41,7 +48,7 @@ class Log(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.global_step >= state.max_steps:
-            control.should_log = True  # the last loss, however far apart the lines are
+            control.should_log = True  # the last loss is always logged
 
     def on_log(
         self,
@@ -51,23 +58,23 @@ class Log(TrainerCallback):
         logs: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        found = {KEYS[key]: value for key, value in (logs or {}).items() if key in KEYS}
-        if not found or not state.is_world_process_zero:
+        values = {KEYS[key]: value for key, value in (logs or {}).items() if key in KEYS}
+        if not values or not state.is_world_process_zero:
             return
         step, now = state.global_step, time.monotonic()
         for name in LOSSES:
-            if not math.isfinite(found.get(name, 0.0)):
+            if not math.isfinite(values.get(name, 0.0)):
                 raise ValueError(
-                    f"the {name} is {found[name]} at step {step}: the learning rate may be too high. "
-                    "What was saved before is still there."
+                    f"the {name} is {values[name]} at step {step}: the learning rate may be too high. "
+                    "The checkpoints saved before are kept."
                 )
         entry: dict[str, float] = {"step": step, "tokens": step * self.tokens, "seconds": round(self.clock.seconds, 2)}
-        if "loss" in found:
+        if "loss" in values:
             entry["tokens_per_second"] = round((step - self.mark[0]) * self.tokens / max(now - self.mark[1], 1e-9), 1)
             self.mark = (step, now)
         else:
             self.mark = (self.mark[0], self.mark[1] + float((logs or {}).get("eval_runtime", 0.0)))
-        entry |= found
+        entry |= values
         with (self.out / FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         self.speed = entry.get("tokens_per_second", self.speed)
@@ -78,13 +85,13 @@ class Log(TrainerCallback):
         self.losses |= {name: (entry[name], int(entry["step"])) for name in LOSSES if name in entry}
 
     def show(self, state: TrainerState) -> None:
-        """The live line; a loss of an earlier step says which."""
+        """Print the live line; a loss of an earlier step is printed with its step."""
         step, left = state.global_step, self.clock.left(state.global_step, state.max_steps)
         words = [f"step {step}" + (f"/{state.max_steps}" if self.clock.limit is None else "")]
         for name in LOSSES:
             if name in self.losses:
-                loss, when = self.losses[name]
-                words.append(f"{name} {loss:.4f}" + ("" if when == step else f" (step {when})"))
+                loss, loss_step = self.losses[name]
+                words.append(f"{name} {loss:.4f}" + ("" if loss_step == step else f" (step {loss_step})"))
         if self.speed is not None:
             words.append(f"{self.speed:,.0f} tokens/s")
         if left is not None:

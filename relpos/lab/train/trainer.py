@@ -1,6 +1,9 @@
-"""transformers' Trainer, with parameter groups for encodings and checkpoints that are whole or not there."""
+"""transformers' Trainer with parameter groups for encodings, our schedule, and checkpoints that are written atomically.
 
-import contextlib
+docs/training-loop.md says why it is a subclass of Trainer, and which version of transformers it is tested with;
+tests/test_trainer_overrides.py notices when transformers changes what the overrides rely on.
+"""
+
 import json
 import math
 import shutil
@@ -15,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from relpos.encodings.encoding import Encoding
-from relpos.lab.runs.checkpoints import CLOCK, install, newest_whole
+from relpos.lab.runs.checkpoints import CLOCK, install, newest_undamaged
 from relpos.lab.runs.settings import OptimizerSettings
 from relpos.lab.train import fsdp
 from relpos.lab.train.clock import Clock
@@ -23,17 +26,25 @@ from relpos.system.files import write_text
 from relpos.system.mappings import read_json
 
 SCHEDULER = "scheduler.pt"
-UNLOGGED = "unlogged.json"  # the loss of a checkpoint's last steps, which no line of the log holds yet
+UNLOGGED = "unlogged.json"  # the sum of the losses since the last line of the log, stored with a checkpoint
+PICKLED = "training_args.bin"  # a pickle that Trainer writes into every checkpoint
 
 
 class RelposTrainer(Trainer):
-    """Trainer as it is, but for parameter groups, the schedule, and how a checkpoint is written."""
+    """Trainer with our parameter groups, schedule and checkpoints.
+
+    Args:
+        optimizer_settings: Learning rates, weight decay and warm-up.
+        clock: Counts the seconds of training; the schedule follows it if `steps` is None.
+        steps: The number of steps; None if the clock ends the run.
+        keep: How many checkpoints are kept.
+        *args: As of Trainer, which also takes the remaining keyword arguments.
+    """
 
     def __init__(
         self, *args: Any, optimizer_settings: OptimizerSettings, clock: Clock, steps: int | None, keep: int, **kw: Any
     ) -> None:
         self.optimizer_settings, self.clock, self.steps, self.keep = optimizer_settings, clock, steps, keep
-        self.writing: Path | None = None
         self.optimizer: torch.optim.Optimizer | None
         self.lr_scheduler: LambdaLR | None
         self.is_fsdp_enabled: bool
@@ -41,10 +52,7 @@ class RelposTrainer(Trainer):
         self.add_callback(_UnloggedLoss(self))
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As Trainer does, but sharded where asked for, on the CPU too.
-
-        accelerate turns FSDP on for accelerators only; on the CPU it says nothing, and replicates.
-        """
+        """Turn on FSDP on the CPU too, where accelerate silently replicates the model instead."""
         super().create_accelerator_and_postprocess()
         if self.args.fsdp_plugin_args is not None and not self.is_fsdp_enabled:
             state = self.accelerator.state
@@ -61,42 +69,39 @@ class RelposTrainer(Trainer):
         if self.lr_scheduler is None:
             share = schedule(self.optimizer_settings, self.steps, self.clock)
             self.lr_scheduler = LambdaLR(optimizer or self.create_optimizer(), share)
-            self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    def _get_output_dir(self, trial: Any) -> str:
-        return str(self.writing) if self.writing is not None else super()._get_output_dir(trial)
-
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write beside, then rename: a kill at any moment leaves whole checkpoints only."""
+        """Write the checkpoint into a temporary folder, then rename it: a kill at any moment leaves no damaged one."""
         out, name = Path(self.args.output_dir), f"checkpoint-{self.state.global_step}"
-        beside = out / ".writing"
+        temporary = out / ".writing"
+        writes = self.args.should_save  # true in the first process only
         try:
-            if self.args.should_save:
-                shutil.rmtree(beside, ignore_errors=True)
-                (beside / name).mkdir(parents=True)
-                write_text(beside / name / CLOCK, json.dumps({"seconds": self.clock.seconds}))
-            unlogged = self.accelerator.reduce(self._tr_loss, "mean").item()  # over all processes, by all of them
-            if self.args.should_save:
+            if writes:
+                shutil.rmtree(temporary, ignore_errors=True)
+                (temporary / name).mkdir(parents=True)
+                write_text(temporary / name / CLOCK, json.dumps({"seconds": self.clock.seconds}))
+            unlogged = self.accelerator.reduce(self._tr_loss, "mean").item()  # all processes take part
+            if writes:
                 account = {"loss": unlogged, "last_logged": self._globalstep_last_logged}
-                write_text(beside / name / UNLOGGED, json.dumps(account))
+                write_text(temporary / name / UNLOGGED, json.dumps(account))
             self.accelerator.wait_for_everyone()
-            self.writing = beside
+            self.args.output_dir = str(temporary)  # where Trainer writes the folder checkpoint-N
             super()._save_checkpoint(model, trial)
-            self.writing = None
-            self.accelerator.wait_for_everyone()  # every process has written its part
-            if self.args.should_save:
-                install(beside / name, out / name, self.keep)
+            self.accelerator.wait_for_everyone()  # until every process has written its random state
+            if writes:
+                (temporary / name / PICKLED).unlink(missing_ok=True)  # run.yaml holds the same settings as text
+                install(temporary / name, out / name, self.keep)
             self.accelerator.wait_for_everyone()
         except Exception as error:
             raise cannot_write(out, name, error) from error
         finally:
-            self.writing = None
-            if self.args.should_save:
-                shutil.rmtree(beside, ignore_errors=True)
+            self.args.output_dir = str(out)
+            if writes:
+                shutil.rmtree(temporary, ignore_errors=True)
 
-    # A sharded model is saved and loaded whole: transformers' save_pretrained, which the first process calls alone, and
-    # accelerate's loading of whole states both wait forever over gloo.
+    # The four methods below differ from Trainer's for a sharded model only. Over gloo, Trainer's way of saving (the
+    # first process alone calls save_pretrained) and accelerate's way of loading a full state dict both wait forever.
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         if not self.is_fsdp_enabled:
@@ -134,16 +139,12 @@ class RelposTrainer(Trainer):
         for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
             group["lr"] = rate
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        super()._save(output_dir, state_dict)
-        with contextlib.suppress(FileNotFoundError):  # a pickle that nobody here may open; run.yaml says the same
-            (Path(output_dir or self.args.output_dir) / "training_args.bin").unlink()
-
 
 class _UnloggedLoss(TrainerCallback):
-    """Gives a resumed run the loss of the steps between its last logged line and its checkpoint.
+    """Restores the sum of the losses between the last line of the log and the checkpoint that a run resumes from.
 
-    Trainer starts its sum at zero, and the first loss logged would be the mean of the steps since the checkpoint only.
+    Trainer starts this sum at zero, so that the first loss it logs would be the mean of the steps after the checkpoint
+    only.
     """
 
     def __init__(self, trainer: RelposTrainer) -> None:
@@ -160,7 +161,16 @@ class _UnloggedLoss(TrainerCallback):
 
 
 def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
-    """Matrices with weight decay, the rest without, the encodings' own parameters apart from both, and their tables."""
+    """Divide the parameters of a model into groups for the optimizer.
+
+    Args:
+        model: Any model with relpos encodings.
+        settings: Learning rates and weight decay.
+
+    Returns:
+        Up to four groups: matrices (with weight decay), other parameters (without), parameters of encodings, and tables
+        of encodings (`Encoding.tables`).
+    """
     encodings = [module for module in model.modules() if isinstance(module, Encoding)]
     own = {id(p) for module in encodings for p in module.parameters()}
     tables = {id(module.get_parameter(name)) for module in encodings for name in module.tables}
@@ -179,7 +189,16 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
 
 
 def schedule(settings: OptimizerSettings, steps: int | None, clock: Clock) -> Callable[[int], float]:
-    """The learning rate's share at a step: a linear warm-up, then a cosine to `final`, over the steps or the time."""
+    """The learning rate schedule: a linear warm-up, then a cosine down to `final_lr_ratio`.
+
+    Args:
+        settings: Warm-up steps and the final ratio.
+        steps: The number of steps of the run; None if the clock ends it.
+        clock: Counts the time; used if `steps` is None.
+
+    Returns:
+        A function of the step that returns a factor of the learning rate, from 0 to 1.
+    """
     warmup = settings.warmup_steps or 0
 
     def share(step: int) -> float:
@@ -192,12 +211,18 @@ def schedule(settings: OptimizerSettings, steps: int | None, clock: Clock) -> Ca
 
 
 def cannot_write(out: Path, what: str, error: BaseException) -> OSError:
-    """The sentence for a disk that takes no more."""
+    """The error for a file that could not be written, for example because the disk is full.
+
+    Args:
+        out: The run's folder.
+        what: What could not be written.
+        error: The error of the write.
+    """
     free = shutil.disk_usage(out).free / 2**20
-    whole = newest_whole(out)
-    last = f"The last whole checkpoint is {whole.name}" if whole else "There is no whole checkpoint yet"
+    checkpoint = newest_undamaged(out)
+    last = f"The last complete checkpoint is {checkpoint.name}" if checkpoint else "There is no complete checkpoint yet"
     reason = " ".join(str(error).split())
     return OSError(
         f"{what} could not be written to {out}, where {free:,.0f} MB are free: {reason}. "
-        f"{last}; make room and run the same command again to resume."
+        f"{last}; free some space and rerun the command to resume."
     )

@@ -1,4 +1,4 @@
-"""Train a model with any encoding. The same call in the same folder resumes where the last one stopped."""
+"""Train a model with any encoding. Calling `train` again with the same folder resumes an interrupted run."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArgum
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
-from relpos.lab.runs.checkpoints import CLOCK, newest_whole, step_of
+from relpos.lab.runs.checkpoints import CLOCK, newest_undamaged, step_of
 from relpos.lab.runs.log_file import read_log
 from relpos.lab.runs.run import ABOUT, RESULT, read_about
 from relpos.lab.runs.settings import FREE, Settings, check_encoding, flatten
@@ -33,38 +33,51 @@ from relpos.system.lock import Lock
 from relpos.system.mappings import read_json
 from relpos.system.versions import versions
 
-ENDLESS = 10**9  # steps, for a run that the clock ends
+ENDLESS = 10**9  # steps of a run that the clock ends
+IN_USE = "{folder} is being trained by {holder}: wait for it, stop it, or choose another --out."
 
 
 def train(settings: Settings, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Train, and give what is in the folder's result.json. Run by every process of a distributed run alike.
+    """Train a model, or resume its training. Every process of a distributed run calls this.
 
-    `say` is told the settings and how it begins and ends; the line of progress is printed in any case.
+    Args:
+        settings: The settings; run.out is the run's folder.
+        say: Receives the settings and messages about the beginning and the end. The line of progress is printed anyway.
+
+    Returns:
+        The contents of result.json: steps, tokens, seconds and losses.
+
+    Raises:
+        ValueError: A setting is wrong, another process trains in the folder, or the folder was started with others.
+        OSError: A file could not be written.
+
+    Example:
+        >>> train(load_settings(None, {"model.encoding": "alibi", "run.steps": 100, "run.out": "runs/alibi"}))
     """
     assert settings.run.out is not None
     out = Path(settings.run.out)
     state = PartialState(cpu=not torch.cuda.is_available())
     say = say if state.is_main_process else silent
-    with Lock(out) if state.is_main_process else contextlib.nullcontext():
+    with Lock(out, in_use=IN_USE) if state.is_main_process else contextlib.nullcontext():
         state.wait_for_everyone()
         return _train(settings, out, state, say)
 
 
 def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict[str, Any]:
     run = settings.run
-    # What is wrong is said before the text is read and tokenized, which may take long.
+    # Settings are checked before the text is read and tokenized, which may take long.
     check_encoding(settings.model)
     read_log(out)
     settings_before, about_before = read_about(out) if (out / ABOUT).exists() else (settings, None)
     _check_settings(settings, settings_before, out)
-    with state.main_process_first():  # the others find the cache
+    with state.main_process_first():  # the other processes use its cache
         data = open_data(settings)
     model = build_model(settings, data.tokenizer)
     set_seed(run.seed)
     about: dict[str, Any] = {"versions": versions(), **data.about}
     about["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     about["processes"] = state.num_processes
-    about["threads"] = torch.get_num_threads()  # sums are added up in another order with another number of them
+    about["threads"] = torch.get_num_threads()  # the number decides the order in which sums are added
     if about_before is not None:
         _check_data(about, about_before, out)
     resolved = yaml.safe_dump({**dataclasses.asdict(settings), "about": about}, sort_keys=False, allow_unicode=True)
@@ -72,7 +85,7 @@ def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict
         write_text(out / ABOUT, resolved)
     say(resolved)
 
-    checkpoint = newest_whole(out, say)
+    checkpoint = newest_undamaged(out, say)
     clock = Clock(run.minutes)
     if checkpoint is not None:
         clock.before = json.loads((checkpoint / CLOCK).read_text())["seconds"]
@@ -82,7 +95,7 @@ def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except OSError as error:
-            if error.errno is None:  # a sentence already
+            if error.errno is None:  # from `cannot_write`
                 raise
             raise cannot_write(out, error.filename or "a file", error) from error
     else:
@@ -197,20 +210,20 @@ def _make_trainer(
 
 
 def _shares(batch: int, micro: int | None, processes: int) -> tuple[int, int]:
-    """Windows a process takes at a time, and how often it does so in a step."""
+    """The windows per micro-batch of a process, and the number of its micro-batches per step."""
     if batch % processes:
         raise ValueError(f"a batch of {batch} windows cannot be shared by {processes} processes: give a multiple.")
     share = batch // processes
     micro = min(micro or share, share)
     if share % micro:
         raise ValueError(
-            f"each process has {share} windows a step, which is no multiple of run.micro_batch_size={micro}."
+            f"each process has {share} windows per step, which is no multiple of run.micro_batch_size={micro}."
         )
     return micro, share // micro
 
 
 def _eval_batch(windows: int, micro: int, processes: int) -> int:
-    """The largest batch that is full everywhere: of one that is not, Trainer would count some windows twice."""
+    """The largest batch size that divides the windows evenly: Trainer counts windows twice to fill up a batch."""
     return next((size for size in range(micro, 1, -1) if windows % (size * processes) == 0), 1)
 
 
@@ -220,24 +233,24 @@ def _finished(step: int, clock: Clock, steps: int | None) -> bool:
 
 
 def _check_settings(settings: Settings, before: Settings, out: Path) -> None:
-    """A folder is resumed only with the settings it was started with."""
+    """Refuse to resume with other settings than those the run was started with."""
     old, new = (flatten(dataclasses.asdict(each)) for each in (before, settings))
     for key in new:
         if key not in FREE and key != "optimizer.warmup_steps" and old[key] != new[key]:
             raise ValueError(
-                f"{out} was begun with {key}={old[key]}, and is now asked for {key}={new[key]}: "
+                f"{out} was started with {key}={old[key]}, but {key}={new[key]} was requested: "
                 "give the same settings to resume, or choose another --out."
             )
     settings.optimizer.warmup_steps = before.optimizer.warmup_steps
 
 
 def _check_data(about: Mapping[str, Any], before: Mapping[str, Any], out: Path) -> None:
-    """A folder is resumed only with the data it was started with."""
+    """Refuse to resume with other data than that the run was started with."""
     source, kind = ("corpus", "the text of") if "corpus" in about else ("task", "the task")
     data_before = before.get(source)
     if not isinstance(data_before, dict) or data_before.get("hash") != about[source]["hash"]:
-        raise ValueError(f"{kind} {about[source]['name']} has changed since {out} was begun: choose another --out.")
+        raise ValueError(f"{kind} {about[source]['name']} has changed since {out} was started: choose another --out.")
 
 
 def silent(text: str) -> None:
-    """Processes beside the first say nothing."""
+    """Print nothing: the `say` of all processes but the first."""

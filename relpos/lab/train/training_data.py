@@ -1,4 +1,4 @@
-"""What a run trains on: windows of a corpus, or sequences of a task."""
+"""The data of a run: windows of a corpus, or sequences of a task."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,22 +16,35 @@ from relpos.lab.tasks import task
 from relpos.lab.tasks.tokenizer import task_tokenizer
 from relpos.lab.tasks.windows import TaskWindows
 
-ENDLESS = 10**9  # more sequences than any run takes
+ENDLESS = 10**9  # more sequences than any run reads
 
 
 @dataclass(frozen=True)
 class Data:
-    """Windows of both parts, the tokenizer, and what run.yaml says of them."""
+    """The data of a run.
+
+    Attributes:
+        tokenizer: The tokenizer.
+        train: The windows to train on.
+        heldout: The windows to evaluate on during training.
+        order: In which order the training windows are read: "random", or "sequential" if they are random themselves.
+        about: A description for run.yaml.
+    """
 
     tokenizer: PreTrainedTokenizerFast
     train: Dataset[dict[str, Tensor]]
     heldout: Windows | MaskedWindows | TaskWindows
-    order: str  # of the training windows: random, or sequential where they are made at random anyway
+    order: str
     about: dict[str, Any]
 
 
 def open_data(settings: Settings) -> Data:
-    """The data as the settings name it."""
+    """Open the corpus or task that the settings name.
+
+    Raises:
+        ValueError: The data cannot be read, or is too short for a window.
+        FileNotFoundError: The data does not exist.
+    """
     return _open_text(settings) if settings.data.task is None else _open_task(settings, settings.data.task)
 
 
@@ -62,17 +75,17 @@ def _open_text(settings: Settings) -> Data:
         train,
         heldout,
         "random",
-        {**about, "tokens": {part: len(found) for part, found in tokens.items()}},
+        {**about, "tokens": {portion: len(ids) for portion, ids in tokens.items()}},
     )
 
 
 def _open_task(settings: Settings, name: str) -> Data:
-    data, run, one = settings.data, settings.run, task(name)
+    data, run, own_task = settings.data, settings.run, task(name)
     same = (run.seed, data.task_loss == "all", data.task_shortest)
     return Data(
-        task_tokenizer(one),
-        TaskWindows(one, "train", data.length, ENDLESS, *same),
-        TaskWindows(one, "heldout", data.length, run.eval_windows, *same),
+        task_tokenizer(own_task),
+        TaskWindows(own_task, "train", data.length, ENDLESS, *same),
+        TaskWindows(own_task, "heldout", data.length, run.eval_windows, *same),
         "sequential",
-        {"task": {"name": name, "hash": one.digest, "words": len(one.vocabulary)}},
+        {"task": {"name": name, "hash": own_task.digest, "words": len(own_task.vocabulary)}},
     )
