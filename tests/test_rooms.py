@@ -24,11 +24,6 @@ ROOMS = [  # from the lowest to the highest; a room is a module or a package
     "cli",
 ]
 EXEMPT = {"relpos", "relpos.lab"}  # relpos/__init__.py offers names of every room lazily; relpos/lab has no code
-# Imports that break the rule for now: (importing module, imported name), with the reason and the remedy.
-EXCEPTIONS = {
-    # `end_with_parent` concerns processes, not comparisons; it belongs to relpos/system.
-    ("relpos.lab.train.processes", "relpos.lab.compare.trial"),
-}
 
 
 def module_name(file: Path) -> str:
@@ -70,21 +65,12 @@ def room(module: str) -> int:
 
 def upward(module: str, source: str) -> list[str]:
     """The imports of a module that point to a higher room, or to the package, which offers all rooms."""
-    return [
-        name
-        for name in sorted(imports(module, source))
-        if (name in EXEMPT or room(name) > room(module)) and (module, name) not in EXCEPTIONS
-    ]
+    return [name for name in sorted(imports(module, source)) if (name in EXEMPT or room(name) > room(module))]
 
 
 @pytest.mark.parametrize("module", [module for module in FILES if module not in EXEMPT])
 def test_imports_point_downward(module):
     assert upward(module, FILES[module].read_text(encoding="utf-8")) == []
-
-
-def test_the_exceptions_are_still_needed():
-    for module, name in EXCEPTIONS:
-        assert name in imports(module, FILES[module].read_text(encoding="utf-8"))
 
 
 def test_the_view_uses_only_runs_and_data_of_the_lab():
