@@ -18,8 +18,8 @@ import relpos
 from relpos.cli import app
 from relpos.lab.compare.comparison import load_comparison, make_comparison
 from relpos.lab.evaluate.defaults import EVAL_TOKENS, LAST
+from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.runs.run import Run
-from relpos.lab.runs.settings import load_settings
 from relpos.lab.train.api import KEYS, make_settings
 
 pytestmark = pytest.mark.usefixtures("world")

@@ -13,9 +13,9 @@ from huggingface_hub import ModelCard
 
 from relpos.lab.evaluate.evaluation import evaluate
 from relpos.lab.evaluate.task_scoring import score_task
+from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.runs.model_card import MARK
 from relpos.lab.runs.run import open_run
-from relpos.lab.runs.settings import load_settings
 from relpos.lab.train.training import train
 from relpos.models import RelposGPT2ForCausalLM
 

@@ -21,7 +21,7 @@ from relpos.lab.compare.comparison import make_comparison
 from relpos.lab.data import corpus
 from relpos.lab.evaluate import defaults as evaluation_defaults
 from relpos.lab.evaluate.protocols import ScoredWindows, plan_windows
-from relpos.lab.runs.settings import recipes
+from relpos.lab.runs.load_settings import recipes
 from relpos.lab.tasks import names as task_names
 from relpos.models.presets import PRESETS
 

@@ -12,7 +12,7 @@ from relpos.lab.data.corpus import Corpus, open_corpus
 from relpos.lab.data.documents import Document
 from relpos.lab.data.tokenizers import gpt2_tokenizer, load_tokenizer
 from relpos.lab.data.tokens import Tokens, Windows, tokenize
-from relpos.lab.runs.settings import load_settings
+from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.train.training_data import open_data
 from relpos.system.files import atomic_folder, cache_folder
 

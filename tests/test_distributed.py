@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
+from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.runs.log_file import read_log
-from relpos.lab.runs.settings import load_settings
 from relpos.lab.train.training import train
 
 SETTINGS = {

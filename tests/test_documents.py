@@ -12,7 +12,7 @@ import typer.main
 import relpos
 from relpos.cli import app
 from relpos.commands.options import parse_lengths, parse_options
-from relpos.lab.runs.settings import load_settings, parse_overrides
+from relpos.lab.runs.load_settings import load_settings, parse_overrides
 from relpos.lab.train.api import KEYS, make_settings
 from relpos.lab.train.training import train
 

@@ -79,6 +79,9 @@ def test_pseudo_perplexity_is_that_of_a_direct_loop(runs, length, tmp_path):
         with torch.no_grad():
             logits = run.model(read[None]).logits[0].double()
         losses += torch.nn.functional.cross_entropy(logits, window, reduction="none")[hidden].tolist()
+    result = json.loads((tmp_path / f"windows-lengths-{length}.json").read_text())
+    assert result["metric"] == "pseudo-perplexity"
+    assert "one token in 7 is masked" in result["warnings"][0]
     assert row["tokens"] == len(losses)
     assert row["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
     assert row["perplexity"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-4)

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from relpos.cli import app
 from relpos.lab.evaluate.task_scoring import score_task
+from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.runs.run import open_run
-from relpos.lab.runs.settings import load_settings
 from relpos.lab.tasks import Example, Task, names, registry, task
 from relpos.lab.train.training import train
 

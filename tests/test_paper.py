@@ -16,7 +16,7 @@ from relpos.encodings.registry import encoding, names
 from relpos.lab.paper import figures as paper
 from relpos.lab.paper.figures import FIGURES, draw_figures, needs_training
 from relpos.lab.paper.page import write_page
-from relpos.lab.runs.settings import load_settings
+from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.train.parallel import makespan, train_in_parallel
 from relpos.lab.train.training import train
 from relpos.view import draw

@@ -11,7 +11,9 @@ import yaml
 from typer.testing import CliRunner
 
 from relpos.cli import app
-from relpos.lab.runs.settings import RECIPES, Settings, flatten, load_settings, parse_overrides
+from relpos.lab.runs.load_settings import RECIPES, load_settings, parse_overrides
+from relpos.lab.runs.resolve import flatten
+from relpos.lab.runs.settings import Settings
 
 
 def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path):

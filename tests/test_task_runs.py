@@ -17,8 +17,8 @@ import relpos
 from relpos.cli import app
 from relpos.lab.evaluate import task_scoring as score_module
 from relpos.lab.evaluate.task_scoring import score_task, wilson
+from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.runs.run import Run, open_run
-from relpos.lab.runs.settings import load_settings
 from relpos.lab.tasks import task
 from relpos.lab.tasks.tokenizer import task_tokenizer
 from relpos.lab.tasks.windows import TaskWindows

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from relpos.cli import app
 from relpos.lab.data.corpus import PORTIONS
-from relpos.lab.runs.settings import load_settings
+from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.tasks import Example, names, task
 from relpos.lab.tasks.tokenizer import task_tokenizer
 from relpos.lab.tasks.windows import TaskWindows

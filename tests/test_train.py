@@ -165,7 +165,7 @@ class TestGoingOn:
 import os, signal, torch
 torch.set_num_threads(1)
 from relpos.lab.train import trainer
-from relpos.lab.runs.settings import load_settings
+from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.data.tokenizers import load_tokenizer
 from relpos.lab.data.tokens import Windows, tokenize
 from relpos.lab.train.training import build_model, train

@@ -103,7 +103,7 @@ import json, sys
 from pathlib import Path
 import pytest
 from transformers import Trainer
-from relpos.lab.runs.settings import load_settings
+from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.train.training import silent, train
 from test_trainer_overrides import watch
 

@@ -141,7 +141,7 @@ def compare(
     - relpos compare --out runs/three --report-only
     """
     from relpos.lab.compare.api import compare as compare_encodings
-    from relpos.lab.runs.settings import parse_overrides
+    from relpos.lab.runs.load_settings import parse_overrides
 
     report = compare_encodings(
         parse_names(encodings),
@@ -182,7 +182,8 @@ def _print_table(out: Path) -> None:
     records = read_records(comparison, out)
     standings = make_standings(comparison, records)
     marked = {length: at_length.marked for length, at_length in standings.items()}
-    table = Table(box=None, pad_edge=False, header_style="bold", title="perplexity by length", title_justify="left")
+    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
+    table.title = f"{comparison.family.metric} by length"
     table.add_column("encoding", no_wrap=True)
     for length in comparison.lengths:
         table.add_column(f"{length} (trained)" if length == comparison.length else str(length), justify="right")

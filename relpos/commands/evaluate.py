@@ -183,7 +183,8 @@ def _rows(results: Mapping[str, Result]) -> "Table":
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("run", no_wrap=True)
-    columns = ["length", "perplexity", "95 %", "loss", "bits/byte", "windows", "documents", "tokens", "tokens/s"]
+    metric = " or ".join(dict.fromkeys(result["metric"] for result in results.values()))
+    columns = ["length", metric, "95 %", "loss", "bits/byte", "windows", "documents", "tokens", "tokens/s"]
     for column in (*columns, "memory"):
         table.add_column(column, justify="right", no_wrap=True)
     for label, result in results.items():

@@ -155,7 +155,7 @@ def train(
     - relpos train --task recall --encoding rope --out runs/recall-rope
     - relpos train --config paper-small --encoding fire optimizer.weight_decay=0
     """
-    from relpos.lab.runs.settings import parse_overrides
+    from relpos.lab.runs.load_settings import parse_overrides
     from relpos.lab.train.api import make_settings
 
     settings = make_settings(

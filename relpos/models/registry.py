@@ -17,6 +17,15 @@ class Entry:
     causal: bool = True  # predicts the next token; a family that is not causal predicts masked tokens
 
     @property
+    def metric(self) -> str:
+        """What evaluation by length measures.
+
+        Of a family that predicts masked tokens it is the pseudo-perplexity: one token in seven is masked, always the
+        same ones, and predicted from all others of its window.
+        """
+        return "perplexity" if self.causal else "pseudo-perplexity"
+
+    @property
     def auto_class(self) -> str:
         """The Auto class of transformers that opens its models."""
         return "AutoModelForCausalLM" if self.causal else "AutoModelForMaskedLM"

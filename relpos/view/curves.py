@@ -24,7 +24,9 @@ PANELS = 3  # panels beside each other
 FEW = 5  # most names for which the legend fits inside the panel
 
 
-def draw_curves(series: Mapping[str, Sequence[Mapping[str, Any]]], trained_length: int | None) -> Figure:
+def draw_curves(
+    series: Mapping[str, Sequence[Mapping[str, Any]]], trained_length: int | None, metric: str = "perplexity"
+) -> Figure:
     """Draw perplexity by length, both logarithmic.
 
     The band is the interval of the rows. A curve ends with a cross where the encoding refuses longer inputs, and its
@@ -33,6 +35,7 @@ def draw_curves(series: Mapping[str, Sequence[Mapping[str, Any]]], trained_lengt
     Args:
         series: One curve per name in the legend: the rows of an evaluation, one per length.
         trained_length: Marked on the length axis; None if it is unknown.
+        metric: What the rows' perplexity is called.
 
     Returns:
         The figure.
@@ -53,7 +56,7 @@ def draw_curves(series: Mapping[str, Sequence[Mapping[str, Any]]], trained_lengt
         axes.set_yscale("log")
         _plain_numbers(axes)
         _lengths_below(axes, lengths, "length in tokens", trained_length)
-        axes.set_ylabel("perplexity")
+        axes.set_ylabel(metric)
         _finish(figure, axes, len(series))
     return figure
 

@@ -15,7 +15,10 @@ import yaml
 
 from relpos.lab.compare.defaults import BATCH, ENCODINGS, EVAL_TOKENS, LENGTH, LONG, MULTIPLES, SEEDS, STEPS
 from relpos.lab.data.corpus import open_corpus
-from relpos.lab.runs.settings import FREE, TABLES, Settings, check_encoding, flatten, load_settings, parse_overrides
+from relpos.lab.runs.load_settings import load_settings, parse_overrides
+from relpos.lab.runs.resolve import check_encoding, flatten
+from relpos.lab.runs.settings import FREE, TABLES, Settings
+from relpos.models.registry import DEFAULT, Entry, entry
 from relpos.system.files import write_text
 from relpos.system.lock import Lock
 from relpos.system.mappings import read_yaml
@@ -70,6 +73,11 @@ class Comparison:
     def length(self) -> int:
         """The trained length."""
         return int(self.settings["data.length"])
+
+    @property
+    def family(self) -> Entry:
+        """The family of the models."""
+        return entry(self.settings.get("model.family", DEFAULT))
 
     def trials(self) -> list[Trial]:
         """All trials in the order in which they are run: the first seed of every encoding, then the second, …."""

@@ -24,7 +24,7 @@ from relpos.lab.compare.summary import (
     several,
 )
 from relpos.lab.compare.trial import finished
-from relpos.models.registry import entry
+from relpos.lab.data.masking import MASKED_EVERY
 from relpos.system.files import write_text
 from relpos.view.blocks import Block, Code, Heading, Image, Items, Table, Text, to_html, to_markdown
 from relpos.view.contact_sheet import draw_sheet
@@ -62,9 +62,9 @@ def make_report(comparison: Comparison, records: Records, out: Path) -> list[Blo
         Heading(f"{len(comparison.encodings)} positional encodings, trained at {comparison.length}", 1),
         Text(_what(comparison, out)),
         *state,
-        Heading("Perplexity by length"),
+        Heading(f"{comparison.family.metric.capitalize()} by length"),
         Text(
-            "Held-out text in windows of each length, every token scored (`windows`); up to "
+            f"Held-out text in windows of each length, {_scored(comparison)} (`windows`); up to "
             f"{comparison.eval_tokens:,} tokens, the same at every length. Mean ± sample deviation over "
             f"{several(comparison.seeds, 'seed')}; {comparison.length} is the trained length."
         ),
@@ -83,6 +83,13 @@ def make_report(comparison: Comparison, records: Records, out: Path) -> list[Blo
         Heading("How it was made"),
         *_making(comparison, records, out),
     ]
+
+
+def _scored(comparison: Comparison) -> str:
+    """Which tokens are scored, in words."""
+    if comparison.family.causal:
+        return "every token scored"
+    return f"one token in {MASKED_EVERY} masked and scored, the same ones at every length"
 
 
 def _listed(title: str, items: list[str]) -> list[Block]:
@@ -167,8 +174,11 @@ def _curves(comparison: Comparison, table: Perplexities, out: Path) -> list[Bloc
             ]
     if not series:
         return []
-    file = save(draw_curves(series, comparison.length), out / FIGURES / "curves.png")
-    return [Heading("Past the trained length"), Image(file, "Perplexity by length; the band spans the seeds.")]
+    file = save(draw_curves(series, comparison.length, comparison.family.metric), out / FIGURES / "curves.png")
+    return [
+        Heading("Past the trained length"),
+        Image(file, f"{comparison.family.metric.capitalize()} by length; the band spans the seeds."),
+    ]
 
 
 def _positions(comparison: Comparison, records: Records, out: Path) -> list[Block]:
@@ -264,7 +274,7 @@ def _what(comparison: Comparison, out: Path) -> str:
     if run.minutes is not None:
         ends.append(f"{run.minutes:g} minutes")
     text = (
-        f"{entry(settings.model.family).title} {settings.model.preset}, {run.batch_size} windows of "
+        f"{comparison.family.title} {settings.model.preset}, {run.batch_size} windows of "
         f"{comparison.length} tokens per step, "
         f"{' or '.join(ends)} on `{settings.data.source}`, {several(comparison.seeds, 'seed')}. With the "
         "same seed all encodings read the same windows in the same order, and the weights that they have in "

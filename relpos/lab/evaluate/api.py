@@ -223,5 +223,7 @@ def _check_measured(results: dict[str, Result]) -> None:
 def _draw(results: dict[str, Result], protocol: ProtocolName, file: Path) -> Path:
     trained = {result["trained_length"] for result in results.values()}
     mark = trained.pop() if len(trained) == 1 else None  # runs of several trained lengths have no common mark
-    kind, draw = ("bins", draw_positions) if protocol == "positions" else ("rows", draw_curves)
-    return save(draw({label: result[kind] for label, result in results.items()}, mark), file)
+    if protocol == "positions":
+        return save(draw_positions({label: result["bins"] for label, result in results.items()}, mark), file)
+    metric = " or ".join(dict.fromkeys(result["metric"] for result in results.values()))
+    return save(draw_curves({label: result["rows"] for label, result in results.items()}, mark, metric), file)

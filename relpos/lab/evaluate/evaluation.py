@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relpos.encodings.checks import integer_at_least
+from relpos.lab.data.masking import MASKED_EVERY
 from relpos.lab.data.tokenizers import token_bytes
 from relpos.lab.data.tokens import Tokens, tokenize
 from relpos.lab.evaluate import protocols
@@ -23,6 +24,7 @@ from relpos.lab.evaluate.scoring import Losses, Scorer
 from relpos.lab.evaluate.units import Units, unit_sums, units_of, warnings
 from relpos.lab.runs.model_card import refresh_card
 from relpos.lab.runs.run import EVALUATION, Run
+from relpos.models.registry import FAMILIES
 from relpos.system.files import write_text
 from relpos.system.progress import Countdown
 from relpos.system.versions import versions
@@ -103,6 +105,8 @@ def evaluate(
     )
     result: dict[str, Any] = {
         "protocol": protocol,
+        "family": run.family.name,
+        "metric": FAMILIES[run.family.name].metric,
         "encoding": run.encoding,
         "rope_scaling": rope_scaling,
         "position": run.model.config.position,
@@ -149,9 +153,13 @@ def evaluate(
             except ValueError as error:
                 row["error"] = str(error)
                 countdown.skip(length * len(windows))
-        say(f"{protocol}, length {length}: {row['error'] or 'perplexity {:.2f}'.format(row['perplexity'])}")
+        say(f"{protocol}, length {length}: {row['error'] or '{} {:.2f}'.format(result['metric'], row['perplexity'])}")
     result["versions"] = versions()
-    result["warnings"] = [*_on_training_text(run, usual_split, split), *warnings(units, _unit_counts(result["rows"]))]
+    result["warnings"] = [
+        *_on_masking(run),
+        *_on_training_text(run, usual_split, split),
+        *warnings(units, _unit_counts(result["rows"])),
+    ]
     result["file"] = f"{stem}.json"
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / result["file"], json.dumps(result, indent=1))
@@ -189,6 +197,16 @@ def _on_training_text(run: Run, usual_split: SplitName, split: SplitName) -> lis
     return [
         "The run was trained on most of this text: the numbers of the split all are not those of unseen text. "
         "For these, evaluate the split heldout."
+    ]
+
+
+def _on_masking(run: Run) -> list[str]:
+    if run.family.causal:
+        return []
+    return [
+        f"{run.family.title} predicts masked tokens, so this is the pseudo-perplexity: one token in {MASKED_EVERY} is "
+        "masked, the same ones at every length, and predicted from the rest of its window. It cannot be compared with "
+        "the perplexity of a family that predicts the next token."
     ]
 
 

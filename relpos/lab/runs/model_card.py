@@ -78,7 +78,7 @@ def _about(folder: Path, run: dict[str, Any], result: dict[str, Any]) -> list[st
         "`pip install relpos`, then",
         OPENING.format(folder=folder.resolve().name, auto_class=entry(model["family"]).auto_class),
         "Without relpos, transformers cannot open it. `relpos draw FOLDER` shows its attention heads, `relpos evaluate "
-        "FOLDER` measures its perplexity.",
+        f"FOLDER` measures its {entry(model['family']).metric}.",
     ]
 
 
@@ -98,7 +98,8 @@ def _figures(folder: Path, result: dict[str, Any]) -> list[str]:
         if rows and evaluation.get("step") == result["step"]:
             of_task = "task" in evaluation
             lines.append(_task_title(evaluation) if of_task else _title(evaluation))
-            lines.append((_task_table if of_task else _table)(rows, evaluation["trained_length"]))
+            trained = evaluation["trained_length"]
+            lines.append(_task_table(rows, trained) if of_task else _table(rows, trained, evaluation["metric"]))
     return ["## Figures", *lines]
 
 
@@ -143,8 +144,8 @@ def _task_table(rows: list[dict[str, Any]], trained: int | None) -> str:
     return "\n".join(lines)
 
 
-def _table(rows: list[dict[str, Any]], trained: int | None) -> str:
-    lines = ["| length | perplexity | 95 % | bits per byte | tokens |", "|---:|---:|---:|---:|---:|"]
+def _table(rows: list[dict[str, Any]], trained: int | None, metric: str) -> str:
+    lines = [f"| length | {metric} | 95 % | bits per byte | tokens |", "|---:|---:|---:|---:|---:|"]
     for row in rows:
         bounds = "–" if row["low"] is None else f"{row['low']:.2f} – {row['high']:.2f}"
         bits = "–" if row["bits_per_byte"] is None else f"{row['bits_per_byte']:.4f}"

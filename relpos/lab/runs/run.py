@@ -15,8 +15,10 @@ from relpos.lab.data.corpus import Corpus, open_corpus
 from relpos.lab.data.tokenizers import published_tokenizer
 from relpos.lab.data.tokens import Tokens, tokenize
 from relpos.lab.runs.checkpoints import CLOCK, SEAL, WEIGHTS, damage, step_of
+from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.runs.log_file import read_log
-from relpos.lab.runs.settings import Settings, flatten, load_settings
+from relpos.lab.runs.resolve import flatten
+from relpos.lab.runs.settings import Settings
 from relpos.models.family import Family, family_of, get_family
 from relpos.models.registry import family_of_type, model_types
 from relpos.system.mappings import read_json, read_yaml

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relpos.lab.runs.settings import Settings, load_settings
+from relpos.lab.runs.load_settings import load_settings
+from relpos.lab.runs.settings import Settings
 
 if TYPE_CHECKING:
     from relpos.lab.runs.run import Run

@@ -13,8 +13,8 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
+from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.runs.log_file import read_log
-from relpos.lab.runs.settings import load_settings
 from relpos.system.processes import Children, Exit, end_with_parent
 from relpos.system.progress import StatusLine, clock_time
 

@@ -19,8 +19,9 @@ from transformers.trainer_callback import PrinterCallback
 
 from relpos.lab.runs.checkpoints import CLOCK, newest_undamaged, step_of
 from relpos.lab.runs.log_file import read_log
+from relpos.lab.runs.resolve import check_encoding, flatten
 from relpos.lab.runs.run import ABOUT, RESULT, read_about
-from relpos.lab.runs.settings import FREE, Settings, check_encoding, flatten
+from relpos.lab.runs.settings import FREE, Settings
 from relpos.lab.train.clock import Clock
 from relpos.lab.train.finish import finish
 from relpos.lab.train.log import Log

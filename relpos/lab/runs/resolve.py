@@ -1,0 +1,167 @@
+"""Check settings, and fill in the defaults that depend on other settings."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from relpos.encodings.registry import card, encoding_class, names
+from relpos.errors import unknown
+from relpos.lab.data.tokenizer_names import bpe_entries
+from relpos.lab.runs import defaults
+from relpos.lab.runs.settings import DataSettings, ModelSettings, Settings
+from relpos.lab.tasks import task
+from relpos.models.presets import preset
+from relpos.models.registry import DEFAULT, entry
+
+MASKINGS = ("token", "word")
+LOSSES = ("answers", "all")  # the tokens of a task's sequences that have a loss
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one dictionary by dotted key; the options of the encoding stay a dictionary."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and prefix + str(key) != "model.options":
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def resolve(settings: Settings) -> Settings:
+    """Check settings, and fill in every default that depends on another setting.
+
+    Args:
+        settings: They are changed in place.
+
+    Returns:
+        The same settings.
+
+    Raises:
+        ValueError: Settings are out of range, unknown, or do not go together.
+    """
+    model, data, optimizer, run = settings.model, settings.data, settings.optimizer, settings.run
+    entry(model.family)
+    size = preset(model.preset)
+    if model.encoding not in names():
+        raise unknown("encoding", model.encoding, names())
+    for option in model.options:
+        if option not in card(model.encoding).options:
+            raise unknown(f"option of {model.encoding}", option, card(model.encoding).options)
+    _resolve_data(data, size.tokenizer)
+    _resolve_masking(data, model.family)
+    optimizer.lr = size.lr if optimizer.lr is None else optimizer.lr
+    _check_numbers(settings)
+    if run.precision not in (None, "float32", "bfloat16"):
+        raise unknown("precision", run.precision, ("float32", "bfloat16"))
+    if run.steps is not None and run.tokens is not None:
+        raise ValueError("give steps or tokens, not both: one follows from the other.")
+    if run.tokens is not None:
+        run.steps, run.tokens = math.ceil(run.tokens / (run.batch_size * data.length)), None
+    if run.steps is None and run.minutes is None:
+        run.steps = defaults.STEPS if data.task is None else defaults.TASK_STEPS
+    if 0 in (run.steps, run.minutes):
+        raise ValueError("a run must have at least one step, and some time.")
+    if optimizer.warmup_steps is None:
+        optimizer.warmup_steps = min(715, (run.steps or defaults.STEPS) // 10)
+    _fill_length(model, data.length)
+    run.out = run.out or _default_folder(settings)
+    return settings
+
+
+def _default_folder(settings: Settings) -> str:
+    """runs/ENCODING-PRESET, after the task, and after the family unless it is the default."""
+    model, task_name = settings.model, settings.data.task
+    words = [task_name, model.family if model.family != DEFAULT else None, model.encoding, model.preset]
+    return f"runs/{'-'.join(word for word in words if word)}"
+
+
+def check_encoding(model: ModelSettings) -> None:
+    """Build the encodings once, so that options they refuse are refused before any work. Imports torch.
+
+    Raises:
+        TypeError: An option has a value of another type than the encoding takes.
+        ValueError: An option has a value that the encoding does not take, a rule of the plan is not valid, or the
+            encoding is not defined for attention in both directions and the family needs it.
+    """
+    from relpos.models.positions import make_positions
+
+    size = preset(model.preset)
+    made = make_positions(model.position(), model.share_position, size.layers, size.heads, size.head_dim)
+    if entry(model.family).causal:
+        return
+    for position in (made.embedding, made.shared, *made.layers):
+        if position is not None and not position.bidirectional:
+            raise ValueError(
+                f"{model.encoding} is defined for causal attention only, and {entry(model.family).title} attends in "
+                "both directions: choose another encoding (relpos ls shows the directions of each)."
+            )
+
+
+def _check_numbers(settings: Settings) -> None:
+    """Refuse values that are not numbers or are out of range."""
+    for key, value in flatten(dataclasses.asdict(settings)).items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or not math.isfinite(value)):
+            raise ValueError(f"{key} must not be {value}.")
+        if key == "optimizer.table_eps" and value == 0:
+            raise ValueError(f"{key} must be above 0: a parameter without a gradient divides by it.")
+    for key in ("batch_size", "log_every", "eval_every", "eval_windows", "save_every", "keep_checkpoints"):
+        if getattr(settings.run, key) < 1:
+            raise ValueError(f"run.{key} must be at least 1, not {getattr(settings.run, key)}.")
+    if settings.data.length < 2:
+        raise ValueError(f"data.length must be at least 2, not {settings.data.length}.")
+
+
+def _resolve_data(data: DataSettings, tokenizer: str) -> None:
+    """Fill in the data: text or a task, never both."""
+    if data.task is None:
+        data.source = data.source or defaults.CORPUS
+        data.tokenizer = data.tokenizer or tokenizer
+        bpe_entries(data.tokenizer)  # a wrong name is refused before the text is read
+        for key in ("task_loss", "task_shortest"):
+            if getattr(data, key) is not None:
+                raise ValueError(f"data.{key} is for a task: give one with --task, or leave it out.")
+        return
+    for key in ("source", "tokenizer", "subset", "separate_documents", "keep_line_ends"):
+        if getattr(data, key):
+            raise ValueError(
+                f"a run is trained on a task or on text: the task {data.task} makes sequences of words of its own, "
+                f"and takes no data.{key}={getattr(data, key)}."
+            )
+    data.task_loss = data.task_loss or "answers"
+    if data.task_loss not in LOSSES:
+        raise unknown("task_loss", data.task_loss, LOSSES)
+    shortest = data.length if data.task_shortest is None else data.task_shortest
+    task(data.task).check_length(shortest)
+    if shortest > data.length:
+        raise ValueError(f"data.task_shortest={shortest} is over data.length={data.length}.")
+
+
+def _resolve_masking(data: DataSettings, family: str) -> None:
+    """Families that predict masked tokens say how tokens are masked; the others have no masks."""
+    if entry(family).causal:
+        if data.masking is not None:
+            raise ValueError(
+                "data.masking is for families that predict masked tokens; "
+                f"{entry(family).title} predicts the next token."
+            )
+        return
+    if data.task is not None:
+        raise ValueError(
+            f"a task is answered token after token, and {entry(family).title} predicts masked tokens: choose another "
+            "--family."
+        )
+    data.masking = data.masking or MASKINGS[0]
+    if data.masking not in MASKINGS:
+        raise unknown("masking", data.masking, MASKINGS)
+    if not 0 < data.mask_share < 1:
+        raise ValueError(f"data.mask_share must be between 0 and 1, not {data.mask_share}.")
+
+
+def _fill_length(model: ModelSettings, length: int) -> None:
+    """Give the trained length to the encodings that have an option for it (learned, fire, scaled rope)."""
+    model.options = encoding_class(model.encoding).options_for_length(model.options, length)
+    for rule in model.plan:
+        if isinstance(rule, dict) and rule.get("name") in names():
+            rule.update(encoding_class(rule["name"]).options_for_length(rule, length))
