@@ -75,7 +75,7 @@ def sdpa_with_mask(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Run:
 
 
 def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Run:
-    """What everybody writes: the bias of a learned table written out, with its gradient."""
+    """What everybody writes: the bias of a learned table, materialised, with its gradient."""
     length = q.shape[2]
     position = relpos.encoding("kerple_log", HEADS, HEAD_DIM)
     index = torch.arange(length)
@@ -115,7 +115,7 @@ CONTESTANTS: dict[str, Make] = {
     "ours, alibi, skipping on": ours("alibi", skip=True),
     "ours, forgetting, skipping on": ours("forgetting", skip=True),
     "SDPA with a float mask": sdpa_with_mask,
-    "eager, bias written out": eager,
+    "eager, bias materialised": eager,
     "FlexAttention, compiled": flex,
 }
 
@@ -123,7 +123,7 @@ CONTESTANTS: dict[str, Make] = {
 def takes_part(name: str, length: int, backward: bool) -> bool:
     if length >= LONGEST:
         return name in AT_LONGEST[backward]
-    if name in ("SDPA with a float mask", "eager, bias written out"):
+    if name in ("SDPA with a float mask", "eager, bias materialised"):
         return length <= WRITTEN_OUT_LIMIT
     if name.startswith("Flex"):
         return length <= FLEX_LIMIT and not backward
@@ -179,7 +179,7 @@ def print_peak(name: str, length: int, backward: bool) -> None:
     q, k, v = inputs(length, backward)
     Path("/proc/self/clear_refs").write_text("5")
     before = _memory("VmRSS")
-    once(CONTESTANTS[name](q, k, v), backward)  # a mask written out before the call counts too
+    once(CONTESTANTS[name](q, k, v), backward)  # a mask materialised before the call counts too
     print((_memory("VmHWM") - before) / (q.numel() * 4))
 
 
@@ -211,8 +211,8 @@ def main() -> None:
                     "peak": None if arguments.no_memory or length < 4096 else peak(name, length, backward),
                 }
                 results.append(row)
-                told = f"{length:6} {row['pass']:18} {name:42} {seconds * 1e3:9.1f} ms {row['ratio'] or math.nan:7.3f}"
-                print(told, "" if row["peak"] is None else f"   peak {row['peak']:7.1f} q", flush=True)
+                line = f"{length:6} {row['pass']:18} {name:42} {seconds * 1e3:9.1f} ms {row['ratio'] or math.nan:7.3f}"
+                print(line, "" if row["peak"] is None else f"   peak {row['peak']:7.1f} q", flush=True)
     machine = {"cpu": cpu(), "instruction set": native.isa(), "threads": torch.get_num_threads()}
     machine["torch"] = torch.__version__
     machine["rounds"] = rounds_told(results)
@@ -236,8 +236,8 @@ def cpu() -> str:
 
 def table(results: list[dict], machine: dict) -> str:
     """The ratios as Markdown, one table a pass, and the peaks."""
-    told = ", ".join(f"{key}: {value}" for key, value in machine.items() if key != "note")
-    lines = [f"Made by `benchmarks/attention.py` ({told}).", *([machine["note"]] if "note" in machine else []), ""]
+    line = ", ".join(f"{key}: {value}" for key, value in machine.items() if key != "note")
+    lines = [f"Made by `benchmarks/attention.py` ({line}).", *([machine["note"]] if "note" in machine else []), ""]
     for title, field in (("ratio to SDPA without a bias", "ratio"), ("peak memory, in bytes of q", "peak")):
         for which in ("forward", "forward + backward"):
             rows = [row for row in results if row["pass"] == which and row[field] is not None]

@@ -3,7 +3,7 @@
 python benchmarks/evaluate.py [--rounds 3] [--smoke]
 
 1. Time and peak memory of one window of 16,384 tokens, in a process of its own.
-2. The same evaluation at 4,096 with the bias written out (eager), as a ratio: in one process, taken in turns. And the
+2. The same evaluation at 4,096 with the bias materialised (eager), as a ratio: in one process, taken in turns. And the
    peak memory of each, in a process of its own.
 Every evaluation is new: nothing is taken from an earlier one.
 """

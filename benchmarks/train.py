@@ -5,7 +5,7 @@ python benchmarks/train.py [--rounds 5] [--only nano] [--smoke]
 The same GPT-2, the same step (forward, backward, clipping, AdamW), four attentions:
   relpos   relpos.attention with a learnable Kerple bias
   sdpa     PyTorch's F.scaled_dot_product_attention without any bias
-  eager    the Kerple bias written out, added to the scores, softmax
+  eager    the Kerple bias materialised, added to the scores, softmax
   hf       transformers' own GPT2LMHeadModel with SDPA (learned positions, its own loss)
 Each case has a process of its own. And what the training loop adds to forward, backward, clipping and optimizer: the
 rest of a step's wall time.

@@ -129,9 +129,9 @@ def model_subject(
         "compared_with": None if other is None else captions.input_words(other),
     }
     named = [_token_name(run.tokenizer.decode([int(one)])) for one in shown.ids[: MOST_LABELS + 1]]
-    told = f"{run.encoding}, {run.family.title}{preset}, {which}"
+    heading = f"{run.encoding}, {run.family.title}{preset}, {which}"
     place = run.model.config.make_position().place
-    return Subject(run.encoding, place, layers, others, run.folder.name, told, ending.strip(), about, named)
+    return Subject(run.encoding, place, layers, others, run.folder.name, heading, ending.strip(), about, named)
 
 
 def static_bias(position: Encoding | None) -> bool:

@@ -1,4 +1,4 @@
-"""The losses of a text's tokens under a model, window by window. What has been computed is kept, and never lost."""
+"""The losses of a text's tokens under a model, window by window. Finished batches are kept in a file."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ AT_ONCE = 4096  # tokens read at a time, or one window: memory grows with the le
 
 @dataclass
 class Losses:
-    """What was found, by unit (document, or block of a single one) and bin of positions."""
+    """Sums of losses by unit (a document, or a block of a single document) and bin of positions."""
 
     units: NDArray[np.int64]  # (units,), the numbers of the documents or blocks that have scored tokens
     sums: NDArray[np.float64]  # (units, bins)
@@ -37,14 +37,16 @@ class Losses:
 
     @property
     def mean(self) -> float:
-        """The loss of a token."""
+        """The mean loss per token."""
         return float(self.sums.sum() / self.counts.sum())
 
 
 class Scorer:
-    """Scores windows of one text with one model, and keeps each batch's losses in a file that says all it depends on.
+    """Scores windows of one text with one model, and keeps the losses of each batch in a file.
 
-    Killed at any moment, it goes on with the batch it was at, and ends with the same numbers.
+    The name of the file is a hash of everything that the losses depend on.
+
+    If it is killed, the next call resumes with the first batch that is not in the file, and ends with the same numbers.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class Scorer:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model, self.text, self.folder, self.countdown = run.model.to(self.device), text, folder, countdown
         self.units, self.family = units, run.family
-        self.mask_token = -1 if self.family.causal else int(run.tokenizer.mask_token_id)
+        self.mask_token = -1 if self.family.causal else run.tokenizer.mask_token_id
+        if self.mask_token is None:
+            raise ValueError(f"the tokenizer in {run.folder} has no mask token, which {self.family.title} needs.")
         self.separate = run.settings is not None and run.settings.data.separate_documents  # as it was trained
         self.identity = {**identity, "weights": run.checksum, "config": _config(run), "separate": self.separate}
         if units.block is not None:
@@ -62,7 +66,17 @@ class Scorer:
             self.identity["masked"] = MASKED_EVERY
 
     def score(self, windows: list[Window], length: int, words: str, edges: NDArray[np.int64] | None = None) -> Losses:
-        """The losses of what these windows score; `edges` bound the bins of positions, which are one without."""
+        """Score windows, or read their losses from the file.
+
+        Args:
+            windows: What the model reads and which tokens are scored.
+            length: Tokens per window.
+            words: Printed before the progress.
+            edges: Bounds of the bins of positions (bins + 1,); one bin by default.
+
+        Returns:
+            The sums of the losses.
+        """
         size = max(1, AT_ONCE // length)
         batches = [windows[start : start + size] for start in range(0, len(windows), size)]
         about = [self.identity, length, size, windows, None if edges is None else edges.tolist()]
@@ -83,7 +97,13 @@ class Scorer:
         return _collect([known[number] for number in range(len(batches))], bins, len(windows) * length)
 
     def bytes_of(self, windows: list[Window], length: int, sizes: NDArray[np.int64]) -> int:
-        """Bytes of the tokens that these windows score; `sizes` are those of each entry of the tokenizer."""
+        """Bytes of the tokens that these windows score.
+
+        Args:
+            windows: What the model reads and which tokens are scored.
+            length: Tokens per window.
+            sizes: Bytes of each entry of the tokenizer (entries,).
+        """
         total = 0
         for window in windows:
             places = np.arange(window.first, window.start + length + 1)

@@ -34,9 +34,9 @@ class Run:
     folder: Path
     model: PreTrainedModel  # of one of our families, in evaluation mode
     tokenizer: PreTrainedTokenizerFast
-    settings: Settings | None  # of a run's folder
-    about: dict[str, Any]  # versions, corpus, parameters; empty for a folder that is no run's
-    result: dict[str, Any]  # steps, tokens, seconds, losses; empty for one that has not finished
+    settings: Settings | None  # None for a folder that relpos train did not write
+    about: dict[str, Any]  # versions, corpus, number of parameters; empty for such a folder
+    result: dict[str, Any]  # steps, tokens, seconds, losses; empty if the run has not finished
 
     @property
     def family(self) -> Family:
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def checksum(self) -> str:
-        """Of its weights and their names."""
+        """A hash of its weights and their names."""
         digest = hashlib.sha256()
         for name, parameter in sorted(self.model.named_parameters()):
             digest.update(name.encode())
@@ -100,7 +100,7 @@ class Run:
         if data is not None and data.task is not None:
             raise ValueError(
                 f"{self.folder} was trained on the task {data.task} and knows no other words: "
-                f"evaluate it by relpos evaluate {self.folder} --task {data.task}."
+                f"evaluate it with relpos evaluate {self.folder} --task {data.task}."
             )
         keep = data is not None and data.keep_line_ends
         if data is None or data.source is None:
