@@ -1,13 +1,12 @@
 """The report of a comparison in HTML and Markdown, from the records of its trials. Written again after every trial."""
 
 import shlex
-import statistics
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from relpos.lab.compare.comparison import Comparison, Trial, load_comparison
+from relpos.lab.compare.cost_table import cost_text, costs, mebibytes
 from relpos.lab.compare.paired_test import DRAWS, LEVEL, Standing
 from relpos.lab.compare.summary import (
     Perplexities,
@@ -20,7 +19,6 @@ from relpos.lab.compare.summary import (
     marking,
     notes,
     read_records,
-    rows_of,
     several,
 )
 from relpos.lab.compare.trial import finished
@@ -78,7 +76,7 @@ def make_report(comparison: Comparison, records: Records, out: Path) -> list[Blo
         *_positions(comparison, records, out),
         *_last_layers(comparison, records, out),
         Heading("What each costs"),
-        Text(_cost_text(records)),
+        Text(cost_text(records)),
         costs(comparison, records),
         Heading("How it was made"),
         *_making(comparison, records, out),
@@ -225,46 +223,6 @@ def _last_layers(comparison: Comparison, records: Records, out: Path) -> list[Bl
     return [Heading("The last layer"), text, *strips] if strips else []
 
 
-def costs(comparison: Comparison, records: Records) -> Table:
-    """Size, speed and memory of each encoding: means over its seeds."""
-    longest = comparison.lengths[-1]
-    head = ["encoding", "parameters", "steps", "tokens", "training tokens/s", "training seconds", "training memory"]
-    head += [f"evaluating tokens/s at {comparison.length}", f"at {longest}", f"memory at {longest}"]
-    rows = []
-    for encoding in comparison.encodings:
-        of_encoding = [records[Trial(encoding, seed)] for seed in range(comparison.seeds)]
-        trained = [record["training"] for record in of_encoding if "training" in record]
-        sizes = [record["about"]["parameters"] for record in of_encoding if "about" in record]
-        home, far = (
-            [row for record in of_encoding for row in rows_of(record, comparison) if row["length"] == length]
-            for length in (comparison.length, longest)
-        )
-        rows.append(
-            [
-                f"`{encoding}`",
-                _mean(sizes, "{:,.0f}".format),
-                _mean([result["step"] for result in trained], "{:,.0f}".format),
-                _mean([result["tokens"] for result in trained], "{:,.0f}".format),
-                _mean([result["tokens_per_second"] for result in trained], "{:,.0f}".format),
-                _mean([result["seconds"] for result in trained], "{:,.0f}".format),
-                _mean([result["peak_memory_bytes"] for result in trained], _bytes),
-                _mean([row["tokens_per_second"] for row in home], "{:,.0f}".format),
-                _mean([row["tokens_per_second"] for row in far], "{:,.0f}".format),
-                _mean([row["peak_memory_bytes"] for row in far], _bytes),
-            ]
-        )
-    return Table(head, rows)
-
-
-def _mean(numbers: list[float | None], form: Callable[[float], str]) -> str:
-    known = [number for number in numbers if number is not None]
-    return form(statistics.fmean(known)) if known else "–"
-
-
-def _bytes(number: float) -> str:
-    return f"{number / 2**20:,.0f} MiB"
-
-
 def _what(comparison: Comparison, out: Path) -> str:
     settings = comparison.settings_of(comparison.trials()[0], out)
     run = settings.run
@@ -286,16 +244,6 @@ def _what(comparison: Comparison, out: Path) -> str:
             "much); for equal data give `--steps` or `--tokens`."
         )
     return text
-
-
-def _cost_text(records: Records) -> str:
-    threads = sorted({record["machine"]["threads"] for record in records.values() if "machine" in record})
-    differ = " They differ between trials: speeds are not comparable." if len(threads) > 1 else ""
-    return (
-        "Means over the seeds. Training: the median speed over the run, the seconds with its evaluations and "
-        "checkpoints, the peak memory of the process. "
-        f"Threads per trial: {', '.join(map(str, threads)) or '–'}.{differ}"
-    )
 
 
 def _making(comparison: Comparison, records: Records, out: Path) -> list[Block]:
@@ -332,7 +280,7 @@ def _surroundings(records: Records) -> list[str]:
             ] = None
         if machine is not None:
             lines[
-                f"Machine: {machine['cpu']}, {machine['cores']} cores, {_bytes(machine['memory_bytes'])}, "
+                f"Machine: {machine['cpu']}, {machine['cores']} cores, {mebibytes(machine['memory_bytes'])}, "
                 f"{machine['system']}; {several(machine['threads'], 'thread')} per trial."
             ] = None
     return list(lines)
