@@ -335,7 +335,7 @@ class TestMakingAComparison:
 
         comparison = make_comparison(tmp_path, ["alibi", "rope:base=500000"], 2, [512], settings={"run.minutes": 2.5})
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("relpos.lab.compare.execution.compare", lambda *args, **kwargs: {})
+            patch.setattr("relpos.lab.compare.api.run_trials", lambda *args, **kwargs: {})
             arguments = shlex.split(comparison.command(tmp_path / "again"))[1:]
             result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
