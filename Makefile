@@ -17,13 +17,13 @@ figures: $(INSTALLED)
 	$(BIN)/relpos figures --out figures $(ARGS)
 
 check: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not heavy"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not heavy"
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: $(INSTALLED) build/sanitized/librelpos.so
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	RELPOS_LIBRARY=$(CURDIR)/build/sanitized/librelpos.so ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	  $(BIN)/python -m pytest -n 2 tests/test_native.py tests/test_native_skipping.py

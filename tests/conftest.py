@@ -60,29 +60,16 @@ HEAVY = {
     "test_trainer_overrides",
     "test_transforms",
 }
-# Files whose tests share a trained model: one worker runs them, and trains it once.
-TOGETHER = {
-    "test_api",
-    "test_card",
-    "test_compare",
-    "test_draw",
-    "test_evaluate",
-    "test_family_runs",
-    "test_paper",
-    "test_report",
-    "test_task_runs",
-}
 
 
 def pytest_itemcollected(item):
     if item.path.stem in HEAVY:
         item.add_marker(pytest.mark.heavy)
-    if item.path.stem in TOGETHER:
-        item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.stem not in TOGETHER)  # what cannot be divided comes first
+    # A worker runs all tests of a file, which may share a trained model (--dist loadfile): the long files come first.
+    items.sort(key=lambda item: item.path.stem not in HEAVY)
 
 
 @pytest.fixture(autouse=True)

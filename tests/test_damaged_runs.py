@@ -226,7 +226,7 @@ def test_broken_files_of_a_comparison_are_named(tmp_path, text, sentence):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["train", "data.length=["], "'data.length=[' is no setting: '[' is no YAML value"),
+        (["train", "data.length=["], "'data.length=[' is not a setting: '[' is not a YAML value"),
         (["train", "--tokenizer", "bpe-99999999999999999999"], "bpe-N with N entries, 257 (bytes and separator) to"),
         (["train", "--tokenizer", "bpe-²"], "unknown tokenizer 'bpe-²'"),
         (["train", "--config", "nowhere.yaml"], "there is no file nowhere.yaml: --config takes a YAML file"),
