@@ -32,6 +32,7 @@ from relpos.lab.runs.settings import OptimizerSettings
 from relpos.lab.train.clock import Clock
 from relpos.lab.train.trainer import RelposTrainer, parameter_groups
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM, gpt2
+from relpos.models import attention as attention_layer
 from relpos.models.presets import preset as preset_of
 
 # preset, length, batch, vocabulary, and how many times its tokens/s ours must have: {other: ratio}
@@ -55,20 +56,20 @@ def eager(q: Tensor, k: Tensor, v: Tensor, position: Encoding, *, scale: float, 
     return scores.masked_fill(i[:, None] < i, -torch.inf).softmax(-1) @ v
 
 
-ATTENTIONS = {"relpos": gpt2.attention, "sdpa": sdpa, "eager": eager}
+ATTENTIONS = {"relpos": attention_layer.attention, "sdpa": sdpa, "eager": eager}
 
 
 @contextmanager
 def attention(name: str) -> Iterator[None]:
-    gpt2.attention = ATTENTIONS[name]
+    attention_layer.attention = ATTENTIONS[name]
     try:
         yield
     finally:
-        gpt2.attention = ATTENTIONS["relpos"]
+        attention_layer.attention = ATTENTIONS["relpos"]
 
 
 def stepper(model: torch.nn.Module, tokens: Tensor) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(parameter_groups(model, OptimizerSettings(rate=1e-4)), fused=True, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(parameter_groups(model, OptimizerSettings(lr=1e-4)), fused=True, betas=(0.9, 0.95))
 
     def step() -> None:
         model(input_ids=tokens, labels=tokens).loss.backward()
@@ -158,7 +159,7 @@ def loop_overhead(length: int, batch: int, steps: int) -> float:
             model=model,
             args=arguments,
             train_dataset=windows,
-            optimizer_settings=OptimizerSettings(rate=1e-3, warmup=1),
+            optimizer_settings=OptimizerSettings(lr=1e-3, warmup_steps=1),
             clock=clock,
             steps=steps,
             keep=1,
