@@ -10,6 +10,7 @@ from relpos.encodings.encoding import Encoding
 from relpos.models import FAMILIES
 from relpos.models.family import family_of, get_family
 from relpos.models.positions import layer_positions, make_positions
+from relpos.models.presets import Preset
 
 VOCABULARY = 61
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -36,7 +37,8 @@ def build(family, position=None, **entries):
     torch.manual_seed(0)
     own = get_family(family)
     options = {key: value for key, value in OWN.get(family, {}).items() if key != "attn_implementation"}
-    model = own.model_class(own.config_class(**{**SIZES, **options, "position": position, **entries})).eval()
+    sizes = {"vocab_size": VOCABULARY, **own.sizes(Preset(layers=3, heads=4, width=32, lr=1e-3))}
+    model = own.model_class(own.config_class(**{**sizes, **options, "position": position, **entries})).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
