@@ -15,6 +15,7 @@ class Entry:
     prefix: str  # of its classes in the file: RelposGPT2Config, RelposGPT2Model, RelposGPT2ForCausalLM
     title: str  # as people write it
     causal: bool = True  # predicts the next token; a family that is not causal predicts masked tokens
+    lr_scale: float = 1.0  # its learning rate relative to the preset's
 
     @property
     def metric(self) -> str:
@@ -44,7 +45,7 @@ class Entry:
 FAMILIES = {  # name, which is also that of its file and of transformers' own model type; the first is the default
     "gpt2": Entry("RelposGPT2", "GPT-2"),
     "llama": Entry("RelposLlama", "Llama"),
-    "bert": Entry("RelposBert", "BERT", causal=False),
+    "bert": Entry("RelposBert", "BERT", causal=False, lr_scale=0.5),  # normalised after each layer: less stable
 }
 DEFAULT = next(iter(FAMILIES))
 PREFIX = "relpos_"  # of the model types of our models

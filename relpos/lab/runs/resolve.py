@@ -51,7 +51,8 @@ def resolve(settings: Settings) -> Settings:
             raise unknown(f"option of {model.encoding}", option, card(model.encoding).options)
     _resolve_data(data, size.tokenizer)
     _resolve_masking(data, model.family)
-    optimizer.lr = size.lr if optimizer.lr is None else optimizer.lr
+    if optimizer.lr is None:
+        optimizer.lr = size.lr * entry(model.family).lr_scale
     _check_numbers(settings)
     if run.precision not in (None, "float32", "bfloat16"):
         raise unknown("precision", run.precision, ("float32", "bfloat16"))
