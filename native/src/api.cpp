@@ -59,8 +59,11 @@ const Build* chosen = nullptr;
 
 const Build& current() { return *__atomic_load_n(&chosen, __ATOMIC_ACQUIRE); }
 
+char names[64];  // of all builds
+
 __attribute__((constructor)) void start() {
     __atomic_store_n(&chosen, best(), __ATOMIC_RELEASE);
+    for (const Build& build : builds) strcat(strcat(names, *names ? "," : ""), build.isa);
     pthread_atfork(nullptr, nullptr, [] { forked = true; });
 }
 
@@ -99,11 +102,6 @@ int relpos_use(const char* isa) {
     return here;
 }
 const char* relpos_isa(void) { return current().isa; }
-const char* relpos_isas(void) {
-    static char names[64];
-    if (!*names)
-        for (const Build& build : builds) strcat(strcat(names, *names ? "," : ""), build.isa);
-    return names;
-}
+const char* relpos_isas(void) { return names; }
 const relpos_entry* relpos_describe(void) { return description; }
 }
