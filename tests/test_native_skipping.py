@@ -167,7 +167,7 @@ def test_skipping_changes_nothing_beyond_rounding(causal):
             leaves = [x.detach().requires_grad_() for x in (q, k, v)]
             numbers = [None if x is None else x.detach().clone().requires_grad_() for x in (table, total, weight)]
             call = Call(LENGTH, LENGTH, causal, scale=SCALE)
-            out = native.attention(*leaves, form(*numbers, causal), call, skip)
+            out, _ = native.attention(*leaves, form(*numbers, causal), call, skip)
             out.backward(grad)
             results.append([out.detach(), *(x.grad for x in (*leaves, *numbers) if x is not None)])
         for skipped, complete in zip(*results, strict=True):
@@ -238,9 +238,9 @@ def test_nothing_is_lost_where_a_tiny_weight_is_multiplied_by_a_huge_number(name
         bias = form(numbers[0], None if total is None else numbers[1].double(), numbers[2], causal, length)
         call = Call(length, length, causal, scale=SCALE, dtype=dtype)
         if dtype == torch.float64:
-            out = reference.attention(*leaves, bias, call)
+            out, _ = reference.attention(*leaves, bias, call)
         else:
-            out = native.attention(*leaves, bias, call, skip)
+            out, _ = native.attention(*leaves, bias, call, skip)
         out.backward(grad.to(dtype))
         results.append([out.detach().double(), *(x.grad.double() for x in (*leaves, *numbers) if x is not None)])
     numbers = (None if x is None else x.double() for x in (table, total, weight))
@@ -306,8 +306,8 @@ def test_skipping_respects_documents_and_padding(family, causal):
 def test_a_far_key_that_is_no_number_is_never_skipped(spoiled):
     q, k, v, _ = (x.float() for x in normal(1, 1, 1, 640, 640, 16))
     k[0, 0, 5] = spoiled
-    out = native.attention(q, k, v, Toeplitz(-torch.arange(640.0)[None], 0), Call(640, 640))
-    complete = native.attention(q, k, v, Toeplitz(-torch.arange(640.0)[None], 0), Call(640, 640), skip=False)
+    out, _ = native.attention(q, k, v, Toeplitz(-torch.arange(640.0)[None], 0), Call(640, 640))
+    complete, _ = native.attention(q, k, v, Toeplitz(-torch.arange(640.0)[None], 0), Call(640, 640), skip=False)
     assert torch.equal(out.isnan(), complete.isnan())
     assert native.skipped_fraction() == 0.0
     torch.testing.assert_close(out, complete, equal_nan=True)

@@ -29,7 +29,7 @@ def run_once(heads: int = 1) -> list[Tensor]:
     total = (0.1 * torch.rand(1, heads, 330, generator=random).double()).cumsum(-1).requires_grad_()
     weight = torch.rand(1, heads, 330, generator=random).requires_grad_()
     form = Sum((Toeplitz(table, 0), RankOne(total, weight, torch.float32)))
-    out = native.attention(q, k, v, form, Call(330, 330, scale=0.2))
+    out, _ = native.attention(q, k, v, form, Call(330, 330, scale=0.2))
     out.backward(grad.detach())
     return [out.detach(), *(x.grad for x in (q, k, v, total, weight, table))]
 
@@ -68,10 +68,10 @@ def test_two_threads_may_call_at_once():
 
 def test_a_forked_process_computes_the_same():
     q, k, v = (torch.randn(1, 2, 200, 16) for _ in range(3))
-    wanted = native.attention(q, k, v, None, Call(200, 200))  # the threads exist now; the child has none of them
+    wanted, _ = native.attention(q, k, v, None, Call(200, 200))  # the threads exist now; the child has none of them
     child = os.fork()
     if child == 0:
-        ok = torch.equal(native.attention(q, k, v, None, Call(200, 200)), wanted)
+        ok = torch.equal(native.attention(q, k, v, None, Call(200, 200))[0], wanted)
         os._exit(0 if ok else 1)
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
@@ -84,7 +84,7 @@ def test_a_forked_process_computes_the_same():
         os.waitpid(child, 0)
         pytest.fail("the forked process hangs")
     assert os.waitstatus_to_exitcode(status) == 0
-    assert torch.equal(native.attention(q, k, v, None, Call(200, 200)), wanted)  # the parent goes on
+    assert torch.equal(native.attention(q, k, v, None, Call(200, 200))[0], wanted)  # the parent goes on
 
 
 def test_little_work_is_not_shared_out(monkeypatch):
@@ -123,7 +123,7 @@ class Layer(torch.nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         call = Call(q.shape[2], k.shape[2], scale=0.25)
         form = Scaled(**self.numbers) if "row" in self.numbers else Toeplitz(self.numbers["table"], 0)
-        return native.attention(q, k, v, form, call)
+        return native.attention(q, k, v, form, call)[0]
 
 
 def scaled_layer() -> Layer:
@@ -153,9 +153,9 @@ def test_compiled_and_exported_graphs_give_the_same(layer):
 
 def test_autocast_leaves_it_in_float32():
     q, k, v = (torch.randn(1, 2, 40, 8) for _ in range(3))
-    plain = native.attention(q, k, v, None, Call(40, 40))
+    plain, _ = native.attention(q, k, v, None, Call(40, 40))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(native.attention(q, k, v, None, Call(40, 40)), plain)
+        assert torch.equal(native.attention(q, k, v, None, Call(40, 40))[0], plain)
 
 
 MEMORY = """
@@ -174,7 +174,7 @@ def run(length, head_dim):
     grad = torch.randn(q.shape)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = peak()
-    native.attention(q, k, v, Toeplitz(table, 0), Call(length, length, scale=0.125)).backward(grad)
+    native.attention(q, k, v, Toeplitz(table, 0), Call(length, length, scale=0.125))[0].backward(grad)
     return (peak() - before) / (q.numel() * 4)
 run(256, {0})
 print(run(16384, {0}))

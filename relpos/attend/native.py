@@ -5,6 +5,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from relpos.attend import kernel_ops, library
 from relpos.attend.hinges import hinges
@@ -47,7 +48,14 @@ def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
             "the native kernel has reverse-mode gradients only, and this call is inside a transform of torch.func or "
             "forward-mode differentiation: leave backend= out, and the reference runs (in memory length²)."
         )
-    return refuses_form(form)
+    new = (call.mask, call.window, call.sinks, call.softcap, call.dropout or None, call.return_lse or None)
+    moved = call.first + call.queries != call.keys
+    other = (
+        "the native kernel does not run this yet."
+        if moved or not call.even or any(x is not None for x in new)
+        else None
+    )
+    return other or refuses_form(form)
 
 
 def refuses_form(form: Form | None) -> str | None:
@@ -60,7 +68,9 @@ def refuses_form(form: Form | None) -> str | None:
     return None
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, skip: bool = True) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, skip: bool = True
+) -> tuple[Tensor, Tensor | None]:
     """Compute attention by the compiled kernel; gradients flow to q, k, v and every tensor of the form.
 
     Args:
@@ -78,6 +88,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, sk
     Raises:
         RuntimeError: The kernel cannot run this call.
     """
+    q, k = call.rotated(q, k)
+    v = v.to(q.dtype)
     reason = refuses(q, form, call)
     if reason is not None:
         raise RuntimeError(reason)
@@ -93,7 +105,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, sk
             weight = None if term.weight is None else term.weight.float().expand(shape)
             symmetric = term.symmetric
         elif isinstance(term, Scaled):
-            inverse = 1.0 / term.row.double()  # (1 or batch, keys)
+            inverse = F.pad(1.0 / term.row.double(), (call.first, 0))  # (1 or batch, keys)
             knot, base, gain, bend = hinges(term, inverse)
             # The distance of a key after the query counts as 0.
             table = term.table.float() if call.causal else term.table.float()[call.distances.long().clamp(min=0)]
@@ -102,7 +114,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, sk
         table, total, weight, inverse, knot, base, gain, bend,
         call.documents, call.padding, zero, call.causal, symmetric, call.scale, skip,
     )[0]  # fmt: skip
-    return out.to(q.dtype)
+    return out.to(q.dtype), None
 
 
 def toeplitz_table(form: Toeplitz, call: Call) -> Tensor:
