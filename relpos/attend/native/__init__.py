@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from relpos.attend.native import library, operators, rank_one, scaled, toeplitz
-from relpos.attend.native.inputs import DTYPES, TENSORS, Inputs
+from relpos.attend.native.inputs import DTYPES, TENSORS, Inputs, columns
 from relpos.attend.native.library import MAX_DIM, isa, isas
 from relpos.attend.native.operators import skipped_fraction
 from relpos.encodings.call import Call
@@ -59,15 +59,20 @@ def refuses_call(form: Form | None, call: Call) -> str | None:
         return f"the native kernel cannot run the form {names}: it runs Toeplitz, RankOne, their sum, and Scaled."
     if call.mask is not None:
         return "the native kernel cannot run mask=: it runs causal=, window=, documents= and padding=."
+    if call.first < 0:
+        return f"the native kernel counts tokens from 0, and the first query has the index {call.first}."
+    if any(isinstance(term, Scaled) and term.column is not None for term in terms(form)):
+        return "the native kernel runs a Scaled bias that is scaled per query, and this one is scaled per key too."
     if {Toeplitz, Scaled} & set(kinds) and not call.even:
         return (
             "the native kernel reads a bias over distances by the difference of two indices, and with these positions= "
             "the distance is another one."
         )
-    if RankOne in kinds and call.first + call.queries > call.keys:
+    if not call.among_keys and (RankOne in kinds or call.documents is not None):
+        what = "a RankOne bias has" if RankOne in kinds else "documents= have"
         return (
-            f"a RankOne bias has one value per key, but of {call.keys} keys the queries are {call.first} to "
-            f"{call.first + call.queries - 1}."
+            f"{what} one value per key, and the queries, {call.first} to {call.first + call.queries - 1}, are not all "
+            f"among the {call.keys} keys."
         )
     return None
 
@@ -112,8 +117,8 @@ def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, T
         call: The call of attention. Its dropout has no effect here.
 
     Returns:
-        Means over the queries that see a key, in float64: the weight at each distance of `call.distances`, without the
-        first token of each query's document, (batch, heads, distances); and the weight of that token, (batch, heads).
+        Means over the queries that see a key, in float64: the weight at each difference of indices, ascending as in
+        `call.distances`, without the first token of each query's document, (batch, heads, distances); and the weight of that token, (batch, heads).
 
     Raises:
         RuntimeError: The kernel cannot run this call.
@@ -122,8 +127,8 @@ def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, T
     inputs.dropout = 0.0
     prepared, _ = operators.prepare(inputs)
     p, pad = prepared.problem, library.constant("TABLE_PAD")
-    heads, distances = tuple(q.shape[:2]), call.zero + call.first + call.queries
-    p.zero, p.distances = call.zero + pad, distances
+    heads, (zero, distances) = tuple(q.shape[:2]), columns(call)
+    p.zero, p.distances = zero + pad, distances
     sums = torch.empty(*heads, distances + 2 * pad, dtype=torch.float64)
     first, rows = torch.empty(heads, dtype=torch.float64), torch.empty(heads, dtype=torch.int64)
     p.mass, p.mass_first, p.mass_rows = sums.data_ptr(), first.data_ptr(), rows.data_ptr()
@@ -155,7 +160,7 @@ def make_inputs(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, 
         documents=call.documents,
         padding=call.padding,
         start=call.first,
-        zero=call.zero,
+        zero=columns(call)[0],
         causal=call.causal,
         skip=skip,
         return_lse=call.return_lse,

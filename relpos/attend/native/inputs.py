@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relpos.attend.native import library
 from relpos.attend.native.library import Array
-from relpos.encodings.call import document_ends
+from relpos.encodings.call import Call, document_ends
 
 WORK_FOR_A_THREAD = 1 << 21  # multiplications of q·k, about 0.1 ms: starting a thread for less costs more than it saves
 DTYPES = {torch.float32: "FLOAT32", torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}
@@ -65,6 +65,12 @@ NAMES = tuple(item.name for item in fields(Inputs))
 TENSORS = tuple(item.name for item in fields(Inputs) if "Tensor" in str(item.type))
 LEARNED = TENSORS[: TENSORS.index("sinks") + 1]  # those with a gradient
 BIAS = LEARNED[3:-1]
+
+
+def columns(call: Call) -> tuple[int, int]:
+    """Column of distance 0 of a table over the differences of indices, and number of its columns."""
+    zero = 0 if call.causal else max(0, call.keys - 1 - call.first)
+    return zero, zero + call.first + call.queries
 
 
 class Prepared:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from relpos.attend.hinges import hinges
 from relpos.attend.native import toeplitz
-from relpos.attend.native.inputs import Inputs, Keep
+from relpos.attend.native.inputs import Inputs, Keep, columns
 from relpos.attend.native.library import constant
 from relpos.attend.native.toeplitz import LOG2E
 from relpos.encodings.call import Call
@@ -21,9 +21,10 @@ def describe(form: Scaled, call: Call, inputs: Inputs) -> None:
     """Set the table, (distances,), the factor of each query, (1 or batch, queries), and the hinges."""
     inputs.inverse = 1.0 / form.row.double()
     inputs.knot, inputs.base, inputs.gain, inputs.bend = hinges(form, inputs.inverse)
+    zero, distances = columns(call)
     # The distance of a key after the query counts as 0.
-    distances = torch.arange(-call.zero, call.first + call.queries)
-    inputs.table = form.table.float()[distances.clamp(0, len(form.table) - 1)]
+    column = (torch.arange(distances) - zero).clamp(0, len(form.table) - 1)
+    inputs.table = form.table.float() if len(form.table) == distances and zero == 0 else form.table.float()[column]
 
 
 def present(inputs: Inputs) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.attend.native.inputs import Inputs, Keep
+from relpos.attend.native.inputs import Inputs, Keep, columns
 from relpos.attend.native.library import constant
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Toeplitz
@@ -19,10 +19,10 @@ LARGEST_BIAS = 2.0**126  # in units of log2; larger ones, which float32 can hold
 
 def describe(form: Toeplitz, call: Call, inputs: Inputs) -> None:
     """Set the table over the distances of the call, (heads, distances); several tables are added."""
-    lowest, distances = -call.zero, call.zero + call.first + call.queries
+    zero, distances = columns(call)
     table = form.table.float()
-    if table.shape[1] != distances or form.zero != call.zero:
-        column = torch.arange(lowest, lowest + distances) + form.zero
+    if table.shape[1] != distances or form.zero != zero:
+        column = torch.arange(distances) - zero + form.zero
         table = table[:, column.clamp(0, table.shape[1] - 1)]
     inputs.table = table if inputs.table is None else inputs.table + table
 
@@ -49,8 +49,8 @@ def set_table(p: ctypes.Structure, table: Tensor, zero: int, keep: Keep) -> None
 def buffers(inputs: Inputs, slots: int) -> dict[str, Tensor]:
     """Memory for the kernel's sums, by field."""
     assert inputs.table is not None
-    columns = inputs.table.shape[-1] + 2 * constant("TABLE_PAD")
-    return {"grad_table": torch.zeros(slots, inputs.q.shape[1], columns)}
+    padded = inputs.table.shape[-1] + 2 * constant("TABLE_PAD")
+    return {"grad_table": torch.zeros(slots, inputs.q.shape[1], padded)}
 
 
 def gradients(sums: dict[str, Tensor], inputs: Inputs, problem: ctypes.Structure) -> dict[str, Tensor]:
