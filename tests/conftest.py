@@ -48,6 +48,7 @@ HEAVY = {
     "test_gpt2",
     "test_imports",
     "test_native",
+    "test_native_mass",
     "test_native_skipping",
     "test_native_surroundings",
     "test_new_task",
