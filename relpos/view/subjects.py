@@ -129,9 +129,23 @@ def model_subject(
         "compared_with": None if other is None else captions.input_words(other),
     }
     named = [_token_name(run.tokenizer.decode([int(one)])) for one in shown.ids[: MOST_LABELS + 1]]
-    heading = f"{run.encoding}, {run.family.title}{preset}, {which}"
-    place = run.model.config.make_position().place
-    return Subject(run.encoding, place, layers, others, run.folder.name, heading, ending.strip(), about, named)
+    name, place = _encodings(run, numbers)
+    heading = f"{name}, {run.family.title}{preset}, {which}"
+    return Subject(name, place, layers, others, run.folder.name, heading, ending.strip(), about, named)
+
+
+def _encodings(run: "Run", numbers: list[int]) -> tuple[str, str]:
+    """The names of the encodings of some layers, and their places: several where a plan gives layers different ones."""
+    from relpos.models.positions import layer_positions
+
+    config = run.model.config
+    rows = layer_positions(config.position, config.num_hidden_layers)
+    windows = {number: rows[number - 1].get("window") for number in numbers}
+    names_of_layers = dict.fromkeys(
+        rows[number - 1]["name"] + (f" in a window of {window}" if window else "") for number, window in windows.items()
+    )
+    places = dict.fromkeys(config.make_position(number).place for number in numbers)
+    return " / ".join(names_of_layers), " / ".join(places)
 
 
 def static_bias(position: Encoding | None) -> bool:

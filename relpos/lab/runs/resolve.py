@@ -163,6 +163,9 @@ def _resolve_masking(data: DataSettings, family: str) -> None:
 def _fill_length(model: ModelSettings, length: int) -> None:
     """Give the trained length to the encodings that have an option for it (learned, fire, scaled rope)."""
     model.options = encoding_class(model.encoding).options_for_length(model.options, length)
-    for rule in model.plan:
-        if isinstance(rule, dict) and rule.get("name") in names():
-            rule.update(encoding_class(rule["name"]).options_for_length(rule, length))
+    model.plan = [
+        encoding_class(rule["name"]).options_for_length(rule, length)
+        if isinstance(rule, dict) and rule.get("name") in names()
+        else rule
+        for rule in model.plan
+    ]
