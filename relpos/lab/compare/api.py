@@ -58,7 +58,7 @@ def compare(
 
     Args:
         encodings: Names of encodings, with options after colons: ["alibi", "rope:base=500000"]. Default: nine
-            encodings, `relpos.lab.compare.defaults.ENCODINGS`.
+            encodings, `relpos.lab.compare.defaults.ENCODINGS`, without those that the family does not support.
         family: Architecture of the models, a name in `relpos.models.FAMILIES`. Default: gpt2.
         preset: Size of the models. Default: nano.
         data: Text to train on and to evaluate: sotu, a file, a folder, or a hub name. Default: sotu.
