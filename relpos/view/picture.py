@@ -211,7 +211,7 @@ def _labels(subject: Subject, label_tokens: bool, small: bool) -> list[str] | No
     if not label_tokens:
         return None
     if subject.tokens is None:
-        raise ValueError("an encoding alone reads no tokens that could be named: give a run's folder.")
+        raise ValueError("an encoding without a model has no tokens to name: give a run's folder.")
     if small:
         raise ValueError(
             "tokens can be named on the heat maps of one layer only: leave --label-tokens out, or give a layer."

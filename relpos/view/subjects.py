@@ -48,9 +48,9 @@ def encoding_subject(
 ) -> Subject:
     """An encoding without a model: by name, with its start values, or an instance as it is."""
     if text is not None:
-        raise ValueError("an encoding alone reads no text: give a run's folder, or leave the text out.")
+        raise ValueError("an encoding without a model reads no text: give a run's folder, or leave the text out.")
     if layer not in ("last", "all", 1):
-        raise ValueError(f"an encoding alone has one layer, and no layer {layer}: leave the layer out.")
+        raise ValueError(f"an encoding without a model has one layer, not layer {layer}: leave the layer out.")
     torch.manual_seed(seed)
     if isinstance(what, Encoding):
         _refuse_sizes(type(what).__name__, what.heads, heads, head_dim, options)
@@ -128,7 +128,7 @@ def model_subject(
         "input": captions.input_words(shown),
         "compared_with": None if other is None else captions.input_words(other),
     }
-    named = [_token_name(run.tokenizer.decode([int(one)])) for one in shown.ids[: MOST_LABELS + 1]]
+    named = [_token_name(run.tokenizer.decode([int(token)])) for token in shown.ids[: MOST_LABELS + 1]]
     name, place = _encodings(run, numbers)
     heading = f"{name}, {run.family.title}{preset}, {which}"
     return Subject(name, place, layers, others, run.folder.name, heading, ending.strip(), about, named)

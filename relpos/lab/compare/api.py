@@ -69,7 +69,7 @@ def compare(
         tokens: Train each on this many tokens: equal data.
         minutes: Train each for this many minutes: equal time. Faster encodings then see more data.
         batch_size: Windows per training step. Default: 2.
-        lr: Peak learning rate. Default: chosen by the preset.
+        lr: Peak learning rate. Default: that of the preset and family.
         positions: Length at which loss by position is measured. Default: 8 times the trained length.
         eval_tokens: Score at most this many tokens at each length. Default: 131,072.
         out: The comparison's folder.

@@ -134,8 +134,8 @@ class Windows(Dataset[dict[str, Tensor]]):
         length: Tokens per window.
         separate: Include the document of each token, so that attention does not cross documents; the first token of a
             document is then not predicted.
-        limit: Take at most so many windows, spread over the text.
-        multiple: Take a multiple of so many windows, so that every batch is full.
+        limit: The most windows to take, spread over the text.
+        multiple: The number of windows is a multiple of this, so that every batch is full.
 
     Raises:
         ValueError: The text is too short.
