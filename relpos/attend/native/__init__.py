@@ -17,7 +17,7 @@ from relpos.encodings.call import Call
 from relpos.encodings.forms import Form, RankOne, Scaled, Toeplitz, terms
 from relpos.encodings.tracing import is_transformed
 
-__all__ = ["FASTEST_ON", "attention", "available", "isa", "isas", "mass", "refuses", "skipped_fraction"]
+__all__ = ["FASTEST_ON", "attention", "available", "isa", "isas", "mass", "refuses", "refuses_mass", "skipped_fraction"]
 
 FASTEST_ON: tuple[str, ...] = ("cpu",)
 FILES = {Toeplitz: toeplitz, RankOne: rank_one, Scaled: scaled}
@@ -111,9 +111,16 @@ def attention(
     return out, lse if call.return_lse else None
 
 
+def refuses_mass(q: Tensor, form: Form | None, call: Call) -> str | None:
+    """Why the kernel cannot sum the weights of this call by distance, as a sentence; None if it can."""
+    if not call.even:
+        return "the native kernel sums weights by the difference of two indices, and these positions= have gaps."
+    return refuses(q, form, call)
+
+
 @torch.no_grad()
-def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor]:
-    """Compute how much attention each head pays at each distance, in memory linear in the length.
+def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum the attention weights by the difference of indices, in memory linear in the length.
 
     Args:
         q: Queries, (batch, heads, queries, head_dim), not rotated where the call has a rotation.
@@ -122,9 +129,9 @@ def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, T
         call: The call of attention. Its dropout has no effect here.
 
     Returns:
-        Means over the queries that see a key, in float64: the weight at each difference of indices, ascending as in
-        `call.distances`, without the first token of each query's document, (batch, heads, distances); and the weight of
-        that token, (batch, heads).
+        Sums of the weights over `call.distances`, without the first token of each query's document, (batch, heads,
+        distances); the sum of the weights of those tokens, (batch, heads); and how many queries see a key, (batch,
+        heads).
 
     Raises:
         RuntimeError: The kernel cannot run this call.
@@ -139,8 +146,7 @@ def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, T
     first, rows = torch.empty(heads, dtype=torch.float64), torch.empty(heads, dtype=torch.int64)
     p.mass, p.mass_first, p.mass_rows = sums.data_ptr(), first.data_ptr(), rows.data_ptr()
     prepared.run("relpos_mass")
-    counted = rows.clamp(min=1)
-    return sums[..., pad : pad + distances] / counted[..., None], first / counted
+    return sums[..., pad : pad + distances].to(call.dtype), first.to(call.dtype), rows
 
 
 def make_inputs(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, skip: bool) -> Inputs:
