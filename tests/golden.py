@@ -170,6 +170,30 @@ def rope_half(content: Content) -> Pairs:
     yield from rotation(make("rope", sizes, base=sizes["base"], layout=sizes["layout"]), content, causal=False)
 
 
+# Factors of the queries
+
+
+def factors(position: Encoding, length: int) -> Tensor:
+    """The factor of the query at each position: (length,)."""
+    return position.query_factor(Call(length, length, dtype=torch.float64))[0, 0, :, 0]
+
+
+def llama4_temperature(content: Content) -> Pairs:
+    sizes, outputs = content["parameters"], content["outputs"]
+    options = {"rule": "llama4", "length": sizes["floor_scale"], "strength": sizes["attn_scale"]}
+    position = make("temperature", sizes, **options)
+    yield factors(position, sizes["length"]), number(outputs["scale"])
+    scores = logits(position, content)
+    yield rows(scores.softmax(-1).masked_fill(scores == -torch.inf, -torch.inf), outputs, "weights")
+
+
+def ministral3_temperature(content: Content) -> Pairs:
+    sizes, positions = content["parameters"], content["inputs"]["positions"]
+    options = {"length": sizes["original_max_position_embeddings"], "strength": sizes["beta"]}
+    position = make("temperature", {"heads": 1}, rule="ministral3", **options)
+    yield factors(position, len(positions)), number(content["outputs"]["scale"])
+
+
 # Biases from the input and the scores
 
 
@@ -248,6 +272,8 @@ COMPARISONS: dict[str, tuple[Callable[[Content], Pairs], float, str]] = {  # fil
     "mpt_alibi": (mpt_alibi, SINGLE, "`alibi`, slopes=press"),
     "xpos": (xpos, SINGLE, "`xpos`"),
     "rope_half": (rope_half, SINGLE, "`rope`"),
+    "llama4_temperature": (llama4_temperature, SINGLE, "`temperature`"),
+    "ministral3_temperature": (ministral3_temperature, SINGLE, "`temperature`, rule=ministral3"),
     "dape_alibi": (dape_alibi, DOUBLE, "`dape`, base=alibi, slopes=press"),
     "dape_kerple": (dape_kerple, DOUBLE, "`dape`"),
     "dape_fire": (dape_fire, SINGLE, "`dape`, base=fire, leak=0.01"),

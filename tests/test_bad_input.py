@@ -101,6 +101,7 @@ def test_an_unknown_option_of_dapes_base_is_named():
         ("cable", {"step": "gelu"}, says("unknown step 'gelu'", "relu, softplus")),
         ("cable_nw", {"step": "softplsu"}, says("unknown step 'softplsu'", "'softplus'")),
         ("kcable", {"step": "gelu"}, says("unknown step 'gelu'", "relu, softplus")),
+        ("temperature", {"rule": "llama"}, says("unknown rule 'llama'", "'llama4'", "inkling, llama4, ministral3")),
     ],
 )
 def test_an_unknown_choice_names_the_choices(name, options, pattern):
@@ -128,6 +129,8 @@ POSITIVE = [
     ("xpos", "scale_base"),
     ("sinusoidal", "amplitude"),
     ("sinusoidal", "base"),
+    ("temperature", "strength"),
+    ("ssmax", "start"),
 ]
 
 
@@ -243,6 +246,8 @@ def test_an_odd_width_cannot_be_paired():
     [
         ("rope", "query and key"),
         ("xpos", "query and key"),
+        ("ssmax", "query and key"),
+        ("temperature", "query and key"),
         ("learned", "embedding"),
         ("sinusoidal", "embedding"),
         ("nope", "nowhere"),
@@ -590,6 +595,8 @@ def test_documents_refused_by_attention_are_refused_by_an_embedding():
     [
         ("rope", "query and key"),
         ("xpos", "query and key"),
+        ("ssmax", "query and key"),
+        ("temperature", "query and key"),
         ("learned", "embedding"),
         ("sinusoidal", "embedding"),
     ],

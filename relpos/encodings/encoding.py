@@ -19,8 +19,8 @@ class Encoding(nn.Module):
     """A positional encoding for attention with `heads` heads of size `head_dim`.
 
     A subclass states its paper and its formula, documents its options in the section Args of its docstring, and
-    overrides the method of the place where it acts: `embed`, `rotation` (or `rotate`) or `bias`. Everything else that
-    relpos reports about it (its places, the form of its bias, its learned values) is derived from these.
+    overrides the method of the place where it acts: `embed`; `rotation`, `query_factor` or `rotate`; `bias`. Everything
+    else that relpos reports about it (its places, the form of its bias, its learned values) is derived from these.
 
     Args:
         heads: Number of attention heads.
@@ -86,12 +86,12 @@ class Encoding(nn.Module):
     def places(self) -> tuple[str, ...]:
         """Where it acts: any of "embedding", "query and key" and "score", in this order."""
         cls = type(self)
-        acts = (
-            cls.embed is not Encoding.embed,
-            cls.rotate is not Encoding.rotate or cls.rotation is not Encoding.rotation,
-            cls.bias is not Encoding.bias,
+        methods = (("embed",), ("rotate", "rotation", "query_factor"), ("bias",))  # of each place
+        return tuple(
+            place
+            for place, names in zip(PLACES, methods, strict=True)
+            if any(getattr(cls, name) is not getattr(Encoding, name) for name in names)
         )
-        return tuple(place for place, does in zip(PLACES, acts, strict=True) if does)
 
     @property
     def place(self) -> str:
@@ -153,7 +153,8 @@ class Encoding(nn.Module):
         return x
 
     def rotate(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """Put position into queries and keys. An encoding that rotates overrides `rotation` instead.
+        """Put position into queries and keys. An encoding that rotates them overrides `rotation` instead, one that
+        scales queries `query_factor`.
 
         Args:
             q: Queries, (batch, heads, queries, head_dim).
@@ -163,7 +164,9 @@ class Encoding(nn.Module):
         Returns:
             Queries and keys of the same shapes.
         """
-        rotation = self.rotation(call)
+        rotation, factor = self.rotation(call), self.query_factor(call)
+        if factor is not None:
+            q = q * factor
         return (q, k) if rotation is None else rotation.apply(q, k)
 
     def rotation(self, call: Call) -> Rotation | None:
@@ -174,6 +177,17 @@ class Encoding(nn.Module):
 
         Returns:
             The rotation, or None if the encoding does not rotate, or does so by `rotate`.
+        """
+        return None
+
+    def query_factor(self, call: Call) -> Tensor | None:
+        """Return the factor of each query, (1 or batch, 1 or heads, queries, 1).
+
+        Args:
+            call: The call of attention.
+
+        Returns:
+            The factors, or None if the encoding does not scale queries, or does so by `rotate`.
         """
         return None
 

@@ -327,7 +327,7 @@ def check_position(
 
 
 def check_finite(name: str, numbers: Tensor) -> None:
-    """Refuse NaN and +inf in a tensor of a bias; −inf is allowed, as a mask.
+    """Refuse NaN and +inf in a tensor of an encoding; −inf is allowed, as a mask.
 
     Raises:
         ValueError: The tensor holds NaN or +inf.
@@ -337,4 +337,4 @@ def check_finite(name: str, numbers: Tensor) -> None:
     # One reduction: the maximum is NaN if any entry is, and +inf if any is.
     top = float(numbers.detach().max())
     if math.isnan(top) or top == math.inf:
-        raise ValueError(f"the {name} of the bias holds {top}: a parameter or an input of the encoding is broken.")
+        raise ValueError(f"the {name} holds {top}: a parameter or an input of the encoding is broken.")

@@ -1,6 +1,7 @@
 """Several encodings together: each acts in its own place, and their biases add up."""
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ class Together(Encoding):
     """
 
     paper = "those of its parts; rope with forgetting: Lin et al. 2025, arXiv 2503.02130"
-    formula = "B_ij = Σ of the parts' biases;  parts that rotate or embed do so, in order"
+    formula = "B_ij = Σ of the parts' biases;  parts that rotate, scale or embed do so, in order"
 
     def __init__(
         self,
@@ -85,8 +86,15 @@ class Together(Encoding):
         return q, k
 
     def rotation(self, call: Call) -> Rotation | None:
-        turning = [part for part in self._each() if "query and key" in part.places]
-        return turning[0].rotation(call) if len(turning) == 1 else None
+        rotating = self._overriding("rotation")
+        return rotating[0].rotation(call) if rotating and self._separable else None
+
+    def query_factor(self, call: Call) -> Tensor | None:
+        if not self._separable:
+            return None
+        of_parts = [part.query_factor(call) for part in self._overriding("query_factor")]
+        factors = [factor for factor in of_parts if factor is not None]
+        return reduce(torch.mul, factors) if factors else None
 
     def gates(self, hidden: Tensor) -> Tensor | None:
         of_parts = [part.gates(hidden) for part in self._each()]
@@ -102,6 +110,25 @@ class Together(Encoding):
             if term is not None:
                 terms.append(term)
         return Sum(tuple(terms)) if terms else None
+
+    @property
+    def _separable(self) -> bool:
+        """Whether one rotation and factors of the queries are all that happens to q and k: their order is irrelevant.
+
+        Otherwise `rotate` lets the parts act one after another.
+        """
+        return not self._overriding("rotate") and len(self._overriding("rotation")) <= 1
+
+    def _overriding(self, method: str) -> list[Encoding]:
+        """The parts, also those of inner sums, that override a method of `Encoding`."""
+        parts = self._each()
+        inner = [each for part in parts if isinstance(part, Together) for each in part._overriding(method)]
+        own = [
+            part
+            for part in parts
+            if not isinstance(part, Together) and getattr(type(part), method) is not getattr(Encoding, method)
+        ]
+        return own + inner
 
     def _each(self) -> list[Encoding]:
         return list(self.parts)  # type: ignore[arg-type]
