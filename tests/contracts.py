@@ -83,6 +83,8 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("sum", {"parts": ["temperature", "rope", "t5"], "part_options": {"temperature": {"length": 3}}}),
     ("rope", {"layout": "interleaved"}),
     ("rope", {"fraction": 0.5}),
+    ("rope", {"sections": [2, 1, 1]}),
+    ("rope", {"sections": [2, 1, 1], "section_order": "interleaved"}),
     *(("rope", {"scaling": scaling, **options}) for scaling, options in SCALINGS.items()),
     *((name, {"base": base}) for name in ("dape", "dapev2") for base in BASES if base != "kerple_log"),
 ]

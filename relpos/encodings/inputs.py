@@ -211,11 +211,12 @@ def read_positions(positions: Tensor, batch: int, keys: int, position: Encoding 
         positions = positions[None]
     if positions.dim() == 3 and positions.shape[2] == axes == 1:
         positions = positions[..., 0]
-    expected = (batch, keys) if axes == 1 else (batch, keys, axes)
-    if tuple(positions.shape) not in (expected, (1, *expected[1:])):
+    shape = tuple(positions.shape)
+    if shape[:1] not in ((1,), (batch,)) or shape[1:] not in ((keys,), (keys, axes) if axes > 1 else (keys,)):
+        expected = f"({batch}, {keys})" + (f" or ({batch}, {keys}, {axes})" if axes > 1 else "")
         raise ValueError(
-            f"positions must be {expected}, or one row for the whole batch, not {tuple(positions.shape)}: one "
-            f"{'position' if axes == 1 else f'position per axis (here {axes})'} for each key."
+            f"positions must be {expected}, or one row for the whole batch, not {shape}: one position for each key"
+            f"{', or one for each of its axes' if axes > 1 else ''}."
         )
     return positions
 

@@ -21,7 +21,8 @@ class Together(Encoding):
     Args:
         heads: Number of attention heads.
         head_dim: Size of a head.
-        parts: Names of the encodings, in the order in which they act.
+        parts: Names of the encodings, in the order in which they act. Where positions have several axes, parts that
+            read one axis count tokens.
         part_options: Options of the parts, by the name of the part; they apply to every part of that name.
     """
 
@@ -40,6 +41,8 @@ class Together(Encoding):
         encodings = [encoding(name, heads, head_dim, **options.get(name, {})) for name in parts]
         if len({part.width for part in encodings}) > 1:
             raise ValueError(f"the parts read inputs of different widths: {[part.width for part in encodings]}.")
+        if len({part.axes for part in encodings} - {1}) > 1:
+            raise ValueError(f"the parts read positions of different axes: {[part.axes for part in encodings]}.")
         super().__init__(heads, head_dim, encodings[0].width)
         self.parts = nn.ModuleList(encodings)
         self.gate_size = sum(part.gate_size for part in encodings)
@@ -82,17 +85,17 @@ class Together(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         for part in self._each():
-            q, k = part.rotate(q, k, call)
+            q, k = part.rotate(q, k, call.on_axes(part.axes))
         return q, k
 
     def rotation(self, call: Call) -> Rotation | None:
         rotating = self._overriding("rotation")
-        return rotating[0].rotation(call) if rotating and self._separable else None
+        return rotating[0].rotation(call.on_axes(rotating[0].axes)) if rotating and self._separable else None
 
     def query_factor(self, call: Call) -> Tensor | None:
         if not self._separable:
             return None
-        of_parts = [part.query_factor(call) for part in self._overriding("query_factor")]
+        of_parts = [part.query_factor(call.on_axes(part.axes)) for part in self._overriding("query_factor")]
         factors = [factor for factor in of_parts if factor is not None]
         return reduce(torch.mul, factors) if factors else None
 
@@ -106,10 +109,13 @@ class Together(Encoding):
         for part in self._each():
             own = None if call.gates is None else call.gates[..., start : start + part.gate_size]
             start += part.gate_size
-            term = part.located_bias(call.with_gates(own))
+            term = part.located_bias(call.with_gates(own).on_axes(part.axes))
             if term is not None:
                 terms.append(term)
         return Sum(tuple(terms)) if terms else None
+
+    def located_bias(self, call: Call) -> Form | None:
+        return self.bias(call)  # each part has located its own
 
     @property
     def _separable(self) -> bool:
