@@ -60,6 +60,8 @@ def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
 
 def refuses_form(form: Form | None) -> str | None:
     """Why the kernel cannot run a form, as a sentence; None if it can."""
+    if any(isinstance(term, Scaled) and term.column is not None for term in terms(form)):
+        return "the native kernel runs Scaled in causal attention only: it has no scale per key."
     kinds = [type(term) for term in terms(form)]
     runs = not kinds or kinds == [Scaled] or (set(kinds) <= {Toeplitz, RankOne} and kinds.count(RankOne) <= 1)
     if not runs:
