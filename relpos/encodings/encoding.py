@@ -34,6 +34,8 @@ class Encoding(nn.Module):
         tables: Names of parameters with one entry per distance. Most entries get little gradient, so training may
             give them a learning rate of their own.
         gate_size: Values per token and head that `gates` computes from the layer's input.
+        alternatives: Of an encoding that is causal only: encodings for both directions in its place, as in
+            ("rope", "fire with symmetric=True").
 
     Example:
         >>> class Linear(relpos.Encoding):
@@ -48,6 +50,7 @@ class Encoding(nn.Module):
     formula: ClassVar[str]
     tables: ClassVar[tuple[str, ...]] = ()
     gate_size: int = 0
+    alternatives: tuple[str, ...] = ()
     options: dict[str, Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -117,6 +120,14 @@ class Encoding(nn.Module):
     def bidirectional(self) -> bool:
         """Whether it is defined for keys after the query."""
         return True
+
+    @property
+    def advice_for_both_directions(self) -> str:
+        """What to use in both directions in place of an encoding that is causal only, as a sentence."""
+        if not self.alternatives:
+            return "In both directions, use an encoding whose directions in `relpos ls` are both."
+        *others, last = self.alternatives
+        return f"In both directions, use {' or '.join(filter(None, [', '.join(others), last]))}."
 
     @property
     def axes(self) -> int:

@@ -27,6 +27,8 @@ class Fire(Encoding):
     paper = "Li et al. 2024, arXiv 2310.04418"
     formula = "B_ij = f_h(ψ(i − j) / ψ(max(i, ℓ))),  ψ(x) = log(c·x + 1);  f: Linear–ReLU–Linear, c starts at 0.1"
 
+    alternatives = ("fire with symmetric=True", "kerple_log", "t5")
+
     def __init__(
         self,
         heads: int,

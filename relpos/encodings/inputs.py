@@ -310,7 +310,7 @@ def check_position(
             f"head_dim {head_dim}."
         )
     if not causal and not position.bidirectional:
-        raise ValueError(f"{name} is defined for causal attention only.")
+        raise ValueError(f"{name} is defined for causal attention only. {position.advice_for_both_directions}")
     if not position.needs_hidden:
         return None
     if gates is None:

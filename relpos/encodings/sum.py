@@ -46,6 +46,12 @@ class Together(Encoding):
         super().__init__(heads, head_dim, encodings[0].width)
         self.parts = nn.ModuleList(encodings)
         self.gate_size = sum(part.gate_size for part in encodings)
+        self.alternatives = tuple(
+            f"{instead} in place of {name}"
+            for name, part in dict(zip(parts, encodings, strict=True)).items()
+            if not part.bidirectional
+            for instead in part.alternatives
+        )
 
     @classmethod
     def options_for_length(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
