@@ -1,4 +1,4 @@
-"""What every encoding promises. A new one joins by being registered.
+"""What every encoding promises. A new one joins by being registered. (Its arguments: argument_contracts.py.)
 
 Each contract is a function of `make`, which makes the encoding, and of a setting: the backend, the dtype it is checked
 in and how close is equal there. It is run for every name in the registry and for the variants below.
@@ -6,42 +6,27 @@ in and how close is equal there. It is run for every name in the registry and fo
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 import torch
+from argument_contracts import ARGUMENT_CONTRACTS
+from contract_settings import (
+    EVERY_ARGUMENT,
+    HEAD_DIM,
+    HEADS,
+    SETTINGS,
+    Make,
+    Setting,
+    build,
+    directions,
+    runs,
+    tokens,
+)
 from layer import Layer
 from torch import Tensor
 
 import relpos
-from relpos.attend.backends import BACKENDS
-from relpos.encodings.call import Call
 from relpos.encodings.encoding import Encoding
-
-HEADS, HEAD_DIM = 4, 8
-WIDTH = HEADS * HEAD_DIM
-Make = Callable[[], Encoding]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How a contract is checked. Values here are of order 1, so the tolerance is absolute."""
-
-    backend: str
-    dtype: torch.dtype
-    atol: float  # of values
-    grad_atol: float  # of gradients, sums over a dozen tokens of values of order 1
-
-    def close(self, actual: Tensor, expected: Tensor) -> None:
-        torch.testing.assert_close(actual, expected, rtol=0.0, atol=self.atol)
-
-
-SETTINGS = {
-    "reference": Setting("reference", torch.float64, 1e-11, 1e-10),
-    "chunks": Setting("chunks", torch.float64, 1e-11, 1e-10),
-    # float32, rounding 6e-8: logits up to 30 carry errors up to 2e-6, which the softmax passes on; gradients sum them.
-    "native": Setting("native", torch.float32, 1e-5, 3e-5),
-}
 
 SCALINGS = {
     "linear": {"factor": 4.0},
@@ -92,35 +77,6 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     *(("rope", {"scaling": scaling, **options}) for scaling, options in SCALINGS.items()),
     *((name, {"base": base}) for name in ("dape", "dapev2") for base in BASES if base != "kerple_log"),
 ]
-
-
-def tokens(length: int, setting: Setting, batch: int = 2) -> Tensor:
-    drawn = torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return drawn.to(setting.dtype)
-
-
-def build(make: Make, setting: Setting) -> Encoding:
-    """The encoding, its parameters moved off their start (some start at 0, where nothing can be seen)."""
-    torch.manual_seed(3)
-    position = make().to(setting.dtype)
-    with torch.no_grad():
-        for parameter in position.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return position
-
-
-def runs(position: Encoding, setting: Setting, causal: bool = True) -> bool:
-    """Whether the setting's backend runs the encoding's form."""
-    q = torch.zeros(1, HEADS, 3, HEAD_DIM, dtype=setting.dtype)
-    gates = position.gates(torch.zeros(1, 3, position.width, dtype=setting.dtype))
-    call = Call(3, 3, causal, gates=gates, q=q, dtype=setting.dtype)
-    return BACKENDS[setting.backend].refuses(q, position.bias(call), call) is None
-
-
-def directions(position: Encoding, setting: Setting) -> tuple[bool, ...]:
-    """The values of `causal` that the encoding is defined for and the setting's backend runs."""
-    both = position.bidirectional and runs(position.to(setting.dtype), setting, causal=False)
-    return (True, False) if both else (True,)
 
 
 def decoding_step_by_step_is_the_whole_sequence(make: Make, setting: Setting) -> None:
@@ -307,7 +263,7 @@ def both_directions_or_a_clear_refusal(make: Make, setting: Setting) -> None:
 def contracts_for(setting: Setting, position: Encoding) -> list[Callable[[Make, Setting], None]]:
     """The contracts that say something about this encoding in this setting."""
     # The definition is held to finite differences, every other way to the definition.
-    left_out = {
+    left_out: set[Callable[[Make, Setting], None]] = {
         values_and_gradients_are_those_of_the_reference
         if setting.backend == "reference"
         else gradients_are_those_of_finite_differences
@@ -316,6 +272,8 @@ def contracts_for(setting: Setting, position: Encoding) -> list[Callable[[Make, 
         left_out.add(a_static_map_is_the_same_for_any_input)
     if not list(position.parameters()):
         left_out.add(every_parameter_gets_a_gradient)
+    if setting.backend not in EVERY_ARGUMENT:
+        left_out.update(ARGUMENT_CONTRACTS)
     return [contract for contract in CONTRACTS if contract not in left_out]
 
 
@@ -333,4 +291,5 @@ CONTRACTS = [
     its_state_can_be_saved_and_loaded,
     half_precision_runs_in_float32_inside,
     both_directions_or_a_clear_refusal,
+    *ARGUMENT_CONTRACTS,
 ]

@@ -1,15 +1,8 @@
 """Every contract for every encoding on every backend, and for the variants worth a run of their own."""
 
 import pytest
-from contracts import (
-    HEAD_DIM,
-    HEADS,
-    SETTINGS,
-    VARIANTS,
-    a_static_map_is_the_same_for_any_input,
-    contracts_for,
-    runs,
-)
+from contract_settings import HEAD_DIM, HEADS, SETTINGS, runs
+from contracts import VARIANTS, a_static_map_is_the_same_for_any_input, contracts_for
 
 import relpos
 from relpos.attend import chunks
