@@ -29,6 +29,8 @@ def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
         return f"FlexAttention has a backward on CUDA only, and q is on {q.device.type}."
     if any(type(term) not in SCORES for term in terms(form)):
         return "a Scored bias is a function of complete rows of scores, and FlexAttention passes one score at a time."
+    if any(isinstance(term, Scaled) and term.column is not None for term in terms(form)):
+        return "the score function of Scaled is for causal attention only: it has no scale per key."
     if q.dtype == torch.float64:
         return "FlexAttention computes in float32: for float64 use the reference."
     return None

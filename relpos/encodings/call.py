@@ -50,6 +50,12 @@ class Call:
         """A copy of this call with other gates."""
         return replace(self, gates=gates)
 
+    def on_axes(self, axes: int) -> "Call":
+        """The call for an encoding with so many axes: with one, it counts tokens where the positions have more."""
+        if axes > 1 or self.token_positions is None or self.token_positions.dim() == 2:
+            return self
+        return replace(self, token_positions=None)
+
     def rotated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys, rotated where the encoding rotates; then in `dtype`, as half precision is too coarse."""
         return (q, k) if self.rotation is None else self.rotation.apply(q.to(self.dtype), k.to(self.dtype))

@@ -61,7 +61,8 @@ def encoding_subject(
             second = encoding(what, position.heads, position.head_dim, **options)
         untrained = _start_values(position, second)
     if not causal and not position.bidirectional:
-        raise ValueError(f"{name} is defined for causal attention only: leave causal=False out.")
+        advice = position.advice_for_both_directions
+        raise ValueError(f"{name} is defined for causal attention only: leave causal=False out. {advice}")
     layers, others = ([encoding_layer(position, length or LENGTH, causal)] for _ in range(2))
     size = f"{position.heads} heads, head_dim {position.head_dim}" + "".join(
         f", {key}={value}" for key, value in options.items()

@@ -96,7 +96,7 @@ def check_encoding(model: ModelSettings) -> None:
         if position is not None and not position.bidirectional:
             raise ValueError(
                 f"{model.encoding} is defined for causal attention only, and {entry(model.family).title} attends in "
-                "both directions: choose another encoding (relpos ls shows the directions of each)."
+                f"both directions: choose another encoding. {position.advice_for_both_directions}"
             )
 
 
