@@ -165,7 +165,7 @@ class TestAPlan:
         plain, stretched = ([layer.position for layer in run.family.layers(run.model)] for run in (planned, scaled))
         for layer in (0, 2):
             before, after = (
-                next(part for part in positions[layer].modules() if isinstance(part, Rope)).rotation.frequencies(
+                next(part for part in positions[layer].modules() if isinstance(part, Rope)).rope.frequencies(
                     torch.tensor([[32]]), torch.float64
                 )
                 for positions in (plain, stretched)
