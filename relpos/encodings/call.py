@@ -121,8 +121,8 @@ class Call:
     def even(self) -> bool:
         """Whether the distance of two tokens of a document is the difference of their indices.
 
-        That is so unless given positions have gaps. Values of a graph or of an accelerator are not read: there, given
-        positions may have gaps.
+        That is so unless given positions have gaps; padding on the left may have any positions. Values of a graph or of
+        an accelerator are not read: there, given positions may have gaps.
         """
         if self.token_positions is None:
             return True
@@ -131,6 +131,8 @@ class Call:
         one_apart = self.token_positions.diff(dim=1) == 1
         if self.documents is not None:
             one_apart = one_apart | (self.documents.diff(dim=1) != 0)
+        elif self.padding is not None and self.causal:  # padding on the left is seen by nobody, and sees nothing
+            one_apart = one_apart | ~self.padding[:, :-1].cummax(dim=1).values
         return bool(one_apart.all())
 
     @property
