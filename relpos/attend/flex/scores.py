@@ -34,6 +34,11 @@ def _kept_scalar(number: float, dtype: torch.dtype, device: torch.device) -> Ten
         return torch.full((), number, dtype=dtype, device=device)  # a fill on the device, not a copy from the host
 
 
+def own(x: Tensor) -> Tensor:
+    """x as a contiguous tensor that is no view: a captured view silently gets no gradient (PyTorch 2.13)."""
+    return x.clone(memory_format=torch.contiguous_format) if x.requires_grad and x._is_view() else x.contiguous()
+
+
 def score_function(form: Form | None, call: Call) -> Score:
     """scale, softcap and the terms of the bias, in this order, as a score function of q·k."""
     scale = scalar(float(call.scale), call)
@@ -124,7 +129,7 @@ def distance_function(where: Located | None, call: Call) -> Distance:
 
 def toeplitz(form: Toeplitz, call: Call) -> Mask:
     """table[h, i − j]."""
-    distance, table = distance_function(form.where, call), form.table
+    distance, table = distance_function(form.where, call), own(form.table)
     zero, last = scalar(form.zero, call), scalar(table.shape[1] - 1, call)
 
     def bias(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -142,9 +147,9 @@ def rank_one(form: RankOne, call: Call) -> Mask:
     largest, rows = torch.finfo(torch.float32).max, slice(call.first, call.first + call.queries)
     total = form.total.clamp(-largest, largest)
     # Two tensors of the same values, as each may be indexed only once.
-    high_i, high_j = total[:, :, rows].float(), total.float()  # (batch, heads, queries), (batch, heads, keys)
+    high_i, high_j = own(total[:, :, rows].float()), own(total.float())  # (batch, heads, queries), (batch, heads, keys)
     low = (total - high_j).detach().float()  # total = high + low has its gradient from high
-    weight = None if form.weight is None else form.weight[:, :, rows].contiguous()
+    weight = None if form.weight is None else own(form.weight[:, :, rows])
     low_i, symmetric = low[:, :, rows].contiguous(), form.symmetric
 
     def bias(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -159,11 +164,11 @@ def rank_one(form: RankOne, call: Call) -> Mask:
 def scaled(form: Scaled, call: Call) -> Mask:
     """The piecewise-linear function of table[i − j] / row[i]: one look-up of the piece instead of all units."""
     edges, centres, bases, gains = pieces(form)
-    distance, table, units = distance_function(form.where, call), form.table, len(edges)
+    distance, table, units = distance_function(form.where, call), own(form.table), len(edges)
     last = scalar(len(table) - 1, call)
-    row = form.row.expand(call.batch, -1)  # (batch, queries)
-    column = None if form.column is None else form.column.expand(call.batch, -1)  # (batch, keys)
-    bases, gains = (x.expand(COPIES, *x.shape) for x in (bases, gains))  # (COPIES, heads, pieces)
+    row = own(form.row.expand(call.batch, -1))  # (batch, queries)
+    column = None if form.column is None else own(form.column.expand(call.batch, -1))  # (batch, keys)
+    bases, gains = (own(x.expand(COPIES, *x.shape)) for x in (bases, gains))  # (COPIES, heads, pieces)
 
     def bias(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         apart = distance(b, query, key)
