@@ -251,7 +251,7 @@ def test_the_sum_of_forms_is_the_sum_of_their_functions(monkeypatch):
         ({"dtype": torch.float64}, "for float64 use the reference"),
         ({"dropout": 0.1}, "FlexAttention has no dropout of the weights"),
         ({"head_dim": 320}, "head_dim 320 > 256"),
-        ({"name": "cope"}, "a Scored bias is a function of complete rows of scores"),
+        ({"name": "cope"}, "a Scored bias is a function of rows of scores"),
     ],
 )
 def test_what_it_cannot_run_has_a_sentence(changes, sentence):

@@ -1,4 +1,4 @@
-"""The blocks that FlexAttention computes: exact, small, made once for all layers, and without waiting for the device."""
+"""The blocks that FlexAttention computes: exact, small, made once for all layers, without waiting for the device."""
 
 import gc
 import random

@@ -19,20 +19,20 @@ WIDEST = 256  # head_dim or value_dim; above it FlexAttention's tiles do not fit
 
 def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
     """Why FlexAttention cannot run this call, or None."""
-    if q.device.type != "cuda":
-        return f"FlexAttention has a backward on CUDA only, and q is on {q.device.type}."
-    if q.dtype == torch.float64:
-        return "FlexAttention computes in float32: for float64 use the reference."
-    if any(isinstance(term, Scored) for term in terms(form)):
-        return "a Scored bias is a function of complete rows of scores, and FlexAttention passes one score at a time."
-    unknown = sorted({type(term).__name__ for term in terms(form) if type(term) not in scores.SCORES})
-    if unknown:
-        return f"it has no score function for a bias of the form {', '.join(unknown)}."
-    if call.dropout:
-        return "FlexAttention has no dropout of the weights: its functions see scores before the softmax."
-    if q.shape[-1] > WIDEST:
-        return f"FlexAttention needs more shared memory than most GPUs have for head_dim {q.shape[-1]} > {WIDEST}."
-    return None
+    kinds = {type(term) for term in terms(form)}
+    strangers = sorted(kind.__name__ for kind in kinds - set(scores.SCORES) - {Scored})
+    reasons = [
+        (q.device.type != "cuda", f"FlexAttention has a backward on CUDA only, and q is on {q.device.type}."),
+        (q.dtype == torch.float64, "FlexAttention computes in float32: for float64 use the reference."),
+        (
+            Scored in kinds,
+            "a Scored bias is a function of rows of scores, and FlexAttention passes one score at a time.",
+        ),
+        (bool(strangers), f"it has no score function for a bias of the form {', '.join(strangers)}."),
+        (call.dropout > 0, "FlexAttention has no dropout of the weights: its functions see scores before the softmax."),
+        (q.shape[-1] > WIDEST, f"head_dim {q.shape[-1]} > {WIDEST} needs more shared memory than most GPUs have."),
+    ]
+    return next((reason for holds, reason in reasons if holds), None)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor | None]:

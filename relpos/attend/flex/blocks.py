@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from relpos.attend.flex.scores import Mask
 from relpos.encodings.call import Call, document_ends
 
+Result = TypeVar("Result")
 BLOCK = 128  # FlexAttention's default; fewer queries than that are no block, and need none
 
 
@@ -124,16 +125,16 @@ def block_mask(blocks: Blocks, mask: Mask, call: Call) -> BlockMask:
     )
 
 
-class Recent:
+class Recent(Generic[Result]):
     """The last few results of a function of numbers and tensors. It keeps no tensor alive but its results.
 
     Tensors are the same if they are the same object, unchanged: `_version` counts changes in place.
     """
 
     def __init__(self, size: int) -> None:
-        self._entries: deque[tuple[Any, tuple[Any, ...], Any]] = deque(maxlen=size)
+        self._entries: deque[tuple[Any, tuple[Any, ...], Result]] = deque(maxlen=size)
 
-    def find(self, numbers: Any, tensors: tuple[Tensor | None, ...], build: Callable[[], Any]) -> Any:
+    def find(self, numbers: Any, tensors: tuple[Tensor | None, ...], build: Callable[[], Result]) -> Result:
         """The result for these arguments; `build` computes it if it is not among the last few."""
         if any(x is not None and x.is_inference() for x in tensors):
             return build()  # a tensor of inference mode does not count its changes
@@ -156,4 +157,4 @@ def _is_marked(x: Tensor | None, mark: tuple[Any, int] | None) -> bool:
     return mark[0]() is x and mark[1] == x._version
 
 
-RECENT = Recent(8)  # a model has few geometries: full and windowed, training and evaluation
+RECENT: Recent[Sight] = Recent(8)  # a model has few geometries: full and windowed, training and evaluation

@@ -60,7 +60,7 @@ def attend(
         q, k, v, score_mod=score, block_mask=block_mask, scale=1.0, enable_gqa=q.shape[1] != k.shape[1], **options
     )
     if not options:
-        return result[..., :value_dim], None  # type: ignore[call-overload]
+        return result[..., :value_dim], None
     out, extra = result
     lse = extra if isinstance(extra, Tensor) else extra.lse  # (batch, heads, queries), −inf where nothing is seen
     out = out[..., :value_dim]

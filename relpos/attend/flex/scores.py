@@ -36,7 +36,9 @@ def _kept_scalar(number: float, dtype: torch.dtype, device: torch.device) -> Ten
 
 def own(x: Tensor) -> Tensor:
     """x as a contiguous tensor that is no view: a captured view silently gets no gradient (PyTorch 2.13)."""
-    return x.clone(memory_format=torch.contiguous_format) if x.requires_grad and x._is_view() else x.contiguous()
+    if x.requires_grad and (torch.compiler.is_compiling() or x._is_view()):
+        return x.clone(memory_format=torch.contiguous_format)
+    return x.contiguous()
 
 
 def score_function(form: Form | None, call: Call) -> Score:
