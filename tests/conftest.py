@@ -45,6 +45,8 @@ HEAVY = {
     "test_families",
     "test_family_runs",
     "test_figures",
+    "test_flex",
+    "test_flex_compiled",
     "test_gpt2",
     "test_imports",
     "test_native",
