@@ -111,7 +111,8 @@ def test_a_compiled_model_decodes_64_steps_in_few_graphs(monkeypatch, name):
 
 @pytest.mark.parametrize("name", ["kerple_log", "cable", "fire", "rope"])
 def test_a_compiled_model_trains_as_the_definition(monkeypatch, name):
-    flex_on_cpu(monkeypatch, "aot_eager")
+    """The graph is run as it is: with aot_eager, FlexAttention's dense backward forgets what the graph computes."""
+    flex_on_cpu(monkeypatch, "eager")
     position = build(name)
     hidden = torch.randn(1, 140, 16, requires_grad=True)
     weight = torch.randn(140, 8)

@@ -35,8 +35,11 @@ def _kept_scalar(number: float, dtype: torch.dtype, device: torch.device) -> Ten
 
 
 def own(x: Tensor) -> Tensor:
-    """x as a contiguous tensor that is no view: a captured view silently gets no gradient (PyTorch 2.13)."""
-    if x.requires_grad and (torch.compiler.is_compiling() or x._is_view()):
+    """x as a contiguous tensor, and no view: FlexAttention's dense implementation gives a captured view no gradient.
+
+    (In PyTorch 2.13, compiled. Its lowering for CUDA decides by the graph instead, but a copy of a table costs little.)
+    """
+    if x.requires_grad and not torch.compiler.is_compiling() and x._is_view():
         return x.clone(memory_format=torch.contiguous_format)
     return x.contiguous()
 
