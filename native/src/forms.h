@@ -13,6 +13,9 @@
 //   end_tile(gradients)               after all vectors of the tile, which is [key][query]
 //   commit_keys(columns)              writes the sums per key; blocks of queries take turns here
 //   end_rows(rows)                    writes the sums per query
+// Where there are few queries, Form::Row gives the bias of one of them:
+//   Row(form, position, query)        a query by its position and by its row
+//   at(key)                           the bias for kLanes neighbouring keys
 // decay.h and skipping.h decide which tiles of a form can be skipped.
 #pragma once
 
@@ -39,6 +42,10 @@ struct NoBias {
     void enter(const QueryBlock&, const KeyBlock&, float*) {}
     template <int Rows, int Vectors>
     RELPOS_MEMBER void add(Vec (&)[Rows][Vectors], int, int) const {}
+    struct Row {
+        Row(const NoBias&, int, int) {}
+        RELPOS_MEMBER Vec at(int) const { return Vec{}; }
+    };
 };
 
 // Sums over the diagonals of a tile. Neighbouring keys go to different buffers, so that no vector is read right after
@@ -89,6 +96,15 @@ public:
             RELPOS_UNROLL
             for (int v = 0; v < Vectors; v++) scores[m][v] += load(corner_ + (lane + v * kLanes) - (key + m));
     }
+
+    class Row {
+    public:
+        Row(const Toeplitz& form, int position, int) : last_(form.zero_ + position - (kLanes - 1)) {}
+        RELPOS_MEMBER Vec at(int key) const { return reversed(load(last_ - key)); }
+
+    private:
+        const float* last_;  // distance of the vector's last key, for key 0
+    };
 
     class Fold : public NoFold {
     public:
@@ -143,6 +159,20 @@ public:
     RELPOS_MEMBER Vec gained(int key, int lane) const {
         return (load(high_ + query_ + lane) - high_[key_ + key]) + (load(low_ + query_ + lane) - low_[key_ + key]);
     }
+
+    class Row {
+    public:
+        Row(const RankOne& form, int position, int)
+            : form_(form), high_(form.high_[position]), low_(form.low_[position]), weight_(form.weight_[position]) {}
+        RELPOS_MEMBER Vec at(int key) const {
+            const Vec gained = (high_ - load(form_.high_ + key)) + (low_ - load(form_.low_ + key));
+            return -weight_ * larger(gained, form_.mirror_ * gained);
+        }
+
+    private:
+        const RankOne& form_;
+        const float high_, low_, weight_;
+    };
 
     class Fold;
 
@@ -223,6 +253,16 @@ public:
         a_.add(scores, key, lane), b_.add(scores, key, lane);
     }
     RELPOS_MEMBER Vec gained(int key, int lane) const { return b_.gained(key, lane); }
+
+    class Row {
+    public:
+        Row(const Sum& form, int position, int query) : a_(form.a_, position, query), b_(form.b_, position, query) {}
+        RELPOS_MEMBER Vec at(int key) { return a_.at(key) + b_.at(key); }
+
+    private:
+        typename A::Row a_;
+        typename B::Row b_;
+    };
 
     class Fold {
     public:

@@ -2,6 +2,7 @@
 #include "kernel.h"
 
 #include "backward.h"
+#include "few.h"
 #include "forward.h"
 
 namespace relpos {
@@ -9,13 +10,18 @@ namespace RELPOS_ISA {
 
 using ToeplitzAndRankOne = Sum<Toeplitz, RankOne>;
 
+template <class Form>
+static int forward(const relpos_problem& p) {
+    return FewRows<Form>::takes(p) ? FewRows<Form>(p).run() : Forward<Form>(p).run();
+}
+
 static int forward(const relpos_problem& p) {
     switch (p.form) {
-        case RELPOS_TOEPLITZ: return Forward<Toeplitz>(p).run();
-        case RELPOS_RANK_ONE: return Forward<RankOne>(p).run();
-        case RELPOS_SUM: return Forward<ToeplitzAndRankOne>(p).run();
-        case RELPOS_SCALED: return Forward<Scaled>(p).run();
-        default: return Forward<NoBias>(p).run();
+        case RELPOS_TOEPLITZ: return forward<Toeplitz>(p);
+        case RELPOS_RANK_ONE: return forward<RankOne>(p);
+        case RELPOS_SUM: return forward<ToeplitzAndRankOne>(p);
+        case RELPOS_SCALED: return forward<Scaled>(p);
+        default: return forward<NoBias>(p);
     }
 }
 
