@@ -34,9 +34,9 @@ struct Rows {
 template <class Form>
 class FewRows {
 public:
-    static constexpr int kMost = 64;  // rows of a key head; beyond, tiles are faster
+    static constexpr int kMost = 8;  // queries of a head; with more, tiles are faster
 
-    static bool takes(const relpos_problem& p) { return p.queries * (p.heads / p.key_heads) <= kMost; }
+    static bool takes(const relpos_problem& p) { return p.queries <= kMost; }
 
     explicit FewRows(const relpos_problem& p)
         : p_(p), queries_(int(p.queries)), keys_(int(p.keys)), rows_(queries_ * int(p.heads / p.key_heads)),
@@ -68,7 +68,7 @@ private:
     }
     int64_t floats() const {
         return Carve::padded(int64_t(rows_) * key_.vectors * kLanes) + rows_ * kChunk +
-               Carve::padded(kLanes * most(key_.size, value_.size)) + 2 * Carve::padded(kMost);
+               Carve::padded(kLanes * most(key_.size, value_.size)) + Carve::padded(rows_);
     }
 
     // One piece of the keys of one key head.
@@ -80,7 +80,7 @@ private:
             queries_ = carve.take(int64_t(all.rows_) * all.key_.vectors * kLanes);
             scores_ = carve.take(all.rows_ * kChunk);
             few_ = carve.take(kLanes * most(all.key_.size, all.value_.size));
-            shrink_ = carve.take(kMost);
+            shrink_ = carve.take(all.rows_);
         }
 
         void run() {
