@@ -54,10 +54,10 @@ def ours(name: str | None, skip: bool) -> Make:
 
         def run() -> torch.Tensor:
             if position is None:
-                return native.attention(q, k, v, None, Call(length, length, scale=HEAD_DIM**-0.5), skip)
+                return native.attention(q, k, v, None, Call(length, length, scale=HEAD_DIM**-0.5), skip)[0]
             gates = position.gates(hidden) if position.needs_hidden else None
             call = Call(length, length, gates=gates, scale=HEAD_DIM**-0.5)
-            return native.attention(q, k, v, position.bias(call), call, skip)
+            return native.attention(q, k, v, position.bias(call), call, skip)[0]
 
         return run
 

@@ -45,7 +45,7 @@ def maker(name: str, length: int, backward: bool) -> Callable[[bool], None]:
             return position.bias(call)
 
     def run(skip: bool) -> None:
-        out = native.attention(q, k, v, bias(), call, skip)
+        out, _ = native.attention(q, k, v, bias(), call, skip)
         if skip:
             assert native.skipped_fraction() == 0, f"{name} skips {native.skipped_fraction():.1%} of the tiles"
         if backward:

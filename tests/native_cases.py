@@ -7,7 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from relpos.attend import library, native, reference
+from relpos.attend import native, reference
+from relpos.attend.native import library
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Form, RankOne, Scaled, Sum, Toeplitz
 
@@ -54,8 +55,10 @@ def _scaled_numbers(batch: int, heads: int, call: Call) -> Numbers:
 
 def _scaled(n: Numbers, call: Call) -> Scaled:
     distance = torch.arange(call.keys, dtype=call.dtype)
-    row = torch.log1p(n["log_c"].exp() * torch.maximum(call.positions.to(call.dtype), n["threshold"]))
-    return Scaled(torch.log1p(n["log_c"].exp() * distance), row, n["slope"], n["shift"], n["out"], n["offset"])
+    row = torch.log1p(n["log_c"].exp() * torch.maximum(call.query_positions.to(call.dtype), n["threshold"]))
+    return Scaled(
+        torch.log1p(n["log_c"].exp() * distance), row, n["slope"], n["shift"], n["out"], n["offset"], call.first
+    )
 
 
 def _rank_one(n: Numbers, call: Call) -> RankOne:
@@ -101,7 +104,7 @@ def values_and_gradients(
     # detach, and not clone: a view that is not contiguous must stay one.
     leaves = {n: x.detach().to(dtype).detach().requires_grad_() for n, x in zip("qkv", qkv, strict=True)}
     own = {n: x.to(torch.float64 if n == "total" else dtype).clone().requires_grad_() for n, x in numbers.items()}
-    out = attention(*leaves.values(), family.form(own, call), call)
+    out, _ = attention(*leaves.values(), family.form(own, call), call)
     out.backward(grad.to(dtype))
     gradients = {
         f"gradient of {n}": torch.zeros_like(x) if x.grad is None else x.grad.double()

@@ -12,73 +12,117 @@ from torch.nn import functional as F
 import relpos
 
 
-def by_hand(q, k, v, bias, causal, documents, padding, scale):
-    """softmax(scale·q·k + bias)·v with loops, in float64; a row that sees nothing gives 0."""
-    batch, heads, queries, _ = q.shape
+def mixed(x):
+    """The hash of the dropout, written from its description: arithmetic modulo 2^32."""
+    x %= 2**32
+    x = ((x ^ (x >> 16)) * 0x21F0AAAD) % 2**32
+    x = ((x ^ (x >> 15)) * 0x735A2D97) % 2**32
+    return x ^ (x >> 15)
+
+
+def is_kept(seed, share, head, i, j):
+    row = mixed(mixed(mixed(mixed(seed % 2**32) + (seed >> 32)) + head) + i)
+    return mixed(row + mixed(j + 0x9E3779B9)) >> 8 >= round(share * 2**24)
+
+
+def by_hand(q, k, v, slopes, o):
+    """Attention with ALiBi and the options o, with loops, in float64: the output and the log-sum-exp."""
+    batch, heads, queries, head_dim = q.shape
     key_heads, keys = k.shape[1:3]
-    out = np.zeros(q.shape)
-    for b in range(batch):
-        for h in range(heads):
-            g = h * key_heads // heads
-            for row in range(queries):
-                i = keys - queries + row
-                seen = [
-                    j
-                    for j in range(keys)
-                    if (not causal or j <= i)
-                    and (documents is None or documents[b, i] == documents[b, j])
-                    and (padding is None or padding[b, j])
-                ]
-                if not seen:
-                    continue
-                logits = [scale * float(q[b, h, row] @ k[b, g, j]) + bias[h][i][j] for j in seen]
-                top = max(logits)
-                weights = [math.exp(x - top) for x in logits]
-                for j, weight in zip(seen, weights, strict=True):
-                    out[b, h, row] += weight / sum(weights) * v[b, g, j]
-    return out
+    out, lse = np.zeros((batch, heads, queries, v.shape[3])), np.full((batch, heads, queries), -math.inf)
+    for b, h, row in np.ndindex(batch, heads, queries):
+        g, i = h * key_heads // heads, o["start"] + row
+        where = [i - j for j in range(keys)]
+        if o["positions"] is not None:
+            own = o["positions"][b % len(o["positions"])].tolist()
+            where = [own[i] - x for x in own]
+        seen = [
+            j
+            for j in range(keys)
+            if (not o["causal"] or j <= i)
+            and (o["window"] is None or i - o["window"][0] <= j <= i + o["window"][1])
+            and (o["documents"] is None or o["documents"][b, i] == o["documents"][b, j])
+            and (o["padding"] is None or o["padding"][b, j])
+            and (o["mask"] is None or o["mask"][b, h, row, j])
+        ]
+        logits = {}
+        for j in seen:
+            score = (head_dim**-0.5 if o["scale"] is None else o["scale"]) * float(q[b, h, row] @ k[b, g, j])
+            if o["softcap"] is not None:
+                score = o["softcap"] * math.tanh(score / o["softcap"])
+            logits[j] = score - slopes[h] * abs(where[j])
+        exponentials = [math.exp(x) for x in logits.values()]
+        if o["sinks"] is not None:
+            exponentials.append(math.exp(o["sinks"][h]))
+        if exponentials:
+            lse[b, h, row] = math.log(sum(exponentials))
+        for j, logit in logits.items():
+            if not o["dropout"] or is_kept(o["seed"], o["dropout"], b * heads + h, i, j):
+                out[b, h, row] += math.exp(logit) / sum(exponentials) / (1 - o["dropout"]) * v[b, g, j].numpy()
+    return torch.from_numpy(out), torch.from_numpy(lse)
 
 
 @st.composite
 def calls(draw):
+    """Shapes and options of attention, all of them in combination."""
     batch, key_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    keys = draw(st.integers(1, 9))
-    queries = draw(st.integers(1, keys))
-    documents = padding = None
-    if draw(st.booleans()):
-        cuts = draw(st.lists(st.booleans(), min_size=batch * keys, max_size=batch * keys))
-        documents = torch.tensor(cuts).view(batch, keys).long().cumsum(1)
-    if draw(st.booleans()):
-        padding = torch.tensor(draw(st.lists(st.booleans(), min_size=batch * keys, max_size=batch * keys)))
-        padding = padding.view(batch, keys)
-    return {
-        "shape": (batch, key_heads * group, key_heads, queries, keys, draw(st.integers(1, 5))),
-        "causal": draw(st.booleans()),
-        "documents": documents,
-        "padding": padding,
+    keys, queries = draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    causal, anywhere = draw(st.booleans()), draw(st.booleans())
+    among = not anywhere or queries > keys
+    start = keys - queries if among and queries <= keys else draw(st.integers(0, 12))
+    among = start + queries <= keys
+
+    def maybe(strategy, allowed=True):
+        return draw(strategy) if allowed and draw(st.booleans()) else None
+
+    def flags(*shape):
+        return st.lists(st.booleans(), min_size=math.prod(shape), max_size=math.prod(shape)).map(
+            lambda drawn: torch.tensor(drawn).view(shape)
+        )
+
+    cuts = maybe(flags(batch, keys), among)
+    rows = draw(st.sampled_from([1, batch]))
+    steps = maybe(st.lists(st.integers(1, 3), min_size=rows * keys, max_size=rows * keys), among)
+    options = {
+        "causal": causal,
+        "window": maybe(st.tuples(st.integers(0, 4), st.integers(0, 4))),
+        "start": start,
+        "positions": None if steps is None else torch.tensor(steps).view(rows, keys).cumsum(1),
+        "documents": None if cuts is None else cuts.long().cumsum(1),
+        "padding": maybe(flags(batch, keys)),
+        "mask": maybe(flags(batch, key_heads * group, queries, keys)),
+        "sinks": maybe(st.lists(st.floats(-2, 2), min_size=key_heads * group, max_size=key_heads * group)),
+        "softcap": maybe(st.sampled_from([0.5, 2.0, 50.0])),
+        "dropout": draw(st.sampled_from([0.0, 0.3])),
+        "seed": draw(st.integers(0, 2**63 - 1)),
         "scale": draw(st.sampled_from([None, 0.3, 1.0])),
-        "seed": draw(st.integers(0, 2**16)),
     }
+    return (
+        batch,
+        key_heads * group,
+        key_heads,
+        queries,
+        keys,
+        draw(st.integers(1, 5)),
+        draw(st.integers(1, 5)),
+    ), options
 
 
-@settings(max_examples=60, deadline=None)
-@given(calls())
-def test_attention_is_its_definition(call):
-    batch, heads, key_heads, queries, keys, head_dim = call["shape"]
-    torch.manual_seed(call["seed"])
-    q = torch.randn(batch, heads, queries, head_dim, dtype=torch.float64)
-    k, v = torch.randn(2, batch, key_heads, keys, head_dim, dtype=torch.float64)
+@settings(max_examples=150, deadline=None)
+@given(calls(), st.sampled_from(["reference", "chunks"]))
+def test_attention_is_its_definition(call, backend):
+    (batch, heads, key_heads, queries, keys, head_dim, value_dim), options = call
+    q, k, v = (
+        torch.randn(batch, h, n, d, dtype=torch.float64)
+        for h, n, d in ((heads, queries, head_dim), (key_heads, keys, head_dim), (key_heads, keys, value_dim))
+    )
     position = relpos.encoding("alibi", heads=heads, head_dim=head_dim)
-    options = {key: call[key] for key in ("causal", "documents", "padding", "scale")}
-    out = relpos.attention(q, k, v, position, **options)
-    bias = [
-        [[-(2.0 ** (-8 * h / heads)) * abs(i - j) for j in range(keys)] for i in range(keys)]
-        for h in range(1, heads + 1)
-    ]
-    scale = call["scale"] or head_dim**-0.5
-    arrays = (x.numpy() for x in (q, k, v))
-    expected = by_hand(*arrays, bias, call["causal"], call["documents"], call["padding"], scale)
-    np.testing.assert_allclose(out.numpy(), expected, rtol=0, atol=1e-12)
+    expected = by_hand(q, k, v, [2.0 ** (-8 * h / heads) for h in range(1, heads + 1)], options)
+    if options["sinks"] is not None:
+        options["sinks"] = torch.tensor(options["sinks"], dtype=torch.float64)
+    ours = relpos.attention(q, k, v, position, **options, return_lse=True, backend=backend)
+    for mine, by in zip(ours, expected, strict=True):
+        torch.testing.assert_close(mine, by, rtol=0.0, atol=1e-10)
 
 
 def test_without_a_position_it_is_pytorchs_own():

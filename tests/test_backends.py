@@ -55,7 +55,7 @@ def test_a_backend_is_added_by_one_entry(monkeypatch):
             return "it runs five queries only." if call.queries != 5 else None
 
         def attention(self, q, k, v, form, call):
-            return torch.full_like(q, 7.0)
+            return torch.full_like(q, 7.0), None
 
     monkeypatch.setattr(backends, "BACKENDS", {"mine": Mine(), **backends.BACKENDS})
     five, six = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 6, 8)
@@ -71,7 +71,7 @@ def test_the_library_is_built():
 
 WITHOUT = """
 import warnings, torch, relpos
-from relpos.attend import library
+from relpos.attend.native import library
 library.file = lambda: None
 q, k, v = torch.randn(3, 1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
 position = relpos.encoding("alibi", heads=2, head_dim=8)

@@ -291,7 +291,9 @@ def test_mixed_dtypes_are_refused(which):
 
 def test_sizes_that_do_not_match_are_refused():
     q, k, v = qkv()
-    with pytest.raises(ValueError, match=says("v must have the shape of k", k.shape[0], "not (2, 4, 5, 8)")):
+    with pytest.raises(
+        ValueError, match=says("v must have the batch, heads and length of k", k.shape[0], "not (2, 4, 5)")
+    ):
         relpos.attention(q, k, v[:, :, :5])
     with pytest.raises(ValueError, match="k has batch 1, but q has batch 2"):
         relpos.attention(q, k[:1], v[:1])

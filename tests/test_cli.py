@@ -212,7 +212,7 @@ def tokens_of(count):
 @pytest.mark.parametrize("scaling", evaluation_defaults.ROPE_SCALINGS)
 def test_a_rope_scaling_that_is_offered_needs_no_further_parameters(scaling):
     rope = {"rope_type": scaling, "factor": 2.0, "max_position_embeddings": 16, "original_max_position_embeddings": 16}
-    assert relpos.encoding("rope", heads=2, head_dim=8, rope_parameters=rope).rotation.scaling == scaling
+    assert relpos.encoding("rope", heads=2, head_dim=8, rope_parameters=rope).rope.scaling == scaling
 
 
 @pytest.mark.heavy

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from native_cases import FAMILIES, LOGIT, Family, assert_close, check, compare, documents, normal
 
 import relpos
-from relpos.attend import library, native, reference
+from relpos.attend import native, reference
+from relpos.attend.native import library
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Scaled, Toeplitz
 
@@ -113,7 +114,7 @@ def test_encodings_run_through_their_forms(name):
         call = Call(150, 150, gates=gates, scale=0.25, dtype=dtype)
         q, k, v = (x.detach().to(dtype).requires_grad_() for x in (q, k, v))
         attention = reference.attention if dtype == torch.float64 else native.attention
-        out = attention(q, k, v, encoding.bias(call), call)
+        out, _ = attention(q, k, v, encoding.bias(call), call)
         out.backward(grad.to(dtype))
         learned = {n: p.grad.double() for n, p in encoding.named_parameters() if p.grad is not None}
         results.append({"out": out.detach().double(), "q": q.grad.double(), "k": k.grad.double()} | learned)
@@ -143,12 +144,12 @@ def test_a_scaled_table_need_not_grow():
     torch.manual_seed(8)
 
     def form(n, call):
-        return Scaled(n["table"], 1 + n["row"], *(n[x] for x in ("slope", "shift", "out", "offset")))
+        return Scaled(n["table"], 1 + n["row"], *(n[x] for x in ("slope", "shift", "out", "offset")), call.first)
 
     def numbers(batch, heads, call):
         own = FAMILIES["scaled"].numbers(batch, heads, call)
         own = {n: own[n] for n in ("slope", "shift", "out", "offset")}
-        return own | {"table": torch.randn(call.keys).double(), "row": torch.rand(batch, call.keys).double()}
+        return own | {"table": torch.randn(call.keys).double(), "row": torch.rand(batch, call.queries).double()}
 
     family = Family(numbers, form)
     assert_close(compare(normal(2, 2, 2, 100, 150, 8), family, numbers(2, 2, Call(100, 150)), {}))
@@ -161,9 +162,9 @@ def test_a_scaled_table_need_not_grow():
 def test_half_precision_is_computed_in_float32(dtype):
     q, k, v, _ = (x.to(dtype) for x in normal(1, 2, 2, 100, 100, 16))
     call = Call(100, 100, scale=0.25)
-    ours = native.attention(q, k, v, None, call)
+    ours, _ = native.attention(q, k, v, None, call)
     assert ours.dtype == dtype
-    assert torch.equal(ours, native.attention(q.float(), k.float(), v.float(), None, call).to(dtype))
+    assert torch.equal(ours, native.attention(q.float(), k.float(), v.float(), None, call)[0].to(dtype))
 
 
 def test_minus_infinity_in_a_table_is_a_window():
@@ -179,7 +180,7 @@ def test_a_row_masked_by_its_table_gets_nothing():
     q, k, v, grad = (x.float().requires_grad_() for x in normal(1, 1, 1, 70, 70, 8))
     table = torch.zeros(1, 70)
     table[0, 0] = -math.inf  # nobody sees itself, so the first position sees nothing
-    out = native.attention(q, k, v, Toeplitz(table, 0), Call(70, 70))
+    out, _ = native.attention(q, k, v, Toeplitz(table, 0), Call(70, 70))
     out.backward(grad.detach())
     assert (out[:, :, 0] == 0).all()
     assert (out[:, :, 1:] != 0).all()
@@ -188,7 +189,7 @@ def test_a_row_masked_by_its_table_gets_nothing():
 
 def test_padding_can_hide_every_key():
     q, k, v, grad = (x.float().requires_grad_() for x in normal(2, 2, 2, 90, 90, 8))
-    out = native.attention(q, k, v, None, Call(90, 90, padding=torch.zeros(2, 90, dtype=torch.bool)))
+    out, _ = native.attention(q, k, v, None, Call(90, 90, padding=torch.zeros(2, 90, dtype=torch.bool)))
     out.backward(grad.detach())
     for x in (out, q.grad, k.grad, v.grad):
         assert (x == 0).all()
@@ -199,7 +200,7 @@ def test_nan_reaches_every_row_that_sees_it(spoiled):
     tensors = dict(zip("qkv", (x.float() for x in normal(1, 2, 2, 300, 300, 16)), strict=False))
     table = -0.5 * torch.arange(300.0).repeat(2, 1)  # so steep that far tiles are skipped
     tensors[spoiled][0, 1, 100, 3] = math.nan
-    out = native.attention(*tensors.values(), Toeplitz(table, 0), Call(300, 300))
+    out, _ = native.attention(*tensors.values(), Toeplitz(table, 0), Call(300, 300))
     rows = slice(100, 101 if spoiled == "q" else None)
     assert out[0, 1, rows].isnan().any(-1).all()
     assert out[0, 0].isfinite().all()

@@ -8,7 +8,9 @@ import torch
 from native_cases import FAMILIES, assert_close, compare, documents, normal
 from torch import Tensor
 
-from relpos.attend import kernel_ops, native, reference
+from relpos.attend import native, reference
+from relpos.attend.native import operators
+from relpos.attend.native.inputs import Inputs
 from relpos.encodings.call import Call
 from relpos.encodings.forms import RankOne, Sum, Toeplitz
 
@@ -130,8 +132,8 @@ def test_what_a_row_loses_is_below_rounding_of_what_it_keeps(causal):
     shares = {}
     for name, q, k, v, table, total, weight in cases(causal):
         zero = 0 if causal else LENGTH - 1
-        arguments = (q, k, v, table, total, weight, *[None] * 7, zero, causal, not causal, SCALE, True)
-        lost = dropped(kernel_ops.forward(*arguments)[2])
+        inputs = Inputs(q, k, v, table, total, weight, zero=zero, causal=causal, symmetric=not causal, scale=SCALE)
+        lost = dropped(operators.run(inputs)[3])
         logits = SCALE * q.double() @ k.double().transpose(-1, -2)
         wide = [None if x is None else x.double() for x in (table, total, weight)]
         logits = logits + form(*wide, causal).block(i, i).double()
@@ -167,7 +169,7 @@ def test_skipping_changes_nothing_beyond_rounding(causal):
             leaves = [x.detach().requires_grad_() for x in (q, k, v)]
             numbers = [None if x is None else x.detach().clone().requires_grad_() for x in (table, total, weight)]
             call = Call(LENGTH, LENGTH, causal, scale=SCALE)
-            out = native.attention(*leaves, form(*numbers, causal), call, skip)
+            out, _ = native.attention(*leaves, form(*numbers, causal), call, skip)
             out.backward(grad)
             results.append([out.detach(), *(x.grad for x in (*leaves, *numbers) if x is not None)])
         for skipped, complete in zip(*results, strict=True):
@@ -238,9 +240,9 @@ def test_nothing_is_lost_where_a_tiny_weight_is_multiplied_by_a_huge_number(name
         bias = form(numbers[0], None if total is None else numbers[1].double(), numbers[2], causal, length)
         call = Call(length, length, causal, scale=SCALE, dtype=dtype)
         if dtype == torch.float64:
-            out = reference.attention(*leaves, bias, call)
+            out, _ = reference.attention(*leaves, bias, call)
         else:
-            out = native.attention(*leaves, bias, call, skip)
+            out, _ = native.attention(*leaves, bias, call, skip)
         out.backward(grad.to(dtype))
         results.append([out.detach().double(), *(x.grad.double() for x in (*leaves, *numbers) if x is not None)])
     numbers = (None if x is None else x.double() for x in (table, total, weight))
@@ -306,8 +308,8 @@ def test_skipping_respects_documents_and_padding(family, causal):
 def test_a_far_key_that_is_no_number_is_never_skipped(spoiled):
     q, k, v, _ = (x.float() for x in normal(1, 1, 1, 640, 640, 16))
     k[0, 0, 5] = spoiled
-    out = native.attention(q, k, v, Toeplitz(-torch.arange(640.0)[None], 0), Call(640, 640))
-    complete = native.attention(q, k, v, Toeplitz(-torch.arange(640.0)[None], 0), Call(640, 640), skip=False)
+    out, _ = native.attention(q, k, v, Toeplitz(-torch.arange(640.0)[None], 0), Call(640, 640))
+    complete, _ = native.attention(q, k, v, Toeplitz(-torch.arange(640.0)[None], 0), Call(640, 640), skip=False)
     assert torch.equal(out.isnan(), complete.isnan())
     assert native.skipped_fraction() == 0.0
     torch.testing.assert_close(out, complete, equal_nan=True)

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from relpos.attend import kernel_ops, library, native
-from relpos.attend.kernel_inputs import Prepared
+from relpos.attend import native
+from relpos.attend.native import library, operators
+from relpos.attend.native.inputs import Inputs, Prepared
 from relpos.encodings.call import Call
 from relpos.encodings.forms import RankOne, Scaled, Scored, Sum, Toeplitz
 
@@ -29,7 +30,7 @@ def run_once(heads: int = 1) -> list[Tensor]:
     total = (0.1 * torch.rand(1, heads, 330, generator=random).double()).cumsum(-1).requires_grad_()
     weight = torch.rand(1, heads, 330, generator=random).requires_grad_()
     form = Sum((Toeplitz(table, 0), RankOne(total, weight, torch.float32)))
-    out = native.attention(q, k, v, form, Call(330, 330, scale=0.2))
+    out, _ = native.attention(q, k, v, form, Call(330, 330, scale=0.2))
     out.backward(grad.detach())
     return [out.detach(), *(x.grad for x in (q, k, v, total, weight, table))]
 
@@ -68,10 +69,10 @@ def test_two_threads_may_call_at_once():
 
 def test_a_forked_process_computes_the_same():
     q, k, v = (torch.randn(1, 2, 200, 16) for _ in range(3))
-    wanted = native.attention(q, k, v, None, Call(200, 200))  # the threads exist now; the child has none of them
+    wanted, _ = native.attention(q, k, v, None, Call(200, 200))  # the threads exist now; the child has none of them
     child = os.fork()
     if child == 0:
-        ok = torch.equal(native.attention(q, k, v, None, Call(200, 200)), wanted)
+        ok = torch.equal(native.attention(q, k, v, None, Call(200, 200))[0], wanted)
         os._exit(0 if ok else 1)
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
@@ -84,16 +85,15 @@ def test_a_forked_process_computes_the_same():
         os.waitpid(child, 0)
         pytest.fail("the forked process hangs")
     assert os.waitstatus_to_exitcode(status) == 0
-    assert torch.equal(native.attention(q, k, v, None, Call(200, 200)), wanted)  # the parent goes on
+    assert torch.equal(native.attention(q, k, v, None, Call(200, 200))[0], wanted)  # the parent goes on
 
 
 def test_little_work_is_not_shared_out(monkeypatch):
     monkeypatch.undo()
     q = torch.randn(1, 2, 64, 16)
-    arguments = (None, None, 0, True, False, 1.0, True)
-    assert Prepared(q, q, q, {}, *arguments).problem.threads == 1
+    assert Prepared(Inputs(q, q, q)).problem.threads == 1
     long = q.expand(1, 2, 64, 16).repeat(1, 8, 16, 1)
-    assert Prepared(long, long, long, {}, *arguments).problem.threads == 2
+    assert Prepared(Inputs(long, long, long)).problem.threads == 2
 
 
 def test_the_callers_denormal_mode_is_kept():
@@ -112,7 +112,7 @@ def test_the_callers_denormal_mode_is_kept():
 def test_operators_are_well_formed():
     q, k, v = (torch.randn(1, 2, 70, 8, requires_grad=True) for _ in range(3))
     table = torch.randn(2, 70, requires_grad=True)
-    torch.library.opcheck(kernel_ops.forward, (q, k, v, table, *[None] * 9, 0, True, False, 0.3, True))
+    torch.library.opcheck(operators.forward, Inputs(q, k, v, table, scale=0.3).values())
 
 
 class Layer(torch.nn.Module):
@@ -123,7 +123,7 @@ class Layer(torch.nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         call = Call(q.shape[2], k.shape[2], scale=0.25)
         form = Scaled(**self.numbers) if "row" in self.numbers else Toeplitz(self.numbers["table"], 0)
-        return native.attention(q, k, v, form, call)
+        return native.attention(q, k, v, form, call)[0]
 
 
 def scaled_layer() -> Layer:
@@ -153,9 +153,9 @@ def test_compiled_and_exported_graphs_give_the_same(layer):
 
 def test_autocast_leaves_it_in_float32():
     q, k, v = (torch.randn(1, 2, 40, 8) for _ in range(3))
-    plain = native.attention(q, k, v, None, Call(40, 40))
+    plain, _ = native.attention(q, k, v, None, Call(40, 40))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(native.attention(q, k, v, None, Call(40, 40)), plain)
+        assert torch.equal(native.attention(q, k, v, None, Call(40, 40))[0], plain)
 
 
 MEMORY = """
@@ -174,7 +174,7 @@ def run(length, head_dim):
     grad = torch.randn(q.shape)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = peak()
-    native.attention(q, k, v, Toeplitz(table, 0), Call(length, length, scale=0.125)).backward(grad)
+    native.attention(q, k, v, Toeplitz(table, 0), Call(length, length, scale=0.125))[0].backward(grad)
     return (peak() - before) / (q.numel() * 4)
 run(256, {0})
 print(run(16384, {0}))
@@ -212,7 +212,7 @@ def test_an_instruction_set_the_cpu_lacks_is_refused():
 
 
 def test_the_environment_chooses_the_instruction_set():
-    code = "from relpos.attend import library; print(library.isa())"
+    code = "from relpos.attend.native import library; print(library.isa())"
     environment = os.environ | {"RELPOS_ISA": "portable"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "portable"
@@ -242,5 +242,5 @@ def test_what_the_kernel_cannot_run_is_refused():
         native.attention(q, q, q, Scored(lambda *_: q, {}), call)
     with pytest.raises(RuntimeError, match=r"computes in float32, but q is torch\.float64"):
         native.attention(q.double(), q.double(), q.double(), None, call)
-    with pytest.raises(RuntimeError, match="up to 256, not 257"):
-        native.attention(*[torch.randn(1, 1, 4, 257)] * 3, None, call)
+    with pytest.raises(RuntimeError, match="up to 512, not 513"):
+        native.attention(*[torch.randn(1, 1, 4, 513)] * 3, None, call)

@@ -207,7 +207,7 @@ def rope(parameters, **options):
 
 def frequencies(position, length):
     """What relpos turns each pair by at position 1 of a document of this length, in float32."""
-    theta = position.rotation.frequencies(torch.tensor([[length]]), torch.float32)
+    theta = position.rope.frequencies(torch.tensor([[length]]), torch.float32)
     return theta.reshape(-1)
 
 
@@ -218,7 +218,7 @@ def test_rope_frequencies_and_amplitude_are_those_of_transformers(which):
     for length in (100, 256, 257, 2048, 2049, 5000, 20000):  # within and past both trained lengths, 256 and 2048
         theirs, amplitude = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, seq_len=length)
         assert_close(frequencies(position, length), theirs, **FREQUENCY)
-        assert position.rotation.amplitude == pytest.approx(amplitude, rel=1e-12)  # Python floats on both sides
+        assert position.rope.amplitude == pytest.approx(amplitude, rel=1e-12)  # Python floats on both sides
 
 
 def test_an_attention_factor_counts_only_where_transformers_reads_it():
@@ -226,7 +226,7 @@ def test_an_attention_factor_counts_only_where_transformers_reads_it():
         parameters = {**LLAMA3, "rope_type": kind, "attention_factor": 0.5}
         _, amplitude = ROPE_INIT_FUNCTIONS[kind](llama_config(parameters))
         assert amplitude == 1.0
-        assert rope(parameters).rotation.amplitude == amplitude, kind
+        assert rope(parameters).rope.amplitude == amplitude, kind
 
 
 def test_options_of_our_own_mean_the_same_as_the_dictionary():

@@ -1,4 +1,5 @@
-// The forward for few queries, as while decoding: one pass over keys and values where they lie, nothing packed.
+// The forward for few queries, as while decoding: one pass over keys and values where they lie, nothing packed. Only rows
+// in half precision, and keys that are still to be rotated, are converted, a vector's worth of rows at a time.
 //
 // The rows of a key head (its query heads × their queries) share the pass. Keys are divided into pieces that are computed
 // in parallel, each with its own softmax, and merged in the order of the keys: neither the division nor the order depends
@@ -9,9 +10,7 @@
 // the last kLanes dimensions, some of which an earlier vector has read too: the query is 0 there.
 #pragma once
 
-#include "forms.h"
-#include "scaled.h"
-#include "threads.h"
+#include "forward.h"
 
 namespace relpos {
 namespace RELPOS_ISA {
@@ -36,11 +35,11 @@ class FewRows {
 public:
     static constexpr int kMost = 8;  // queries of a head; with more, tiles are faster
 
-    static bool takes(const relpos_problem& p) { return p.queries <= kMost; }
+    static bool takes(const relpos_problem& p) { return p.queries <= kMost && p.dropout == 0.0f; }
 
     explicit FewRows(const relpos_problem& p)
         : p_(p), queries_(int(p.queries)), keys_(int(p.keys)), rows_(queries_ * int(p.heads / p.key_heads)),
-          pieces_((keys_ + kPiece - 1) / kPiece), key_(p.head_dim), value_(p.head_dim),
+          pieces_((keys_ + kPiece - 1) / kPiece), key_(p.head_dim), value_(p.value_dim),
           parts_(p.batch * p.key_heads, int64_t(pieces_) * rows_ * part_floats()), done_(1, p.batch * p.key_heads),
           scratch_(p.threads, floats()) {}
 
@@ -100,57 +99,63 @@ private:
         void see_rows() {
             low_ = all_.keys_, high_ = 0;
             for (int i = 0; i < all_.queries_; i++) {
-                const int position = all_.keys_ - all_.queries_ + i;
-                first_[i] = p_.first ? p_.first[b_ * all_.keys_ + position] : 0;
-                last_[i] = p_.end ? p_.end[b_ * all_.keys_ + position] : all_.keys_;
-                if (p_.causal) last_[i] = least(last_[i], int32_t(position + 1));
-                low_ = least(low_, int(first_[i])), high_ = most(high_, int(last_[i]));
+                const KeyRange seen(p_, b_, i);
+                first_[i] = seen.first, last_[i] = seen.last;
+                if (seen.first >= seen.last) continue;
+                low_ = least(low_, int(seen.first)), high_ = most(high_, int(seen.last));
             }
         }
 
         void pack_queries() {
             const Span& span = all_.key_;
+            const int columns = int(p_.head_dim), overlap = span.vectors * kLanes - span.size;
+            const Rotation rotation = Rotation::of_queries(p_, b_);
             for (int r = 0; r < all_.rows_; r++) {
-                const float* q = rows_of(p_.q, b_, query_head(r)) + (r % all_.queries_) * p_.q.row;
-                float* to = queries_ + int64_t(r) * span.vectors * kLanes;
-                memset(to, 0, sizeof(float) * span.vectors * kLanes);
-                const int complete = span.size / kLanes * kLanes, past = span.offset(span.vectors - 1);
-                for (int d = 0; d < p_.head_dim; d++)
-                    to[d < complete ? d : complete + d - past] = q[d] * (p_.scale * kLog2e);
+                float* q = queries_ + int64_t(r) * span.vectors * kLanes;
+                read_rows(HeadRows(p_, p_.q, b_, query_head(r)), rotation, r % all_.queries_, 1, columns, span.size, q);
+                for (int d = 0; d < columns; d++) q[d] *= p_.scale * kLog2e;
+                if (!overlap) continue;
+                float* last = q + (span.vectors - 1) * kLanes;
+                for (int i = kLanes - overlap - 1; i >= 0; i--) last[overlap + i] = last[i];
+                for (int i = 0; i < overlap; i++) last[i] = 0.0f;
             }
         }
 
         void chunk(int key, int count, bool first) {
-            const Rows keys{rows_of(p_.k, b_, kh_) + key * p_.k.row, p_.k.row};
+            const HeadRows keys(p_, p_.k, b_, kh_), values(p_, p_.v, b_, kh_);
+            const Rotation rotation = Rotation::of_keys(p_, b_);
+            const bool plain = p_.dtype == RELPOS_FLOAT32;
+            const bool readable = plain && !rotation && p_.head_dim >= kLanes;
             for (int at = 0; at < count; at += kLanes) {
-                const Rows some = readable(keys, at, least(kLanes, count - at), all_.key_, p_.head_dim);
+                const int some = least(kLanes, count - at);
+                const Rows rows = readable && some == kLanes
+                                      ? Rows{keys.floats(key + at), keys.stride()}
+                                      : copied(keys, rotation, key + at, some, int(p_.head_dim), all_.key_);
                 for (int r = 0; r < all_.rows_;)
-                    r += with_few(all_.rows_ - r, [&]<int Count>() { score<Count>(some, r, at); });
+                    r += with_few(all_.rows_ - r, [&]<int Count>() { score<Count>(rows, r, at); });
             }
-            // Lanes beyond the last key have a position that no query sees.
+            // Lanes beyond the last key have an index that no query sees.
             for (int at = 0; at < kChunk; at++) index_[at] = at < count ? key + at : INT32_MAX;
             if (p_.padding)
                 for (int at = 0; at < count; at++)
                     if (!p_.padding[b_ * all_.keys_ + key + at]) index_[at] = INT32_MAX;
             for (int r = 0; r < all_.rows_; r++) softmax(r, key, round_up(count));
-            const Rows values{rows_of(p_.v, b_, kh_) + key * p_.v.row, p_.v.row};
-            if (p_.head_dim < kLanes) {
-                for (int at = 0; at < count; at += kLanes) {
-                    const int some = least(kLanes, count - at);
-                    gather(readable(values, at, some, all_.value_, p_.head_dim), at, some, first && !at);
-                    for (int r = 0; r < all_.rows_; r++) shrink_[r] = 1.0f;
-                }
-            } else {
-                gather(values, 0, count, first);
+            if (plain && p_.value_dim >= kLanes) {
+                gather({values.floats(key), values.stride()}, 0, count, first);
+                return;
+            }
+            for (int at = 0; at < count; at += kLanes) {
+                const int some = least(kLanes, count - at);
+                gather(copied(values, Rotation(), key + at, some, int(p_.value_dim), all_.value_), at, some, first && !at);
+                for (int r = 0; r < all_.rows_; r++) shrink_[r] = 1.0f;
             }
         }
 
-        // Rows [at, at + count) with kLanes rows of full vectors behind it; copied where memory does not have them.
-        Rows readable(const Rows& rows, int at, int count, const Span& span, int64_t floats) const {
-            if (count == kLanes && floats >= kLanes) return {rows.data + at * rows.stride, rows.stride};
-            memset(few_, 0, sizeof(float) * kLanes * span.size);
-            for (int i = 0; i < count; i++)
-                memcpy(few_ + i * span.size, rows.data + (at + i) * rows.stride, sizeof(float) * floats);
+        // A copy of some rows in float32, with rows of 0 up to kLanes rows.
+        Rows copied(const HeadRows& rows, const Rotation& rotation, int begin, int count, int columns,
+                    const Span& span) const {
+            read_rows(rows, rotation, begin, count, columns, span.size, few_);
+            memset(few_ + count * span.size, 0, sizeof(float) * (kLanes - count) * span.size);
             return {few_, span.size};
         }
 
@@ -196,13 +201,16 @@ private:
         __attribute__((noinline)) void softmax(int row, int key, int count) {
             const int query = row % all_.queries_;
             const Form form(p_, b_, query_head(row));
-            typename Form::Row bias(form, all_.keys_ - all_.queries_ + query, query);
+            typename Form::Row bias(form, int(p_.start) + query, query);
+            const float cap = p_.softcap * kLog2e;
             const VecInt first = first_[query] - VecInt{}, last = last_[query] - VecInt{};
             float* scores = scores_ + row * kChunk;
             Vec top = splat(-kInfinity);
             for (int at = 0; at < count; at += kLanes) {
                 const VecInt index = load(index_ + at);
-                const Vec score = load(scores + at) + bias.at(key + at);
+                Vec score = load(scores + at);
+                if (cap != 0.0f) score = cap * tanh(score / cap).value;
+                score += bias.at(key + at);
                 const Vec seen = (index >= first) & (index < last) ? score : splat(-kInfinity);
                 store(scores + at, seen);
                 top = larger(top, seen);
@@ -267,7 +275,7 @@ private:
         int low_ = 0, high_ = 0;
         float *queries_, *scores_, *few_, *shrink_;
         int32_t first_[kMost], last_[kMost];
-        alignas(64) int32_t index_[kChunk];  // position of a key, or a position that no query sees
+        alignas(64) int32_t index_[kChunk];  // index of a key, or one that no query sees
     };
 
     void merge(int64_t head) const {
@@ -292,19 +300,13 @@ private:
                 store(result + i, piece ? load(result + i) + term : term);
             }
         }
-        float* out = const_cast<float*>(rows_of(p_.out, b, h)) + query * p_.out.row;
+        const RowSum sum = with_sink(p_, h, m, l);
+        const float inverse = l == 0.0f ? 0.0f : sum.inverse;
+        for (int v = 0; v < value_.vectors; v++)  // from vectors that overlap to neighbouring columns
+            store(result + value_.offset(v), load(result + v * kLanes) * inverse);
+        HeadRows(p_, p_.out, b, h).write(query, int(p_.value_dim), result);
         float* maximum = p_.lse + (b * p_.heads + h) * p_.queries + query;
-        float* log_sum = maximum + p_.batch * p_.heads * p_.queries;
-        const bool seen = l != 0.0f;
-        *maximum = seen ? m : kInfinity, *log_sum = seen ? __builtin_log2f(l) : 0.0f;
-        const float inverse = seen ? 1.0f / l : 0.0f;
-        for (int v = 0; v < value_.vectors; v++) {
-            const Vec all = load(result + v * kLanes) * inverse;
-            if (p_.head_dim >= kLanes)
-                store(out + value_.offset(v), all);
-            else
-                memcpy(out, &all, sizeof(float) * p_.head_dim);
-        }
+        *maximum = sum.maximum, maximum[p_.batch * p_.heads * p_.queries] = sum.log_sum;
     }
 
     const relpos_problem& p_;

@@ -38,18 +38,19 @@ class Backend(Protocol):
             The reason as a sentence, or None if it can run the call.
         """
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> Tensor:
-        """Compute attention; gradients flow to q, k, v and every tensor of the form.
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor | None]:
+        """Compute attention; gradients flow to q, k, v, the sinks and every tensor of the form.
 
         Args:
-            q: Queries, (batch, heads, queries, head_dim), rotated if the encoding rotates.
-            k: Keys, (batch, key_heads, keys, head_dim), rotated if the encoding rotates.
-            v: Values, in the shape of k.
+            q: Queries, (batch, heads, queries, head_dim). `call.rotation` is still to be applied to q and k.
+            k: Keys, (batch, key_heads, keys, head_dim).
+            v: Values, (batch, key_heads, keys, value_dim).
             form: The bias, or None.
             call: The call of attention.
 
         Returns:
-            (batch, heads, queries, head_dim) in the dtype of q.
+            (batch, heads, queries, value_dim) in the dtype of v; and the log-sum-exp of each row, (batch, heads,
+            queries), or None if `call.return_lse` is False.
         """
 
 

@@ -33,23 +33,30 @@ def block_size(q: Tensor, form: Form | None, call: Call) -> int:
     return min(call.queries, max(16, LOGITS // row))
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> Tensor:
-    """Attention by blocks of queries: (batch, heads, queries, head_dim)."""
+def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor | None]:
+    """Attention by blocks of queries: (batch, heads, queries, value_dim), and the log-sum-exp."""
+    q, k = call.rotated(q, k)
     size = block_size(q, form, call)
     # Recompute blocks in the backward, which torch.func does not support.
     recompute = torch.is_grad_enabled() and call.queries > size and not is_transformed()
-    out, i = [], call.i
+    outs: list[Tensor] = []
+    lses: list[Tensor] = []
+    i = call.i
     for number, start in enumerate(range(0, call.queries, size)):
         trim = number % BLOCKS_BETWEEN_TRIMS == BLOCKS_BETWEEN_TRIMS - 1
 
         # The form's tensors reach the block through the closure; gradients flow back to them all the same.
-        def block(q: Tensor, k: Tensor, v: Tensor, i: Tensor, trim: bool = trim) -> Tensor:
+        def block(q: Tensor, k: Tensor, v: Tensor, i: Tensor, trim: bool = trim) -> tuple[Tensor, Tensor | None]:
             if trim:
                 give_back_freed_memory()
             return reference.rows(q, k, v, form, call, i)
 
         inputs = (q[:, :, start : start + size], k, v, i[start : start + size])
-        out.append(
+        out, lse = (
             checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False) if recompute else block(*inputs)
         )
-    return out[0] if len(out) == 1 else torch.cat(out, dim=2)
+        outs.append(out)
+        if lse is not None:
+            lses.append(lse)
+    out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
+    return out, torch.cat(lses, dim=2) if lses else None

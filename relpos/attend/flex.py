@@ -68,7 +68,7 @@ def scaled(form: Scaled, first: int) -> Score:
 
     def score(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         i = query + first
-        x = form.table[(i - key).clamp(min=0)] / form.row[b if rows > 1 else torch.zeros_like(b), i]
+        x = form.table[(i - key).clamp(min=0)] / form.row[b if rows > 1 else torch.zeros_like(b), query]
         bias = form.offset[h]
         for unit in range(units):
             bias = bias + form.out[h, unit] * F.relu(form.slope[unit] * x + form.shift[unit])
@@ -134,14 +134,16 @@ def _compiled() -> Callable[..., Tensor]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> Tensor:
-    """Attention by compiled FlexAttention: (batch, heads, queries, head_dim)."""
-    return _compiled()(
+def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor | None]:
+    """Attention by compiled FlexAttention: (batch, heads, queries, value_dim), and the log-sum-exp."""
+    q, k = call.rotated(q, k)
+    out = _compiled()(
         q,
         k,
-        v,
+        v.to(q.dtype),
         score_mod=score_function(form, call),
         block_mask=block_mask(call, len(q)),
         scale=call.scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
+    return out, None

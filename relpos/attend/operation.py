@@ -1,11 +1,14 @@
 """Attention with any encoding, as one operation."""
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from relpos.attend import reference
 from relpos.attend.backends import choose
-from relpos.encodings.call import Call
+from relpos.encodings.call import Call, MaskFunction
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Form
 from relpos.encodings.inputs import check_finite, check_tensors, make_call
@@ -21,33 +24,62 @@ def attention(
     hidden: Tensor | None = None,
     gates: Tensor | None = None,
     causal: bool = True,
+    window: int | tuple[int, int] | None = None,
+    start: int | None = None,
+    positions: Tensor | None = None,
     documents: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     padding: Tensor | None = None,
+    mask: Tensor | MaskFunction | None = None,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    seed: int | Tensor | None = None,
     scale: float | None = None,
+    return_lse: bool = False,
     backend: str | None = None,
-) -> Tensor:
+) -> Any:
     """Compute attention with a positional encoding.
 
+    Tokens are counted along the keys: key j has the index j, and query number r has the index start + r.
+
     Args:
-        q: Queries, (batch, heads, queries, head_dim). With fewer queries than keys, they stand at the last positions
-            (decoding with a cache).
+        q: Queries, (batch, heads, queries, head_dim). In causal attention with fewer queries than keys they are the
+            last tokens (decoding with a cache), unless `start` says otherwise.
         k: Keys, (batch, key_heads, keys, head_dim), not rotated. Each key head serves heads / key_heads heads.
-        v: Values, in the shape of k.
+        v: Values, (batch, key_heads, keys, value_dim).
         position: An encoding from `relpos.encoding`. It rotates q and k and adds its bias here. An encoding of the
             embedding does nothing here: call `position.embed` on the token embeddings before.
         hidden: The layer's normalised input, (batch, keys, width), for encodings that read it.
         gates: `position.gates(hidden)`, (batch, heads, keys, gate_size), in place of hidden: what a cache keeps while
             decoding.
-        causal: Whether a query sees only keys up to its own position.
+        causal: Whether a query sees only keys up to its own index.
+        window: How many tokens before its own a query sees (and, if not causal, as many after it), or a pair (before,
+            after). `sliding_window` of transformers counts the token itself: window = sliding_window − 1.
+        start: Index of the first query. Needed in cross attention (causal=False, numbers of queries and keys differ)
+            if the encoding, the window or the documents depend on where the queries stand.
+        positions: Position of each token, integers (batch, keys) or (1, keys), in place of 0, 1, 2, …; with gaps if you
+            like. For rotations in several dimensions (batch, keys, axes). Masks and windows still count tokens.
         documents: Ids of packed documents, integers (batch, keys). There is no attention across documents, and
             positions restart at 0 in each.
+        cu_seqlens: The same as boundaries, as in flash-attention: integers (documents + 1,) from 0 to keys; batch 1.
         padding: Boolean (batch, keys), False for keys that must not be seen. It changes no position.
+        mask: What nothing above expresses: boolean, broadcastable to (batch, heads, queries, keys), True where a query
+            may see a key; or a function (b, h, i, j) -> seen of broadcastable index tensors, as FlexAttention's
+            mask_mod. On a CPU the backend "chunks" runs it, which is slower than "native".
+        sinks: One learnable logit per head, (heads,), that joins each softmax and carries no value.
+        softcap: Replaces the scaled scores s by softcap · tanh(s / softcap), as Gemma-2 does; before the bias is added.
+        dropout: Share of the weights that is dropped; the others are divided by 1 − dropout.
+        seed: Of the dropout: an integer, or a 0-d int64 tensor. What is dropped depends on it and on the indices alone.
+            If None, it is drawn from PyTorch's generator.
         scale: Factor of q·k; head_dim^−½ if None. The bias is not scaled.
+        return_lse: Whether to return the log-sum-exp of each row too.
         backend: "native", "flex", "chunks" or "reference"; if None, the fastest that can run this call.
 
     Returns:
-        (batch, heads, queries, head_dim) in the dtype of q, computed in float32 at least. A query that may see no key
-        gets 0.
+        (batch, heads, queries, value_dim) in the dtype of v, computed in float32 at least. A query that may see no key
+        gets 0. With `return_lse`, also the natural log-sum-exp of the logits (sinks included), (batch, heads, queries)
+        in float32 at least, −inf for a query that sees nothing; gradients flow through it.
 
     Raises:
         TypeError: An argument has a wrong type or dtype.
@@ -55,13 +87,35 @@ def attention(
 
     Example:
         >>> position = relpos.encoding("cable", heads=12, head_dim=64)
-        >>> out = relpos.attention(q, k, v, position, hidden=x)
+        >>> out = relpos.attention(q, k, v, position, hidden=x, window=1023)
     """
     check_tensors(q, k, v)
     with without_autocast(q.device):
-        call = make_call(q, k, position, hidden, gates, causal, documents, padding, scale)
-        q, k, form = positioned(q, k, position, call)
-        return choose(backend, q, form, call).attention(q, k, v.to(q.dtype), form, call).to(v.dtype)
+        call = make_call(
+            q,
+            k,
+            position,
+            hidden=hidden,
+            gates=gates,
+            causal=causal,
+            window=window,
+            start=start,
+            positions=positions,
+            documents=documents,
+            cu_seqlens=cu_seqlens,
+            padding=padding,
+            mask=mask,
+            sinks=sinks,
+            softcap=softcap,
+            dropout=dropout,
+            seed=seed,
+            scale=scale,
+            return_lse=return_lse,
+        )
+        q, k, form, call = positioned(q, k, position, call)
+        out, lse = choose(backend, q, form, call).attention(q, k, v.to(q.dtype), form, call)
+        out = out.to(v.dtype)
+    return (out, lse) if return_lse else out
 
 
 def scores(
@@ -72,8 +126,14 @@ def scores(
     hidden: Tensor | None = None,
     gates: Tensor | None = None,
     causal: bool = True,
+    window: int | tuple[int, int] | None = None,
+    start: int | None = None,
+    positions: Tensor | None = None,
     documents: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     padding: Tensor | None = None,
+    mask: Tensor | MaskFunction | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
 ) -> Tensor:
     """Compute the attention scores before the softmax, to look at them. This materialises queries × keys values.
@@ -84,9 +144,15 @@ def scores(
         position: An encoding from `relpos.encoding`.
         hidden: The layer's normalised input, (batch, keys, width), for encodings that read it.
         gates: `position.gates(hidden)`, (batch, heads, keys, gate_size), in place of hidden.
-        causal: Whether a query sees only keys up to its own position.
+        causal: Whether a query sees only keys up to its own index.
+        window: How many tokens before its own a query sees, or (before, after).
+        start: Index of the first query on the axis of the keys.
+        positions: Position of each token, (batch, keys) or (1, keys).
         documents: Ids of packed documents, integers (batch, keys).
+        cu_seqlens: The same as boundaries, (documents + 1,); batch 1.
         padding: Boolean (batch, keys), False for keys that must not be seen.
+        mask: Boolean, broadcastable to (batch, heads, queries, keys); or a function (b, h, i, j) -> seen.
+        softcap: Replaces the scaled scores s by softcap · tanh(s / softcap), before the bias is added.
         scale: Factor of q·k; head_dim^−½ if None. The bias is not scaled.
 
     Returns:
@@ -101,20 +167,44 @@ def scores(
     """
     check_tensors(q, k, None)
     with without_autocast(q.device):
-        call = make_call(q, k, position, hidden, gates, causal, documents, padding, scale)
-        q, k, form = positioned(q, k, position, call)
-        logits, visible = reference.logits(q, k, form, call, call.i)
+        call = make_call(
+            q,
+            k,
+            position,
+            hidden=hidden,
+            gates=gates,
+            causal=causal,
+            window=window,
+            start=start,
+            positions=positions,
+            documents=documents,
+            cu_seqlens=cu_seqlens,
+            padding=padding,
+            mask=mask,
+            softcap=softcap,
+            scale=scale,
+        )
+        q, k, form, call = positioned(q, k, position, call)
+        logits, visible = reference.logits(*call.rotated(q, k), form, call, call.i)
         return logits.masked_fill(~visible, -torch.inf)
 
 
-def positioned(q: Tensor, k: Tensor, position: Encoding | None, call: Call) -> tuple[Tensor, Tensor, Form | None]:
-    """Return queries and keys, rotated if the encoding rotates, and the form of its bias."""
+def positioned(q: Tensor, k: Tensor, position: Encoding | None, call: Call) -> tuple[Tensor, Tensor, Form | None, Call]:
+    """Let the encoding act.
+
+    Returns:
+        Queries, keys, the form of the bias, and the call with the rotation that is still to be applied to q and k. An
+        encoding that changes q and k otherwise has done so here.
+    """
     if position is None:
-        return q, k, None
-    if "query and key" in position.places:  # in float32 at least: half precision would lose the angles to rounding
+        return q, k, None, call
+    rotation = position.rotation(call)
+    if rotation is not None:
+        call = replace(call, rotation=rotation)
+    elif "query and key" in position.places:  # in float32 at least: half precision would lose the angles to rounding
         q, k = position.rotate(q.to(call.dtype), k.to(call.dtype), call)
-    form = position.bias(call)
+    form = position.located_bias(call)
     if form is not None:
         for name, numbers in form.tensors():
             check_finite(name, numbers)
-    return q, k, form
+    return q, k, form, call

@@ -1,7 +1,11 @@
 """The definition of attention with a positional bias. The tests compare every other backend with it.
 
-logits_ij = scale · q_i·k_j + B_ij        (q and k rotated before, where the encoding rotates)
-out_i     = Σ_j softmax_j(logits_i) · v_j (over the keys that i may see; 0 if there are none)
+score_ij = scale · q_i·k_j                  (q and k rotated before, where the encoding rotates)
+score_ij ← softcap · tanh(score_ij / softcap)                     (where there is a softcap)
+logit_ij = score_ij + B_ij
+w_ij     = e^logit_ij / (Σ_j e^logit_ij + e^sink)   (over the keys that i may see; the sink only where there is one)
+out_i    = Σ_j w_ij · d_ij · v_j            (d: 0 or 1 / (1 − dropout); 0 for a query that sees no key)
+lse_i    = log(Σ_j e^logit_ij + e^sink)
 
 A key whose logit is −inf is not seen.
 """
@@ -9,6 +13,7 @@ A key whose logit is −inf is not seen.
 import torch
 from torch import Tensor
 
+from relpos.attend.dropout import factors
 from relpos.encodings.call import Call, products
 from relpos.encodings.forms import Form
 
@@ -21,24 +26,44 @@ def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
 
 
 def logits(q: Tensor, k: Tensor, form: Form | None, call: Call, i: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits of the queries at the indices `i`, (batch, heads, rows, keys), and which keys count, (…, rows, keys)."""
+    """Logits of the queries at the indices `i`, (batch, heads, rows, keys), and which keys count, (…, rows, keys).
+
+    q and k are rotated already.
+    """
     visible = call.visible(i)
     scores = products(q.to(call.dtype) * call.scale, k.to(call.dtype))
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
     return scores if form is None else scores + form.block(i, call.j, scores, visible), visible
 
 
-def rows(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, i: Tensor) -> Tensor:
-    """Attention of the queries at the indices `i`: (batch, heads, rows, head_dim)."""
+def rows(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, i: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Attention of the queries at the indices `i`, whose q and k are rotated already.
+
+    Returns:
+        (batch, heads, rows, value_dim), and the log-sum-exp (batch, heads, rows) if the call asks for it.
+    """
     scores, visible = logits(q, k, form, call, i)
     scores = scores.masked_fill(~visible, -torch.inf)
+    keys = scores.shape[-1]
+    if call.sinks is not None:
+        sink = call.sinks.to(call.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sink], dim=-1)
     # A row that sees no key gets weights of 0, and its gradients have no NaN.
     alone = (scores == -torch.inf).all(dim=-1, keepdim=True)
-    weights = scores.masked_fill(alone, 0.0).softmax(dim=-1).masked_fill(alone, 0.0)
+    scores = scores.masked_fill(alone, 0.0)
+    weights = scores.softmax(dim=-1).masked_fill(alone, 0.0)[..., :keys]
+    if call.dropout:
+        assert call.seed is not None
+        weights = weights * factors(call.seed, call.dropout, call.batch, call.heads, i, call.j, call.dtype)
     grouped = weights.reshape(weights.shape[0], v.shape[1], -1, *weights.shape[2:])  # (…, key_heads, group, rows, keys)
     out = grouped @ v.to(call.dtype)[:, :, None]
-    return out.reshape(q.shape).to(q.dtype)
+    out = out.reshape(*q.shape[:3], v.shape[3]).to(v.dtype)
+    lse = scores.logsumexp(dim=-1).masked_fill(alone[..., 0], -torch.inf) if call.return_lse else None
+    return out, lse
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> Tensor:
-    """Attention with all logits materialised: (batch, heads, queries, head_dim)."""
+def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor | None]:
+    """Attention with all logits materialised: (batch, heads, queries, value_dim), and the log-sum-exp."""
+    q, k = call.rotated(q, k)
     return rows(q, k, v, form, call, call.i)

@@ -1,5 +1,6 @@
-"""One call of attention, as an encoding sees it."""
+"""One call of attention, as an encoding and a backend see it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -7,15 +8,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from relpos.encodings.checks import check_shape
+from relpos.encodings.rotation import Rotation
 from relpos.encodings.tracing import has_values
+
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (batch, head, query, key) -> seen
 
 
 @dataclass(frozen=True)
 class Call:
-    """Which queries attend to which keys, and their positions.
+    """Which queries attend to which keys, their positions, and what happens to the weights.
 
-    Tokens are counted along the keys; the queries are the last `queries` of them. With fewer queries than keys this is
-    decoding with a cache. With `documents`, positions restart at 0 in each document.
+    Tokens are counted along the keys: key j has the index j, and the queries have the indices first … first + queries
+    − 1. By default they are the last tokens; with fewer queries than keys this is decoding with a cache. In cross
+    attention they may stand anywhere, also beyond the keys. With `documents`, positions restart at 0 in each document.
     """
 
     queries: int
@@ -28,54 +33,144 @@ class Call:
     scale: float = 1.0  # scores = scale · q·k
     dtype: torch.dtype = torch.float32  # of tables, distances and gates: float32, or float64 where q is
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    start: int | None = None  # index of the first query; None: the queries are the last tokens
+    window: tuple[int, int] | None = None  # how many tokens before and after its own a query sees
+    token_positions: Tensor | None = None  # (1 or batch, keys) or (1 or batch, keys, axes); None: counted
+    mask: Tensor | MaskFunction | None = None  # broadcasts to (batch, heads, queries, keys), or a function of indices
+    softcap: float | None = None  # scores ← softcap · tanh(scores / softcap), before the bias
+    sinks: Tensor | None = None  # (heads,), one more logit in each softmax, which carries no value
+    dropout: float = 0.0  # share of the weights that is dropped
+    seed: Tensor | None = None  # of the dropout: a 0-d int64 tensor on the CPU
+    rotation: Rotation | None = None  # to be applied to q and k by the backend
+    return_lse: bool = False  # whether the log-sum-exp of each row is computed too
+    batch: int = 1
+    heads: int = 1
 
     def with_gates(self, gates: Tensor | None) -> "Call":
         """A copy of this call with other gates."""
         return replace(self, gates=gates)
 
+    def rotated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys, rotated where the encoding rotates; then in `dtype`, as half precision is too coarse."""
+        return (q, k) if self.rotation is None else self.rotation.apply(q.to(self.dtype), k.to(self.dtype))
+
+    @property
+    def first(self) -> int:
+        """Index of the first query."""
+        return self.keys - self.queries if self.start is None else self.start
+
+    @property
+    def among_keys(self) -> bool:
+        """Whether every query has the index of a key."""
+        return self.first >= 0 and self.first + self.queries <= self.keys
+
     @property
     def j(self) -> Tensor:
-        """Index of each key in the sequence: (keys,)."""
+        """Index of each key: (keys,)."""
         return torch.arange(self.keys, device=self.device)
 
     @property
     def i(self) -> Tensor:
-        """Index of each query in the sequence: (queries,)."""
-        return self.j[self.keys - self.queries :]
+        """Index of each query: (queries,)."""
+        return torch.arange(self.first, self.first + self.queries, device=self.device)
 
     @property
-    def positions(self) -> Tensor:
-        """Position of each token in its document: (1 or batch, keys)."""
+    def key_positions(self) -> Tensor:
+        """Position of each key, in its document: (1 or batch, keys), or (1 or batch, keys, axes) if given so."""
+        if self.token_positions is not None:
+            return self.token_positions
         return positions(self.keys, self.documents, self.device)
 
     @property
-    def lengths(self) -> Tensor:
-        """Current length of the document that each token belongs to: (1 or batch, keys)."""
-        if self.documents is None:
-            return torch.full((1, self.keys), self.keys, device=self.device)
-        first, end = document_ends(self.documents)
-        return end - first
+    def query_positions(self) -> Tensor:
+        """Position of each query, in its document: (1 or batch, queries), or (1 or batch, queries, axes)."""
+        if self.token_positions is None and self.documents is None:
+            return self.i[None]
+        return self.key_positions[:, self.first : self.first + self.queries]
+
+    @property
+    def key_lengths(self) -> Tensor:
+        """Current length of the document that each key belongs to: (1 or batch, keys)."""
+        if self.documents is not None:
+            first, end = document_ends(self.documents)
+            return end - first
+        if self.token_positions is not None:
+            flat = self.token_positions.flatten(1)
+            return (flat.amax(dim=1, keepdim=True) + 1).expand(-1, self.keys)
+        return torch.full((1, self.keys), self.length, device=self.device)
+
+    @property
+    def query_lengths(self) -> Tensor:
+        """Current length of the document that each query belongs to: (1 or batch, queries)."""
+        if self.token_positions is None and self.documents is None:
+            return torch.full((1, self.queries), self.length, device=self.device)
+        return self.key_lengths[:, self.first : self.first + self.queries]
+
+    @property
+    def length(self) -> int:
+        """Number of indices that occur, of keys and queries."""
+        return max(self.keys, self.first + self.queries)
+
+    @property
+    def even(self) -> bool:
+        """Whether the distance of two tokens of a document is the difference of their indices.
+
+        That is so unless given positions have gaps. Values of a graph or of an accelerator are not read: there, given
+        positions may have gaps.
+        """
+        if self.token_positions is None:
+            return True
+        if self.token_positions.dim() > 2 or self.device.type != "cpu" or not has_values(self.token_positions):
+            return False
+        one_apart = self.token_positions.diff(dim=1) == 1
+        if self.documents is not None:
+            one_apart = one_apart | (self.documents.diff(dim=1) != 0)
+        return bool(one_apart.all())
+
+    @property
+    def lowest(self) -> int:
+        """The smallest distance in `distances`: 0 if causal."""
+        if self.causal:
+            return 0
+        return min(0, self.first - self.keys + 1) if self.even else -self._spread
 
     @property
     def zero(self) -> int:
         """Column of distance 0 in `distances`."""
-        return 0 if self.causal else self.keys - 1
+        return -self.lowest
 
     @property
     def distances(self) -> Tensor:
-        """All distances i − j that occur, ascending: (keys,), or (2·keys − 1,) if not causal."""
-        first = 0 if self.causal else 1 - self.keys
-        return torch.arange(first, self.keys, device=self.device, dtype=self.dtype)
+        """All distances that may occur between a query and a key that it sees, ascending: (distances,)."""
+        highest = self.first + self.queries - 1 if self.even else self._spread
+        return torch.arange(self.lowest, max(0, highest) + 1, device=self.device, dtype=self.dtype)
+
+    @property
+    def _spread(self) -> int:
+        """The largest distance between two given positions."""
+        assert self.token_positions is not None
+        return int(self.token_positions.amax() - self.token_positions.amin())
 
     def visible(self, i: Tensor) -> Tensor:
-        """Which keys the queries at the indices `i` (rows,) may see: (1 or batch, 1, rows, keys)."""
+        """Which keys the queries at the indices `i` (rows,) may see: (1 or batch, 1 or heads, rows, keys)."""
         seen = torch.ones(1, 1, len(i), self.keys, dtype=torch.bool, device=self.device)
+        column = i[:, None]
         if self.causal:
-            seen = seen & (i[:, None] >= self.j)
+            seen = seen & (column >= self.j)
+        if self.window is not None:
+            left, right = self.window
+            seen = seen & (self.j >= column - left) & (self.j <= column + right)
         if self.documents is not None:
             seen = seen & (self.documents[:, i, None] == self.documents[:, None, :])[:, None]
         if self.padding is not None:
             seen = seen & self.padding[:, None, None, :]
+        if isinstance(self.mask, Tensor):
+            rows = self.mask if self.mask.shape[-2] == 1 else self.mask.index_select(-2, i - self.first)
+            seen = seen & rows
+        elif self.mask is not None:
+            b = torch.arange(self.batch, device=self.device)[:, None, None, None]
+            h = torch.arange(self.heads, device=self.device)[:, None, None]
+            seen = seen & self.mask(b, h, column, self.j)
         return seen
 
 

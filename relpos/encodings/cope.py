@@ -49,7 +49,7 @@ class Cope(Encoding):
             gates = torch.sigmoid(scores / temperature).masked_fill(~visible, 0.0)
             count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.npos - 1)  # Σ over t ≥ j
             below = count.detach().floor()
-            rows = value[:, :, i - (call.keys - call.queries)]  # (batch, heads, rows, npos)
+            rows = value[:, :, i - call.first]  # (batch, heads, rows, npos)
             low = rows.gather(-1, below.long())
             high = rows.gather(-1, (below.long() + 1).clamp(max=self.npos - 1))
             return torch.lerp(low, high, count - below)

@@ -86,7 +86,7 @@ class Dape(Encoding):
         return linear(self.second, units).movedim(-1, 1)
 
     def bias(self, call: Call) -> Scored:
-        base = self.base.bias(call)
+        base = self.base.located_bias(call)
         assert base is not None
 
         def function(i: Tensor, j: Tensor, scores: Tensor, visible: Tensor) -> Tensor:

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from relpos.encodings.call import Call, check_documents, positions, products
 from relpos.encodings.checks import check_shape, integer_at_least
-from relpos.encodings.forms import Form, terms
+from relpos.encodings.forms import Form, Located, locate, terms
 from relpos.encodings.options import check_choices, options_of, signature
+from relpos.encodings.rotation import Rotation
 
 PLACES = ("embedding", "query and key", "score")
 
@@ -18,8 +19,8 @@ class Encoding(nn.Module):
     """A positional encoding for attention with `heads` heads of size `head_dim`.
 
     A subclass states its paper and its formula, documents its options in the section Args of its docstring, and
-    overrides the method of the place where it acts: `embed`, `rotate` or `bias`. Everything else that relpos reports
-    about it (its places, the form of its bias, its learned values) is derived from these.
+    overrides the method of the place where it acts: `embed`, `rotation` (or `rotate`) or `bias`. Everything else that
+    relpos reports about it (its places, the form of its bias, its learned values) is derived from these.
 
     Args:
         heads: Number of attention heads.
@@ -87,7 +88,7 @@ class Encoding(nn.Module):
         cls = type(self)
         acts = (
             cls.embed is not Encoding.embed,
-            cls.rotate is not Encoding.rotate,
+            cls.rotate is not Encoding.rotate or cls.rotation is not Encoding.rotation,
             cls.bias is not Encoding.bias,
         )
         return tuple(place for place, does in zip(PLACES, acts, strict=True) if does)
@@ -116,6 +117,11 @@ class Encoding(nn.Module):
     def bidirectional(self) -> bool:
         """Whether it is defined for keys after the query."""
         return True
+
+    @property
+    def axes(self) -> int:
+        """Axes of the positions it reads: 1, or more for rotations in several dimensions."""
+        return 1
 
     @property
     def needs_hidden(self) -> bool:
@@ -147,7 +153,7 @@ class Encoding(nn.Module):
         return x
 
     def rotate(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """Put position into queries and keys.
+        """Put position into queries and keys. An encoding that rotates overrides `rotation` instead.
 
         Args:
             q: Queries, (batch, heads, queries, head_dim).
@@ -157,7 +163,19 @@ class Encoding(nn.Module):
         Returns:
             Queries and keys of the same shapes.
         """
-        return q, k
+        rotation = self.rotation(call)
+        return (q, k) if rotation is None else rotation.apply(q, k)
+
+    def rotation(self, call: Call) -> Rotation | None:
+        """Return the rotation of queries and keys as tables, which the native kernel applies while it reads them.
+
+        Args:
+            call: The call of attention.
+
+        Returns:
+            The rotation, or None if the encoding does not rotate, or does so by `rotate`.
+        """
+        return None
 
     def gates(self, hidden: Tensor) -> Tensor | None:
         """Compute what the bias needs of each token, and what a cache must keep while decoding.
@@ -173,6 +191,13 @@ class Encoding(nn.Module):
     def bias(self, call: Call) -> Form | None:
         """Return the bias on the scores of a call of attention, or None if there is none."""
         return None
+
+    def located_bias(self, call: Call) -> Form | None:
+        """The bias, which knows the distances of tokens also where positions were given that have gaps."""
+        form = self.bias(call)
+        if form is None or call.even:
+            return form
+        return locate(form, Located(call.query_positions, call.key_positions, call.first))
 
     @torch.no_grad()
     def map(
@@ -236,10 +261,10 @@ class Encoding(nn.Module):
             zero = torch.zeros(1, dtype=torch.float32 if sample is None else sample.dtype, device=device)
             q = k = zero.expand(1 if sample is None else len(sample), self.heads, tokens, self.head_dim)
         check_tensors(q, k, None)
-        call = make_call(q, k, self, hidden, None, causal, None, None, None)
+        call = make_call(q, k, self, hidden=hidden, causal=causal)
         visible = call.visible(call.i)
         scores = products(q.to(call.dtype), k.to(call.dtype)) * call.scale if self.needs_scores else None
-        form = self.bias(call)
+        form = self.located_bias(call)
         bias = torch.zeros(1, self.heads, tokens, tokens, dtype=call.dtype, device=call.device)
         if form is not None:
             bias = form.block(call.i, call.j, scores, visible)

@@ -46,8 +46,8 @@ class Fire(Encoding):
         c = self.c(call.dtype)
         threshold = self.length * self.stretch(call.dtype)
         table = torch.log1p(c * call.distances)
-        row = torch.log1p(c * torch.maximum(call.positions.to(call.dtype), threshold))
-        return Scaled(table, row, *self.network(call.dtype))
+        row = torch.log1p(c * torch.maximum(call.query_positions.to(call.dtype), threshold))
+        return Scaled(table, row, *self.network(call.dtype), first=call.first)
 
     def network(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The network f as ReLU units: slope (units,), shift (units,), out (heads, units) and offset (heads,)."""

@@ -7,7 +7,7 @@ fields instead.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ class Form(ABC):
             i: Indices of the queries, (rows,).
             j: Indices of the keys, (keys,).
             scores: Scaled scores of these queries and keys, (batch, heads, rows, keys). Only `Scored` reads them.
-            visible: Which keys each query may see, (1 or batch, 1, rows, keys). Only `Scored` reads it.
+            visible: Which keys each query may see, (1 or batch, 1 or heads, rows, keys). Only `Scored` reads it.
 
         Returns:
             (1 or batch, heads, rows, keys).
@@ -40,16 +40,35 @@ class Form(ABC):
 
 
 @dataclass(frozen=True)
+class Located:
+    """Positions of queries and keys whose distances are not the differences of their indices."""
+
+    queries: Tensor  # (1 or batch, queries)
+    keys: Tensor  # (1 or batch, keys)
+    first: int  # index of the first query
+
+    def distances(self, i: Tensor, j: Tensor) -> Tensor:
+        """Distances of the queries `i` (rows,) from the keys `j` (keys,): (1 or batch, rows, keys)."""
+        return self.queries[:, i - self.first, None] - self.keys[:, None, j]
+
+
+def distances(where: Located | None, i: Tensor, j: Tensor) -> Tensor:
+    """Distances of queries from keys: (1 or batch, rows, keys)."""
+    return (i[:, None] - j)[None] if where is None else where.distances(i, j)
+
+
+@dataclass(frozen=True)
 class Toeplitz(Form):
     """A function of the distance alone: B_ij = table[h, i − j]."""
 
     table: Tensor  # (heads, distances), over Call.distances
     zero: int  # column of distance 0
+    where: Located | None = None  # None: the distance is i − j
 
     def block(self, i: Tensor, j: Tensor, scores: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
-        column = i[:, None] - j + self.zero  # (rows, keys)
+        column = distances(self.where, i, j) + self.zero  # (1 or batch, rows, keys)
         # A causal table has no distances of the future; attention masks what is read in their place.
-        return self.table[:, column.clamp(0, self.table.shape[1] - 1)][None]
+        return self.table[:, column.clamp(0, self.table.shape[1] - 1)].movedim(0, 1)
 
 
 @dataclass(frozen=True)
@@ -77,17 +96,28 @@ class Scaled(Form):
     """A piecewise-linear function per head of a table over distances, scaled per row.
 
     B_ij = Σ_u out[h, u] · relu(slope[u] · x_ij + shift[u]) + offset[h],  x_ij = table[i − j] / row[i].
+    With `column`, for attention in both directions: x_ij = table[|i − j|] / (row[i] if i ≥ j else column[j]).
     """
 
-    table: Tensor  # (distances,), causal
-    row: Tensor  # (1 or batch, keys)
+    table: Tensor  # (distances,), from distance 0 on
+    row: Tensor  # (1 or batch, queries)
     slope: Tensor  # (units,)
     shift: Tensor  # (units,)
     out: Tensor  # (heads, units)
     offset: Tensor  # (heads,)
+    first: int = 0  # index of the first query
+    column: Tensor | None = None  # (1 or batch, keys)
+    where: Located | None = None  # None: the distance is i − j
 
     def block(self, i: Tensor, j: Tensor, scores: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
-        x = self.table[(i[:, None] - j).clamp(min=0)] / self.row[:, i, None]  # (1 or batch, rows, keys)
+        distance = distances(self.where, i, j)  # (1 or batch, rows, keys)
+        scale = self.row[:, i - self.first, None]  # (1 or batch, rows, 1)
+        if self.column is None:
+            distance = distance.clamp(min=0)
+        else:
+            scale = torch.where(distance < 0, self.column[:, None, j], scale)
+            distance = distance.abs()
+        x = self.table[distance] / scale  # (1 or batch, rows, keys)
         units = F.relu(x[..., None] * self.slope + self.shift)  # (1 or batch, rows, keys, units)
         return (units @ self.out.T + self.offset).movedim(-1, 1)
 
@@ -126,3 +156,10 @@ def terms(form: Form | None) -> list[Form]:
     if form is None:
         return []
     return [part for term in form.terms for part in terms(term)] if isinstance(form, Sum) else [form]
+
+
+def locate(form: Form, where: Located) -> Form:
+    """The form with the positions by which its terms measure distances. Running sums and scores need none."""
+    if isinstance(form, Sum):
+        return Sum(tuple(locate(term, where) for term in form.terms))
+    return replace(form, where=where) if isinstance(form, Toeplitz | Scaled) else form

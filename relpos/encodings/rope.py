@@ -3,35 +3,12 @@
 from collections.abc import Mapping
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from relpos.encodings.call import Call
 from relpos.encodings.encoding import Encoding
-from relpos.encodings.rope_scaling import Scaling, rotation
-
-
-def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """Rotate pairs of dimensions.
-
-    Args:
-        x: Queries or keys, (batch, heads, length, head_dim).
-        cos: Cosines of the angles, (1 or batch, length, pairs).
-        sin: Sines of the angles, (1 or batch, length, pairs).
-        layout: Which dimensions form pair k: k and k + pairs ("half"), or 2k and 2k + 1 ("interleaved").
-
-    Returns:
-        x with its first 2·pairs dimensions rotated and the rest unchanged.
-    """
-    pairs = cos.shape[-1]
-    cos, sin = cos[:, None], sin[:, None]  # (1 or batch, 1, length, pairs)
-    turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
-    if layout == "half":
-        a, b = turned.chunk(2, dim=-1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
-    a, b = turned[..., 0::2], turned[..., 1::2]
-    turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
-    return torch.cat([turned, rest], dim=-1)
+from relpos.encodings.rope_scaling import Scaling, read_parameters
+from relpos.encodings.rotation import Rotation
 
 
 class Rope(Encoding):
@@ -69,15 +46,28 @@ class Rope(Encoding):
         super().__init__(heads, head_dim)
         self.layout = layout
         numbers = {"base": base, "fraction": fraction, "scaling": scaling, "factor": factor, "length": length}
-        self.rotation = rotation(head_dim, numbers, rope_parameters)
+        self.rope = read_parameters(head_dim, numbers, rope_parameters)
 
     @property
     def depends_on_length(self) -> bool:
-        return self.rotation.depends_on_length
+        return self.rope.depends_on_length
 
-    def rotate(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        theta = self.rotation.frequencies(call.lengths, call.dtype)
-        angle = call.positions[..., None].to(call.dtype) * theta  # (1 or batch, keys, pairs)
-        cos, sin = angle.cos() * self.rotation.amplitude, angle.sin() * self.rotation.amplitude
-        last = call.keys - call.queries
-        return turn(q, cos[:, last:], sin[:, last:], self.layout), turn(k, cos, sin, self.layout)
+    def rotation(self, call: Call) -> Rotation:
+        k_cos, k_sin = self.waves(call.key_positions, call.key_lengths, call)
+        if call.among_keys:
+            queries = slice(call.first, call.first + call.queries)
+            q_cos, q_sin = k_cos[:, queries], k_sin[:, queries]
+        else:
+            q_cos, q_sin = self.waves(call.query_positions, call.query_lengths, call)
+        return Rotation(q_cos, q_sin, k_cos, k_sin, self.layout)
+
+    def waves(self, positions: Tensor, lengths: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the angles of tokens, (1 or batch, tokens, pairs).
+
+        Args:
+            positions: Of the tokens, (1 or batch, tokens).
+            lengths: Of their documents, (1 or batch, tokens).
+            call: The call of attention.
+        """
+        angle = positions[..., None].to(call.dtype) * self.rope.frequencies(lengths, call.dtype)
+        return angle.cos() * self.rope.amplitude, angle.sin() * self.rope.amplitude

@@ -19,7 +19,7 @@ Scaling = Literal["default", "linear", "ntk", "dynamic", "yarn", "llama3", "long
 
 
 @dataclass(frozen=True)
-class Rotation:
+class RopeParameters:
     """The parameters of RoPE with any scaling; the comments are the names in transformers."""
 
     head_dim: int
@@ -67,36 +67,36 @@ class Rotation:
         return math.sqrt(1 + math.log(self.factor) / math.log(self.trained)) if self.factor > 1 else 1.0
 
 
-def _inverse_powers(r: Rotation, base: float | Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _inverse_powers(r: RopeParameters, base: float | Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """base^(−2k/d): (pairs,), or (…, pairs) for bases (…, 1)."""
     exponents = torch.arange(0, r.dim, 2, device=device).to(dtype) / r.dim
     return 1.0 / torch.pow(base, exponents)
 
 
-def default(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+def default(r: RopeParameters, lengths: Tensor, dtype: torch.dtype) -> Tensor:
     """θ_k = base^(−2k/d)."""
     return _inverse_powers(r, r.base, lengths.device, dtype)
 
 
-def linear(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+def linear(r: RopeParameters, lengths: Tensor, dtype: torch.dtype) -> Tensor:
     """Positions divided by the factor."""
     return default(r, lengths, dtype) / r.factor
 
 
-def ntk(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+def ntk(r: RopeParameters, lengths: Tensor, dtype: torch.dtype) -> Tensor:
     """A larger base, so that the slowest pair is stretched by the factor and the fastest not at all."""
     base = r.base * r.factor ** (r.dim / (r.dim - 2))
     return _inverse_powers(r, base, lengths.device, dtype)
 
 
-def dynamic(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+def dynamic(r: RopeParameters, lengths: Tensor, dtype: torch.dtype) -> Tensor:
     """NTK with a factor that grows with the document once it is longer than the trained length."""
     grown = lengths.clamp(min=r.length).to(dtype)[..., None]  # (1 or batch, length, 1)
     base = r.base * ((r.factor * grown / r.length) - (r.factor - 1)) ** (r.dim / (r.dim - 2))
     return _inverse_powers(r, base, lengths.device, dtype)
 
 
-def yarn(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+def yarn(r: RopeParameters, lengths: Tensor, dtype: torch.dtype) -> Tensor:
     """Fast pairs unchanged, slow pairs interpolated, a linear ramp between."""
 
     def pair_turning(turns: float) -> float:  # the pair that makes this many turns over the trained length
@@ -114,7 +114,7 @@ def yarn(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
     return theta / r.factor * (1 - keep) + theta * keep
 
 
-def llama3(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+def llama3(r: RopeParameters, lengths: Tensor, dtype: torch.dtype) -> Tensor:
     """Long waves stretched by the factor, short waves unchanged, a linear ramp between."""
     theta = default(r, lengths, dtype)
     wavelength = 2 * math.pi / theta
@@ -124,7 +124,7 @@ def llama3(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(wavelength > long, theta / r.factor, torch.where(wavelength < short, theta, between))
 
 
-def longrope(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+def longrope(r: RopeParameters, lengths: Tensor, dtype: torch.dtype) -> Tensor:
     """One factor per pair from a search: one list up to the trained length, another beyond."""
     short = torch.tensor(r.short_factor, dtype=dtype, device=lengths.device)
     long = torch.tensor(r.long_factor, dtype=dtype, device=lengths.device)
@@ -132,14 +132,14 @@ def longrope(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
     return default(r, lengths, dtype) / factors
 
 
-def proportional(r: Rotation, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+def proportional(r: RopeParameters, lengths: Tensor, dtype: torch.dtype) -> Tensor:
     """p-RoPE: only the fastest pairs are rotated, at the frequencies of the full head."""
     theta = default(r, lengths, dtype)
     turning = int(r.fraction * r.head_dim // 2)
     return torch.where(torch.arange(len(theta), device=theta.device) < turning, theta, 0.0) / r.factor
 
 
-SCALINGS: dict[Scaling, Callable[[Rotation, Tensor, torch.dtype], Tensor]] = {
+SCALINGS: dict[Scaling, Callable[[RopeParameters, Tensor, torch.dtype], Tensor]] = {
     "default": default,
     "linear": linear,
     "ntk": ntk,
@@ -158,10 +158,12 @@ _OURS = {  # transformers' keys that have another name here
     "original_max_position_embeddings": "trained",
     "max_position_embeddings": "length",
 }
-_KEYS = {*_OURS, *(set(Rotation.__dataclass_fields__) - {"head_dim", *_OURS.values()})}
+_KEYS = {*_OURS, *(set(RopeParameters.__dataclass_fields__) - {"head_dim", *_OURS.values()})}
 
 
-def rotation(head_dim: int, options: Mapping[str, object], rope_parameters: Mapping[str, object] | None) -> Rotation:
+def read_parameters(
+    head_dim: int, options: Mapping[str, object], rope_parameters: Mapping[str, object] | None
+) -> RopeParameters:
     """Read the parameters of a RoPE.
 
     Args:
@@ -187,12 +189,12 @@ def rotation(head_dim: int, options: Mapping[str, object], rope_parameters: Mapp
     if numbers["factor"] is None:  # DeepSeek-V3 and Phi-3 mean the stretch over the original length
         stretched = numbers["scaling"] in ("yarn", "longrope")
         numbers["factor"] = numbers["length"] / numbers["trained"] if stretched else 1.0  # type: ignore[operator]
-    r = Rotation(head_dim=head_dim, **numbers)  # type: ignore[arg-type]
+    r = RopeParameters(head_dim=head_dim, **numbers)  # type: ignore[arg-type]
     check(r)
     return r
 
 
-def check(r: Rotation) -> None:
+def check(r: RopeParameters) -> None:
     """Refuse parameters that are out of range.
 
     Raises:

@@ -11,6 +11,7 @@ from relpos.encodings.encoding import PLACES, Encoding
 from relpos.encodings.forms import Form, Sum
 from relpos.encodings.options import options_of
 from relpos.encodings.registry import encoding, encoding_class
+from relpos.encodings.rotation import Rotation
 
 
 class Together(Encoding):
@@ -62,6 +63,10 @@ class Together(Encoding):
         return all(part.bidirectional for part in self._each())
 
     @property
+    def axes(self) -> int:
+        return max(part.axes for part in self._each())
+
+    @property
     def needs_scores(self) -> bool:
         return any(part.needs_scores for part in self._each())
 
@@ -79,6 +84,10 @@ class Together(Encoding):
             q, k = part.rotate(q, k, call)
         return q, k
 
+    def rotation(self, call: Call) -> Rotation | None:
+        turning = [part for part in self._each() if "query and key" in part.places]
+        return turning[0].rotation(call) if len(turning) == 1 else None
+
     def gates(self, hidden: Tensor) -> Tensor | None:
         of_parts = [part.gates(hidden) for part in self._each()]
         computed = [gates for gates in of_parts if gates is not None]
@@ -89,7 +98,7 @@ class Together(Encoding):
         for part in self._each():
             own = None if call.gates is None else call.gates[..., start : start + part.gate_size]
             start += part.gate_size
-            term = part.bias(call.with_gates(own))
+            term = part.located_bias(call.with_gates(own))
             if term is not None:
                 terms.append(term)
         return Sum(tuple(terms)) if terms else None

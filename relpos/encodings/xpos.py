@@ -6,7 +6,7 @@ from torch import Tensor
 from relpos.encodings.call import Call
 from relpos.encodings.checks import positive_number
 from relpos.encodings.encoding import Encoding
-from relpos.encodings.rope import turn
+from relpos.encodings.rotation import Rotation
 
 
 class Xpos(Encoding):
@@ -34,15 +34,19 @@ class Xpos(Encoding):
     def bidirectional(self) -> bool:
         return False
 
-    def rotate(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    def rotation(self, call: Call) -> Rotation:
         d = self.head_dim
         even = torch.arange(0, d, 2, device=call.device, dtype=call.dtype)  # 2k: (pairs,)
-        position = call.positions[..., None].to(call.dtype)  # (1 or batch, keys, 1)
-        angle = position * self.base ** (-even / d)  # (1 or batch, keys, pairs)
+        zeta = (even + 0.4 * d) / (1.4 * d)
+
         # Only differences of positions matter. Counted from the middle, the powers stay in range for twice the length.
-        middle = (call.lengths[..., None] // 2).to(call.dtype)
-        scale = ((even + 0.4 * d) / (1.4 * d)) ** ((position - middle) / self.scale_base)
-        last = call.keys - call.queries
-        cos, sin = angle.cos(), angle.sin()
-        q = turn(q, (cos * scale)[:, last:], (sin * scale)[:, last:], "interleaved")
-        return q, turn(k, cos / scale, sin / scale, "interleaved")
+        def waves(positions: Tensor, lengths: Tensor, sign: int) -> tuple[Tensor, Tensor]:
+            position = positions[..., None].to(call.dtype)  # (1 or batch, tokens, 1)
+            middle = (lengths[..., None] // 2).to(call.dtype)
+            angle = position * self.base ** (-even / d)  # (1 or batch, tokens, pairs)
+            stretch = zeta ** (sign * (position - middle) / self.scale_base)
+            return angle.cos() * stretch, angle.sin() * stretch
+
+        q_cos, q_sin = waves(call.query_positions, call.query_lengths, 1)
+        k_cos, k_sin = waves(call.key_positions, call.key_lengths, -1)
+        return Rotation(q_cos, q_sin, k_cos, k_sin, "interleaved")

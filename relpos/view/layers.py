@@ -108,8 +108,9 @@ def open_layer(
     Raises:
         ValueError: If the encoding does not fit the queries, or is defined for causal attention only.
     """
-    call = make_call(q, k, position, hidden, None, causal, None, None, scale)
-    q, k, form = positioned(q, k, position, call)
+    call = make_call(q, k, position, hidden=hidden, causal=causal, scale=scale)
+    q, k, form, call = positioned(q, k, position, call)
+    q, k = call.rotated(q, k)
     return Layer(number, q.shape[1], call, form, q, k, position is not None and position.needs_scores)
 
 

@@ -1,0 +1,48 @@
+"""A rotation of queries and keys, as tables of cosines and sines."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The cosines and sines by which pairs of dimensions of each query and key are rotated.
+
+    They may hold factors as well: xPos stretches queries and shrinks keys. The first 2·pairs dimensions of a head are
+    rotated, the rest stays.
+    """
+
+    q_cos: Tensor  # (1 or batch, queries, pairs)
+    q_sin: Tensor
+    k_cos: Tensor  # (1 or batch, keys, pairs)
+    k_sin: Tensor
+    layout: str  # pair p has the dimensions p and p + pairs ("half"), or 2p and 2p + 1 ("interleaved")
+
+    def apply(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate queries (batch, heads, queries, head_dim) and keys (batch, key_heads, keys, head_dim)."""
+        return turn(q, self.q_cos, self.q_sin, self.layout), turn(k, self.k_cos, self.k_sin, self.layout)
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """Rotate pairs of dimensions.
+
+    Args:
+        x: Queries or keys, (batch, heads, length, head_dim).
+        cos: Cosines of the angles, (1 or batch, length, pairs).
+        sin: Sines of the angles, (1 or batch, length, pairs).
+        layout: Which dimensions form pair p: p and p + pairs ("half"), or 2p and 2p + 1 ("interleaved").
+
+    Returns:
+        x with its first 2·pairs dimensions rotated and the rest unchanged.
+    """
+    pairs = cos.shape[-1]
+    cos, sin = cos[:, None], sin[:, None]  # (1 or batch, 1, length, pairs)
+    turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
+    if layout == "half":
+        a, b = turned.chunk(2, dim=-1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
+    a, b = turned[..., 0::2], turned[..., 1::2]
+    turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+    return torch.cat([turned, rest], dim=-1)
