@@ -18,6 +18,7 @@ from relpos.models.auto import register_when_imported
 
 if TYPE_CHECKING:
     from relpos.attend import attention as attention
+    from relpos.attend import mass as mass
     from relpos.attend import scores as scores
     from relpos.encodings.encoding import Encoding as Encoding
     from relpos.lab.compare.api import compare as compare
@@ -38,6 +39,7 @@ _LAZY = {  # name: module, and its name there
     "draw": ("relpos.view.picture", "draw"),
     "evaluate": ("relpos.lab.evaluate.api", "evaluate"),
     "figures": ("relpos.lab.paper.figures", "draw_figures"),
+    "mass": ("relpos.attend", "mass"),
     "open": ("relpos.lab.runs.run", "open_run"),
     "scores": ("relpos.attend", "scores"),
     "train": ("relpos.lab.train.api", "train"),
@@ -51,6 +53,7 @@ __all__ = [  # without `open`: `from relpos import *` must not replace Python's 
     "encoding",
     "evaluate",
     "figures",
+    "mass",
     "names",
     "register",
     "scores",

@@ -1,5 +1,6 @@
 """Attention with any encoding: one operation."""
 
+from relpos.attend.by_distance import Mass, mass
 from relpos.attend.operation import attention, scores
 
-__all__ = ["attention", "scores"]
+__all__ = ["Mass", "attention", "mass", "scores"]

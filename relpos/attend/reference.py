@@ -37,11 +37,11 @@ def logits(q: Tensor, k: Tensor, form: Form | None, call: Call, i: Tensor) -> tu
     return scores if form is None else scores + form.block(i, call.j, scores, visible), visible
 
 
-def rows(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, i: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Attention of the queries at the indices `i`, whose q and k are rotated already.
+def weights(q: Tensor, k: Tensor, form: Form | None, call: Call, i: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights of the queries at the indices `i`, before any dropout; q and k are rotated already.
 
     Returns:
-        (batch, heads, rows, value_dim), and the log-sum-exp (batch, heads, rows) if the call asks for it.
+        (batch, heads, rows, keys), 0 for keys that are not seen; and the log-sum-exp (batch, heads, rows).
     """
     scores, visible = logits(q, k, form, call, i)
     scores = scores.masked_fill(~visible, -torch.inf)
@@ -52,15 +52,23 @@ def rows(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, i: Tens
     # A row that sees no key gets weights of 0, and its gradients have no NaN.
     alone = (scores == -torch.inf).all(dim=-1, keepdim=True)
     scores = scores.masked_fill(alone, 0.0)
-    weights = scores.softmax(dim=-1).masked_fill(alone, 0.0)[..., :keys]
+    lse = scores.logsumexp(dim=-1).masked_fill(alone[..., 0], -torch.inf)
+    return scores.softmax(dim=-1).masked_fill(alone, 0.0)[..., :keys], lse
+
+
+def rows(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, i: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Attention of the queries at the indices `i`, whose q and k are rotated already.
+
+    Returns:
+        (batch, heads, rows, value_dim), and the log-sum-exp (batch, heads, rows) if the call asks for it.
+    """
+    shares, lse = weights(q, k, form, call, i)
     if call.dropout:
         assert call.seed is not None
-        weights = weights * factors(call.seed, call.dropout, call.batch, call.heads, i, call.j, call.dtype)
-    grouped = weights.reshape(weights.shape[0], v.shape[1], -1, *weights.shape[2:])  # (…, key_heads, group, rows, keys)
+        shares = shares * factors(call.seed, call.dropout, call.batch, call.heads, i, call.j, call.dtype)
+    grouped = shares.reshape(shares.shape[0], v.shape[1], -1, *shares.shape[2:])  # (…, key_heads, group, rows, keys)
     out = grouped @ v.to(call.dtype)[:, :, None]
-    out = out.reshape(*q.shape[:3], v.shape[3]).to(v.dtype)
-    lse = scores.logsumexp(dim=-1).masked_fill(alone[..., 0], -torch.inf) if call.return_lse else None
-    return out, lse
+    return out.reshape(*q.shape[:3], v.shape[3]).to(v.dtype), lse if call.return_lse else None
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor | None]:

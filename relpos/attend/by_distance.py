@@ -1,0 +1,145 @@
+"""How much attention each head pays at each distance, exactly, in memory linear in the length."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from relpos.attend import native, reference
+from relpos.attend.chunks import block_size
+from relpos.attend.operation import positioned
+from relpos.encodings.call import Call, MaskFunction, document_ends
+from relpos.encodings.encoding import Encoding
+from relpos.encodings.forms import Form, Located, distances
+from relpos.encodings.inputs import check_tensors, make_call
+from relpos.encodings.tracing import without_autocast
+
+
+class Mass(NamedTuple):
+    """The attention of each head by distance, as a mean over the queries that see any key."""
+
+    distances: Tensor  # (distances,), query − key
+    by_distance: Tensor  # (batch, heads, distances), without what the first tokens of documents get
+    first_key: Tensor  # (batch, heads), the share of the first token of the query's document
+
+
+@torch.no_grad()
+def mass(
+    q: Tensor,
+    k: Tensor,
+    position: Encoding | None = None,
+    *,
+    hidden: Tensor | None = None,
+    gates: Tensor | None = None,
+    causal: bool = True,
+    window: int | tuple[int, int] | None = None,
+    start: int | None = None,
+    positions: Tensor | None = None,
+    documents: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    padding: Tensor | None = None,
+    mask: Tensor | MaskFunction | None = None,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    backend: str | None = None,
+) -> Mass:
+    """Sum the attention weights by distance.
+
+    Many models put much of their attention on the first token, whatever they read (an attention sink). Its share is
+    returned apart, so that it does not hide how attention falls with distance.
+
+    Args:
+        q: Queries, (batch, heads, queries, head_dim).
+        k: Keys, (batch, key_heads, keys, head_dim), not rotated.
+        position: An encoding from `relpos.encoding`.
+        hidden: The layer's normalised input, (batch, keys, width), for encodings that read it.
+        gates: `position.gates(hidden)`, (batch, heads, keys, gate_size), in place of hidden.
+        causal: Whether a query sees only keys up to its own index.
+        window: How many tokens before its own a query sees, or (before, after).
+        start: Index of the first query on the axis of the keys.
+        positions: Position of each token, (batch, keys) or (1, keys).
+        documents: Ids of packed documents, integers (batch, keys).
+        cu_seqlens: The same as boundaries, (documents + 1,); batch 1.
+        padding: Boolean (batch, keys), False for keys that must not be seen.
+        mask: Boolean, broadcastable to (batch, heads, queries, keys); or a function (b, h, i, j) -> seen.
+        sinks: One logit per head, (heads,), that joins each softmax and carries no value.
+        softcap: Replaces the scaled scores s by softcap · tanh(s / softcap), before the bias is added.
+        scale: Factor of q·k; head_dim^−½ if None.
+        backend: "native" or "chunks"; if None, the faster that can run this call.
+
+    Returns:
+        The mass: `by_distance` (batch, heads, distances) with `distances`, and `first_key` (batch, heads), in float32
+        at least. For each head both add up to 1; with sinks, to what they leave. A head of which no query sees a key
+        has 0.
+
+    Raises:
+        TypeError: An argument has a wrong type or dtype.
+        ValueError: Shapes do not match, the encoding needs another argument, or the backend cannot run this call.
+
+    Example:
+        >>> mass = relpos.mass(q, k, relpos.encoding("rope", heads=12, head_dim=64))
+        >>> nearest = mass.by_distance[:, :, :16].sum(-1)  # (batch, heads): attention to the last 16 tokens
+    """
+    if backend not in (None, "native", "chunks"):
+        raise ValueError(f"the backend of mass is 'native' or 'chunks', not {backend!r}.")
+    check_tensors(q, k, None)
+    with without_autocast(q.device):
+        call = make_call(
+            q,
+            k,
+            position,
+            hidden=hidden,
+            gates=gates,
+            causal=causal,
+            window=window,
+            start=start,
+            positions=positions,
+            documents=documents,
+            cu_seqlens=cu_seqlens,
+            padding=padding,
+            mask=mask,
+            sinks=sinks,
+            softcap=softcap,
+            scale=scale,
+        )
+        q, k, form, call = positioned(q, k, position, call)
+        reason = native.refuses(q, form, call)
+        if backend == "native" and reason:
+            raise ValueError(f"the backend 'native' cannot run this: {reason}")
+        sums = sums_by_block if reason or backend == "chunks" else getattr(native, "mass", sums_by_block)
+        by_distance, first_key, rows = sums(q, k, form, call)
+        rows = rows.clamp(min=1)
+        return Mass(call.distances.long(), by_distance / rows[..., None], first_key / rows)
+
+
+def sums_by_block(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums of the weights, materialised for one block of queries at a time.
+
+    Returns:
+        By distance (batch, heads, distances), of the first tokens (batch, heads), and how many queries see a key
+        (batch, heads).
+    """
+    q, k = call.rotated(q, k)
+    size = block_size(q, form, call)
+    indices = call.i
+    columns = len(call.distances)
+    by_distance = q.new_zeros(call.batch, call.heads, columns, dtype=call.dtype)
+    first_key, rows = (q.new_zeros(call.batch, call.heads, dtype=call.dtype) for _ in range(2))
+    where = None if call.even else Located(call.query_positions, call.key_positions, call.first)
+    first = None if call.documents is None else document_ends(call.documents)[0]  # (batch, keys)
+    for start in range(0, call.queries, size):
+        i = indices[start : start + size]
+        weights, _ = reference.weights(q[:, :, start : start + size], k, form, call, i)
+        rows += (weights.sum(-1) > 0).sum(-1)
+        if first is None:
+            first_key += weights[..., 0].sum(-1)
+            weights[..., 0] = 0.0
+        else:
+            at = first[:, None, i, None].expand(-1, call.heads, -1, -1)  # (batch, heads, rows, 1)
+            first_key += weights.gather(-1, at)[..., 0].sum(-1)
+            weights.scatter_(-1, at, 0.0)
+        column = (distances(where, i, call.j) + call.zero).clamp(0, columns - 1).flatten(1)  # (1 or batch, entries)
+        index = column[:, None].expand(call.batch, call.heads, -1)
+        by_distance.scatter_add_(2, index, weights.flatten(2))
+    return by_distance, first_key, rows
