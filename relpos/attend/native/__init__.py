@@ -4,6 +4,8 @@
 `operators` run it.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -51,18 +53,24 @@ def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
 
 
 def refuses_call(form: Form | None, call: Call) -> str | None:
-    """Why the kernel cannot run a form and masks, as a sentence; None if it can."""
+    """Why the kernel cannot run a form or the masks of a call, as a sentence; None if it can."""
     kinds = [type(term) for term in terms(form)]
     runs = not kinds or kinds == [Scaled] or (set(kinds) <= {Toeplitz, RankOne} and kinds.count(RankOne) <= 1)
     if not runs:
         names = " + ".join(kind.__name__ for kind in kinds)
         return f"the native kernel cannot run the form {names}: it runs Toeplitz, RankOne, their sum, and Scaled."
-    if call.mask is not None:
-        return "the native kernel cannot run mask=: it runs causal=, window=, documents= and padding=."
-    if call.first < 0:
-        return f"the native kernel counts tokens from 0, and the first query has the index {call.first}."
     if any(isinstance(term, Scaled) and term.column is not None for term in terms(form)):
         return "the native kernel runs a Scaled bias that is scaled per query, and this one is scaled per key too."
+    if call.mask is not None:
+        return "the native kernel cannot run mask=: it runs causal=, window=, documents= and padding=."
+    return refuses_places(kinds, call)
+
+
+def refuses_places(kinds: Sequence[type[Form]], call: Call) -> str | None:
+    """Why the kernel cannot run the indices and positions of a call, as a sentence; None if it can."""
+    last = call.first + call.queries - 1
+    if call.first < 0:
+        return f"the native kernel counts tokens from 0, and the first query has the index {call.first}."
     if {Toeplitz, Scaled} & set(kinds) and not call.even:
         return (
             "the native kernel reads a bias over distances by the difference of two indices, and with these positions= "
@@ -70,10 +78,7 @@ def refuses_call(form: Form | None, call: Call) -> str | None:
         )
     if not call.among_keys and (RankOne in kinds or call.documents is not None):
         what = "a RankOne bias has" if RankOne in kinds else "documents= have"
-        return (
-            f"{what} one value per key, and the queries, {call.first} to {call.first + call.queries - 1}, are not all "
-            f"among the {call.keys} keys."
-        )
+        return f"{what} one value per key, and the queries, {call.first} to {last}, are not all among {call.keys} keys."
     return None
 
 
@@ -92,8 +97,8 @@ def attention(
             `skipped_fraction` returns how many the last call left out.
 
     Returns:
-        The output, (batch, heads, queries, value_dim) in the dtype of q, and the log-sum-exp of each row, (batch, heads,
-        queries) in float32, or None if the call does not ask for it.
+        The output, (batch, heads, queries, value_dim) in the dtype of q, and the log-sum-exp of each row, (batch,
+        heads, queries) in float32, or None if the call does not ask for it.
 
     Raises:
         RuntimeError: The kernel cannot run this call.
@@ -118,7 +123,8 @@ def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, T
 
     Returns:
         Means over the queries that see a key, in float64: the weight at each difference of indices, ascending as in
-        `call.distances`, without the first token of each query's document, (batch, heads, distances); and the weight of that token, (batch, heads).
+        `call.distances`, without the first token of each query's document, (batch, heads, distances); and the weight of
+        that token, (batch, heads).
 
     Raises:
         RuntimeError: The kernel cannot run this call.
@@ -180,5 +186,5 @@ def make_inputs(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, 
         )
         inputs.interleaved = rotation.layout == "interleaved"
     for term in terms(form):
-        FILES[type(term)].describe(term, call, inputs)  # type: ignore[operator, index]
+        FILES[type(term)].describe(term, call, inputs)
     return inputs

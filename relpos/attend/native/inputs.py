@@ -145,6 +145,6 @@ class Prepared:
         if answer != library.constant("OK"):
             p = self.problem
             raise RuntimeError(
-                f"the native attention kernel refused its input: form {p.form}, dtype {p.dtype}, head_dim {p.head_dim}, "
-                f"value_dim {p.value_dim}, {p.queries} queries from {p.start} on, {p.keys} keys."
+                f"the native attention kernel refused its input: form {p.form}, dtype {p.dtype}, head_dim "
+                f"{p.head_dim}, value_dim {p.value_dim}, {p.queries} queries from {p.start} on, {p.keys} keys."
             )

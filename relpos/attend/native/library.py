@@ -11,14 +11,14 @@ from torch import Tensor
 
 INTERFACE = 3  # the meaning of fields and buffers that this package knows: INTERFACE of api.h
 MAX_DIM = 512  # the largest head_dim and value_dim, for those who must not load the library (a traced call)
-# The fields that this package sets. A library without one of them is of another version.
-FIELDS = frozenset(
-    """batch heads key_heads queries keys head_dim value_dim start form dtype threads skip scale causal window_left
+# The fields that this package sets. A library with others is of another version.
+FIELDS = """
+    batch heads key_heads queries keys head_dim value_dim start form dtype threads skip scale causal window_left
     window_right first end padding softcap dropout seed sinks q k v out lse q_cos q_sin k_cos k_sin q_rotation_stride
     k_rotation_stride pairs interleaved table table_stride zero distances total_high total_low weight symmetric weighted
-    inverse inverse_stride knots knot base gain bend skipping grad_out grad_q grad_k grad_v grad_lse grad_table grad_total
-    grad_total_query grad_weight grad_inverse grad_scaled_sums mass mass_first mass_rows""".split()
-)
+    inverse inverse_stride knots knot base gain bend skipping grad_out grad_q grad_k grad_v grad_lse grad_table
+    grad_total grad_total_query grad_weight grad_inverse grad_scaled_sums mass mass_first mass_rows
+"""
 
 
 class Array(ctypes.Structure):
@@ -80,7 +80,7 @@ class Interface:
             "Problem", (ctypes.Structure,), {"_fields_": fields, "__slots__": ()}
         )
         self.fits = (
-            offsets.keys() == FIELDS
+            offsets.keys() == set(FIELDS.split())
             and all(getattr(self.problem, name).offset == offset for name, offset in offsets.items())
             and sizes == {"relpos_problem": ctypes.sizeof(self.problem), "relpos_array": ctypes.sizeof(Array)}
             and self.constants["INTERFACE"] == INTERFACE

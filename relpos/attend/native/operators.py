@@ -69,14 +69,14 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     prepared, _ = prepare(inputs)
     p = prepared.problem
     rows = inputs.q.shape[:3]
-    out, lse = empty_out(inputs), torch.empty(2, *rows)
+    out, lse = empty_out(inputs), torch.empty(2, *rows, dtype=torch.float32)
     words = library.load().relpos_skipping_words(ctypes.byref(p))
     skipping = torch.zeros(words, dtype=torch.int64)
     p.out, p.lse, p.skipping = Array.of(out), lse.data_ptr(), skipping.data_ptr() or None
     prepared.run("relpos_forward")
     heads, counts = rows[0] * rows[1], constant("SKIP_COUNTS")
     _last_counts = skipping[: heads * counts].view(heads, counts).clone() if words else None
-    return out, natural(lse) if inputs.return_lse else torch.empty(0), lse, skipping
+    return out, natural(lse) if inputs.return_lse else lse.new_empty(0), lse, skipping
 
 
 def natural(lse: Tensor) -> Tensor:
@@ -126,7 +126,10 @@ def backward(
     prepared, forms = prepare(inputs)
     p = prepared.problem
     grad = torch.zeros_like(out) if grad is None else grad
-    grads = {name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in zip("qkv", arguments[:3])}
+    grads = {
+        name: torch.empty_like(x, memory_format=torch.contiguous_format)
+        for name, x in zip("qkv", arguments, strict=False)
+    }
     p.grad_q, p.grad_k, p.grad_v = (Array.of(x) for x in grads.values())
     p.grad_out, p.out, p.lse = prepared.array(grad), prepared.array(out), prepared.keep(lse).data_ptr()
     p.skipping = prepared.keep(skipping).data_ptr() or None

@@ -51,9 +51,9 @@ def fill(problem: ctypes.Structure, inputs: Inputs, keep: Keep) -> None:
 def buffers(inputs: Inputs, slots: int) -> dict[str, Tensor]:
     """Memory for the kernel's sums, by field."""
     assert inputs.total is not None
-    rows = inputs.q.shape[:3]
-    sums = {"grad_total": torch.zeros(inputs.total.shape, dtype=torch.float64), "grad_total_query": torch.empty(rows)}
-    return sums if inputs.weight is None else sums | {"grad_weight": torch.empty(rows)}
+    rows = torch.empty(2, *inputs.q.shape[:3], dtype=torch.float32)
+    sums = {"grad_total": torch.zeros(inputs.total.shape, dtype=torch.float64), "grad_total_query": rows[0]}
+    return sums if inputs.weight is None else sums | {"grad_weight": rows[1]}
 
 
 def gradients(sums: dict[str, Tensor], inputs: Inputs, problem: ctypes.Structure) -> dict[str, Tensor]:

@@ -53,7 +53,7 @@ def buffers(inputs: Inputs, slots: int) -> dict[str, Tensor]:
     _, _, knot, _, _, _ = _tensors(inputs)
     batch, heads, queries, _ = inputs.q.shape
     return toeplitz.buffers(inputs, slots) | {
-        "grad_inverse": torch.empty(batch, heads, queries),
+        "grad_inverse": torch.empty(batch, heads, queries, dtype=torch.float32),
         "grad_scaled_sums": torch.zeros(slots, heads, 4, len(knot) + 1, dtype=torch.float64),
     }
 

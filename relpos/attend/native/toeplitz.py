@@ -50,7 +50,7 @@ def buffers(inputs: Inputs, slots: int) -> dict[str, Tensor]:
     """Memory for the kernel's sums, by field."""
     assert inputs.table is not None
     padded = inputs.table.shape[-1] + 2 * constant("TABLE_PAD")
-    return {"grad_table": torch.zeros(slots, inputs.q.shape[1], padded)}
+    return {"grad_table": torch.zeros(slots, inputs.q.shape[1], padded, dtype=torch.float32)}
 
 
 def gradients(sums: dict[str, Tensor], inputs: Inputs, problem: ctypes.Structure) -> dict[str, Tensor]:
