@@ -152,11 +152,11 @@ class RankOne {
 public:
     static bool fits(const relpos_problem& p) { return p.start + p.queries <= p.keys; }  // the queries are tokens
     static const float* factors(const relpos_problem& p, int64_t b, int64_t h) {
-        return p.weight + (b * p.heads + h) * (p.keys + RELPOS_ROW_PAD);
+        return p.weight + (b * p.heads + h) * p.total_stride;
     }
 
     RankOne(const relpos_problem& p, int64_t b, int64_t h) {
-        const int64_t head = (b * p.heads + h) * (p.keys + RELPOS_ROW_PAD);
+        const int64_t head = (b * p.heads + h) * p.total_stride;
         high_ = p.total_high + head, low_ = p.total_low + head, weight_ = p.weight + head;
         mirror_ = splat(p.symmetric ? -1.0f : 1.0f);
     }

@@ -34,6 +34,8 @@ class Encoding(nn.Module):
         tables: Names of parameters with one entry per distance. Most entries get little gradient, so training may
             give them a learning rate of their own.
         gate_size: Values per token and head that `gates` computes from the layer's input.
+        running: Whether the bias is a RankOne whose total is a running sum of one step per token, and its steps and
+            weights follow from each token's gates alone: a cache then extends it token by token.
 
     Example:
         >>> class Linear(relpos.Encoding):
@@ -48,6 +50,7 @@ class Encoding(nn.Module):
     formula: ClassVar[str]
     tables: ClassVar[tuple[str, ...]] = ()
     gate_size: int = 0
+    running: ClassVar[bool] = False
     options: dict[str, Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -136,6 +139,11 @@ class Encoding(nn.Module):
     @property
     def depends_on_length(self) -> bool:
         """Whether a longer sequence changes what earlier tokens see (dynamic RoPE scalings)."""
+        return False
+
+    @property
+    def rotates_by_position(self) -> bool:
+        """Whether `rotation` of a token depends on its position alone, so that a cache may keep keys rotated."""
         return False
 
     def embed(self, x: Tensor, start: int = 0, documents: Tensor | None = None) -> Tensor:
