@@ -6,7 +6,6 @@ table that is out of date would give wrong results without a sign.
 """
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,33 +27,24 @@ class Watch:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.tensors = [(place, name, x.detach().clone()) for place, name, x in _tensors(module)]
-        self.settings = [(part, copy.deepcopy(_settings(part))) for part in module.modules()]
+        places = [place for part in module.modules() for place in (part._parameters, part._buffers, vars(part))]
+        self.tensors = [(p, name, x.detach().clone()) for p in places for name, x in p.items() if isinstance(x, Tensor)]
+        self.settings = [
+            (vars(part), name, copy.deepcopy(value))
+            for part in module.modules()
+            for name, value in vars(part).items()
+            if name[0] != "_" and name not in ("training", "options") and not isinstance(value, Tensor)
+        ]
 
     def unchanged(self, module: nn.Module) -> bool:
-        """Whether this is the same module, with equal parameters, buffers and settings."""
+        """Whether this is the same module, with equal parameters, buffers and attributes."""
         if module is not self.module:
             return False
         for place, name, before in self.tensors:
             now = place.get(name)
             if now is None or now.dtype != before.dtype or now.device != before.device or not torch.equal(now, before):
                 return False
-        return all(_settings(part) == before for part, before in self.settings)
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-    for part in module.modules():
-        for place in (part._parameters, part._buffers, vars(part)):
-            yield from ((place, name, x) for name, x in place.items() if isinstance(x, Tensor))
-
-
-def _settings(module: nn.Module) -> dict[str, Any]:
-    """The module's own attributes, but for tensors and for what PyTorch keeps."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if name[0] != "_" and name not in ("training", "options") and not isinstance(value, Tensor)
-    }
+        return all(place.get(name) == before for place, name, before in self.settings)
 
 
 @dataclass
@@ -65,7 +55,7 @@ class Tables:
     capacity: int
     dtype: torch.dtype
     device: torch.device
-    rotation: Rotation | None = None
+    waves: "Waves | None" = None
     ready: native.Ready | None = None
     biased: bool = field(default=False)  # whether `ready` has been looked for
 
@@ -110,7 +100,7 @@ class Kept:
             return None
         if backend not in (None, "native") or not call.causal or not call.among_keys or call.token_positions is not None:
             return None
-        if native.refuses(q, None, call) is not None or not _is_plain((q, k, v, call.sinks, *position.parameters())):
+        if not _is_plain(position, q, k, v, call.sinks) or native.refuses(q, None, call) is not None:
             return None
         ready: native.Ready | Running | None = running
         if running is None and _is_fixed(position):
@@ -136,21 +126,16 @@ class Kept:
             Queries and keys of the same shapes and dtypes.
         """
         tokens, dtype = q.shape[2], torch.promote_types(q.dtype, torch.float32)
-        rotation: Rotation | None
-        if positions is None and tokens <= native.FEW and _is_plain(tuple(position.parameters())):
+        if positions is None and tokens <= native.FEW and _is_plain(position, q, k):
             tables = self._for(position, start + tokens, dtype, q.device)
-            if tables.rotation is None:
-                call = Call(tables.capacity, tables.capacity, dtype=dtype, device=q.device)
-                tables.rotation = position.rotation(call)
-            rotation, rows = tables.rotation, slice(start, start + tokens)
-        else:
-            if positions is None:
-                positions = torch.arange(start, start + tokens, device=q.device)[None]
-            call = Call(tokens, tokens, dtype=dtype, device=q.device, token_positions=positions)
-            rotation, rows = position.rotation(call), slice(None)
+            if tables.waves is None:
+                tables.waves = _waves(position, tables)
+            return tables.waves.turn(q, k, start)
+        if positions is None:
+            positions = torch.arange(start, start + tokens, device=q.device)[None]
+        rotation = position.rotation(Call(tokens, tokens, dtype=dtype, device=q.device, token_positions=positions))
         assert rotation is not None
-        turned_q = turn(q.to(dtype), rotation.q_cos[:, rows], rotation.q_sin[:, rows], rotation.layout)
-        turned_k = turn(k.to(dtype), rotation.k_cos[:, rows], rotation.k_sin[:, rows], rotation.layout)
+        turned_q, turned_k = rotation.apply(q.to(dtype), k.to(dtype))
         return turned_q.to(q.dtype), turned_k.to(k.dtype)
 
     @torch.no_grad()
@@ -186,6 +171,45 @@ def _is_fixed(position: Encoding) -> bool:
     return not (position.needs_hidden or position.needs_scores or position.depends_on_length)
 
 
-def _is_plain(tensors: tuple[Tensor | None, ...]) -> bool:
-    """Whether no gradient and no trace needs to see what is computed from these tensors."""
-    return not native.needs_operator(tensors)
+def _is_plain(position: Encoding, *tensors: Tensor | None) -> bool:
+    """Whether no gradient and no trace needs to see what is computed from the encoding and these tensors."""
+    learns = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in position.parameters())
+    return not learns and not native.needs_operator(tensors)
+
+
+class Waves:
+    """The rotation of an encoding for all tokens below a capacity, laid out for few operations per step.
+
+    Where all dimensions are rotated in halves (a, b), a rotation is x · (cos, cos) + (b, a) · (−sin, sin).
+    """
+
+    def __init__(self, rotation: Rotation, head_dim: int) -> None:
+        self.rotation, self.pairs = rotation, rotation.q_cos.shape[2]
+        self.together = (
+            rotation.layout == "half"
+            and 2 * self.pairs == head_dim
+            and torch.equal(rotation.q_cos, rotation.k_cos)
+            and torch.equal(rotation.q_sin, rotation.k_sin)
+        )
+        cos, sin = rotation.k_cos[0], rotation.k_sin[0]  # (capacity, pairs)
+        self.cos, self.sin = torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1)
+
+    def turn(self, q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """Rotate queries and keys of the tokens from `start` on."""
+        rows, heads = slice(start, start + q.shape[2]), q.shape[1]
+        if not self.together:
+            r = self.rotation
+            turned_q = turn(q.to(self.cos.dtype), r.q_cos[:, rows], r.q_sin[:, rows], r.layout)
+            turned_k = turn(k.to(self.cos.dtype), r.k_cos[:, rows], r.k_sin[:, rows], r.layout)
+            return turned_q.to(q.dtype), turned_k.to(k.dtype)
+        x = torch.cat([q, k], dim=1).to(self.cos.dtype)
+        turned = torch.addcmul(x * self.cos[rows], x.roll(self.pairs, -1), self.sin[rows]).to(q.dtype)
+        return turned[:, :heads], turned[:, heads:]
+
+
+@torch.no_grad()
+def _waves(position: Encoding, tables: Tables) -> Waves:
+    """The encoding's rotation."""
+    rotation = position.rotation(Call(tables.capacity, tables.capacity, dtype=tables.dtype, device=tables.device))
+    assert rotation is not None
+    return Waves(rotation, position.head_dim)

@@ -9,6 +9,8 @@ from torch import Tensor
 from relpos.attend import reference
 from relpos.attend.backends import choose
 from relpos.attend.cache import Cache, new_positions
+from relpos.attend.kept import Kept
+from relpos.attend.native.running import Running
 from relpos.encodings.call import Call, MaskFunction
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Form
@@ -99,6 +101,8 @@ def attention(
         if cache is not None:
             if start is not None or cu_seqlens is not None:
                 raise ValueError("with a cache the queries are the last tokens: leave start and cu_seqlens out.")
+            if padding is not None:
+                check_shape("padding", padding, (len(q), cache.length + q.shape[2]))
             q, k, v, gates = with_cache(cache, q, k, v, position, hidden, gates, causal, documents, positions)
             hidden, start = None, cache.length - q.shape[2]
         call = make_call(
@@ -122,7 +126,10 @@ def attention(
             scale=scale,
             return_lse=return_lse,
         )
-        out, lse = attend(q, k, v, position, call, backend, cache)
+        if cache is None:
+            out, lse = attend(q, k, v, position, call, backend)
+        else:
+            out, lse = attend(q, k, v, position, call, backend, cache.kept, cache.running, cache.rotated)
     return (out, lse) if return_lse else out
 
 
@@ -133,14 +140,31 @@ def attend(
     position: Encoding | None,
     call: Call,
     backend: str | None = None,
-    cache: Cache | None = None,
+    kept: Kept | None = None,
+    running: Running | None = None,
+    rotated: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention with arguments that have been checked: the output and, if the call asks for it, the log-sum-exp."""
-    if cache is not None:
-        steps = cache.kept.attention(q, k, v, position, call, backend, cache.running)
-        if steps is not None:
-            return steps
-    q, k, form, call = positioned(q, k, position, call, rotated=cache is not None and cache.rotated)
+    """Attention with arguments that have been checked.
+
+    Args:
+        q: Queries, (batch, heads, queries, head_dim).
+        k: Keys, (batch, key_heads, keys, head_dim).
+        v: Values, (batch, key_heads, keys, value_dim).
+        position: The encoding.
+        call: The call of attention.
+        backend: The name of the backend, or None for the fastest.
+        kept: What a decoder keeps of the encoding between its steps.
+        running: The running sums of the encoding's bias, if a cache keeps them.
+        rotated: Whether q and k are already rotated.
+
+    Returns:
+        The output and, if the call asks for it, the log-sum-exp.
+    """
+    if kept is not None:
+        step = kept.attention(q, k, v, position, call, backend, running)
+        if step is not None:
+            return step
+    q, k, form, call = positioned(q, k, position, call, rotated)
     out, lse = choose(backend, q, form, call).attention(q, k, v.to(q.dtype), form, call)
     return out.to(v.dtype), lse
 

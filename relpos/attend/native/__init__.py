@@ -119,7 +119,7 @@ def attention(
     Raises:
         RuntimeError: The kernel cannot run this call.
     """
-    inputs = make_inputs(q, k, v, form, call, skip)
+    inputs = make_inputs(q, k, v, form, call, skip and ready is None)
     if ready is not None:
         prepared = Prepared(inputs)
         ready.fill(prepared)

@@ -26,7 +26,7 @@ class Running:
     def __init__(self, form: RankOne, capacity: int) -> None:
         total, weight = form.total, form.weight
         exponent = unit_exponent(total, weight)  # (batch, heads, 1)
-        self.unit, self.units = power_of_two(exponent), power_of_two(-exponent)
+        self.units, self.weigh = power_of_two(-exponent), power_of_two(exponent) * LOG2E
         self.weighted = weight is not None
         # high, low and weight: (3, batch, heads, capacity + pad)
         self.rows = torch.zeros(3, *total.shape[:2], capacity + constant("ROW_PAD"))
@@ -47,14 +47,13 @@ class Running:
         end = self.length + tokens
         if end > self.capacity:
             return False
-        scaled = form.total * self.units
-        scaled += self.sum
-        new = self.rows[..., self.length : end]
-        new[0] = scaled
-        new[1] = scaled - new[0]
-        new[2] = self.unit * LOG2E if form.weight is None else form.weight * (self.unit * LOG2E)
+        scaled = torch.addcmul(self.sum, form.total, self.units)
+        high, low, weight = new = self.rows[..., self.length : end]
+        high.copy_(scaled)
+        low.copy_(scaled - high)
+        weight.copy_(self.weigh if form.weight is None else form.weight * self.weigh)
         self.sum, self.length = scaled[..., -1:], end
-        return float(new.abs().amax()) < LARGEST
+        return float(torch.linalg.vector_norm(new, torch.inf)) < LARGEST
 
     def crop(self, length: int) -> None:
         """Forget all tokens from `length` on."""
