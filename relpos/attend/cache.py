@@ -1,5 +1,8 @@
 """What a decoder keeps of one layer between its steps."""
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -113,6 +116,16 @@ class Cache:
         seen = [self._tensors[name][:, :, :end] for name in new]
         return q, seen[0], seen[1], seen[2] if gates is not None else None
 
+    @contextlib.contextmanager
+    def unless_it_fails(self) -> Iterator[None]:
+        """Within it, an error takes back what was added: after a refused call the cache is what it was."""
+        before = self._length
+        try:
+            yield
+        except BaseException:
+            self.crop(min(before, self._length))
+            raise
+
     @property
     def rotated(self) -> bool:
         """Whether its keys are rotated."""
@@ -133,8 +146,8 @@ class Cache:
             if (x.shape[:2], x.shape[3:], x.dtype, x.device) != (old.shape[:2], old.shape[3:], old.dtype, old.device):
                 raise ValueError(
                     f"{name} of the new tokens is {tuple(x.shape)}, {x.dtype}, on {x.device}, but the cache holds "
-                    f"{(*old.shape[:2], self._length, *old.shape[3:])}, {old.dtype}, on {old.device}: only the number of "
-                    "tokens may differ."
+                    f"{(*old.shape[:2], self._length, *old.shape[3:])}, {old.dtype}, on {old.device}: "
+                    "only the number of tokens may differ."
                 )
 
     def _write(self, name: str, x: Tensor, end: int) -> None:
@@ -143,7 +156,8 @@ class Cache:
             # Gradients flow through a copy, not through memory that is written again.
             self._tensors[name] = x if old is None else torch.cat([old[:, :, : self._length], x], dim=2)
             return
-        if old is None or old.shape[2] < end or old.requires_grad or old.is_inference() != torch.is_inference_mode_enabled():
+        writable = old is not None and not old.requires_grad and old.is_inference() == torch.is_inference_mode_enabled()
+        if old is None or not writable or old.shape[2] < end:
             room = max(self._capacity, end + min(end, max(LEAST_ROOM, end // 2)))
             larger = x.new_empty(x.shape[0], x.shape[1], room, x.shape[3])
             if old is not None:

@@ -1,8 +1,8 @@
 """What an encoding computes for a decoding step, kept from step to step: its bias and its rotation.
 
 Both are computed for all tokens below a capacity, and again when that is exceeded or when anything has changed of which
-they were made. Parameters are compared by value: a change through `.data` or a loaded state leaves no other trace, and a
-table that is out of date would give wrong results without a sign.
+they were made. Parameters are compared by value: a change through `.data` leaves no other trace, and a table that is
+out of date would give wrong results without a sign.
 """
 
 import copy
@@ -98,7 +98,9 @@ class Kept:
         """
         if position is None or call.queries > native.FEW or "score" not in position.places:
             return None
-        if backend not in (None, "native") or not call.causal or not call.among_keys or call.token_positions is not None:
+        if backend not in (None, "native") or not call.causal or not call.among_keys:
+            return None
+        if call.token_positions is not None:
             return None
         if not _is_plain(position, q, k, v, call.sinks) or native.refuses(q, None, call) is not None:
             return None
@@ -112,7 +114,9 @@ class Kept:
                 return None  # positions restart, and there is one factor per position
         return None if ready is None else native.attention(q, k, v, None, call, ready=ready)
 
-    def rotate(self, q: Tensor, k: Tensor, position: Encoding, start: int, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+    def rotate(
+        self, q: Tensor, k: Tensor, position: Encoding, start: int, positions: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Rotate the queries and keys of new tokens, whose rotation depends on their positions alone.
 
         Args:

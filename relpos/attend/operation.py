@@ -1,5 +1,6 @@
 """Attention with any encoding, as one operation."""
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +13,9 @@ from relpos.attend.cache import Cache, new_positions
 from relpos.attend.kept import Kept
 from relpos.attend.native.running import Running
 from relpos.encodings.call import Call, MaskFunction
+from relpos.encodings.checks import check_shape
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Form
-from relpos.encodings.checks import check_shape
 from relpos.encodings.inputs import check_finite, check_position, check_tensors, make_call, read_positions
 from relpos.encodings.tracing import without_autocast
 
@@ -97,12 +98,10 @@ def attention(
         >>> out = relpos.attention(q, k, v, position, hidden=x, window=1023)
     """
     check_tensors(q, k, v)
-    with without_autocast(q.device):
+    with without_autocast(q.device), contextlib.nullcontext() if cache is None else cache.unless_it_fails():
         if cache is not None:
             if start is not None or cu_seqlens is not None:
                 raise ValueError("with a cache the queries are the last tokens: leave start and cu_seqlens out.")
-            if padding is not None:
-                check_shape("padding", padding, (len(q), cache.length + q.shape[2]))
             q, k, v, gates = with_cache(cache, q, k, v, position, hidden, gates, causal, documents, positions)
             hidden, start = None, cache.length - q.shape[2]
         call = make_call(

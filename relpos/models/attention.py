@@ -96,7 +96,15 @@ class SelfAttention(nn.Module):
             out = self.decode(q, k, v, gates, position, cache, documents, padding, total, positions)
         else:
             out = attention(
-                q, k, v, position, gates=gates, causal=self.causal, documents=documents, padding=padding, scale=self.scale
+                q,
+                k,
+                v,
+                position,
+                gates=gates,
+                causal=self.causal,
+                documents=documents,
+                padding=padding,
+                scale=self.scale,
             )
         return self.merge(out.transpose(1, 2).flatten(2))
 
@@ -113,7 +121,7 @@ class SelfAttention(nn.Module):
         total: int,
         positions: Tensor | None,
     ) -> Tensor:
-        """Attention over the new tokens and those in the cache; the model has checked its arguments once for all layers."""
+        """Attention over the new tokens and those in the cache. The model has checked its arguments for all layers."""
         batch, heads, tokens, _ = q.shape
         rotated = position is not None and position.rotates_by_position
         with without_autocast(q.device):

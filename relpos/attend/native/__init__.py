@@ -98,7 +98,13 @@ def refuses_places(kinds: Sequence[type[Form]], call: Call) -> str | None:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, skip: bool = True, ready: Ready | Running | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    form: Form | None,
+    call: Call,
+    skip: bool = True,
+    ready: Ready | Running | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention by the compiled kernel; gradients flow to q, k, v, the sinks and every tensor of the form.
 

@@ -10,9 +10,20 @@ from relpos.attend.native.inputs import Inputs, Prepared
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Form, terms
 
-FIELDS = (
-    "form", "table", "table_stride", "zero", "distances", "inverse", "inverse_stride", "knots", "knot", "base", "gain", "bend",
-)  # fmt: skip
+FIELDS = [
+    "form",
+    "table",
+    "table_stride",
+    "zero",
+    "distances",
+    "inverse",
+    "inverse_stride",
+    "knots",
+    "knot",
+    "base",
+    "gain",
+    "bend",
+]
 
 
 class Ready:
@@ -29,7 +40,7 @@ class Ready:
         nothing = torch.empty(0)
         inputs, call = Inputs(nothing, nothing, nothing), Call(capacity, capacity)
         for term in terms(form):
-            FILES[type(term)].describe(term, call, inputs)  # type: ignore[operator, index]
+            FILES[type(term)].describe(term, call, inputs)
         self.tensors: list[Tensor] = []  # kept alive
         problem = library.interface().problem()
         operators.fill(problem, inputs, self.keep)

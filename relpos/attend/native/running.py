@@ -1,7 +1,6 @@
 """A RankOne bias in the kernel's layout that grows with every decoded token."""
 
 import torch
-from torch import Tensor
 
 from relpos.attend.native.inputs import Prepared
 from relpos.attend.native.library import constant
