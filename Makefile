@@ -11,7 +11,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: figures check test test-all lint readme bench bench-train bench-evaluate clean
+.PHONY: figures check test test-all lint readme bench bench-train bench-decode bench-evaluate clean
 
 figures: $(INSTALLED)
 	$(BIN)/relpos figures --out figures $(ARGS)
@@ -49,6 +49,9 @@ bench: $(INSTALLED)
 
 bench-train: $(INSTALLED)
 	$(BIN)/python benchmarks/train.py
+
+bench-decode: $(INSTALLED)
+	$(BIN)/python benchmarks/decode.py
 
 bench-evaluate: $(INSTALLED)
 	$(BIN)/python benchmarks/evaluate.py

@@ -17,6 +17,7 @@ from relpos.encodings.registry import card, encoding, names, register
 from relpos.models.auto import register_when_imported
 
 if TYPE_CHECKING:
+    from relpos.attend import Cache as Cache
     from relpos.attend import attention as attention
     from relpos.attend import mass as mass
     from relpos.attend import scores as scores
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 # What needs torch or more is imported on first use, so that `relpos --help` and `relpos ls` never wait for it.
 _LAZY = {  # name: module, and its name there
+    "Cache": ("relpos.attend", "Cache"),
     "Encoding": ("relpos.encodings.encoding", "Encoding"),
     "attention": ("relpos.attend", "attention"),
     "compare": ("relpos.lab.compare.api", "compare"),
@@ -45,6 +47,7 @@ _LAZY = {  # name: module, and its name there
     "train": ("relpos.lab.train.api", "train"),
 }
 __all__ = [  # without `open`: `from relpos import *` must not replace Python's own
+    "Cache",
     "Encoding",
     "attention",
     "card",

@@ -61,6 +61,8 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("cope", {"scaled": False}),
     ("sinusoidal", {"amplitude": 0.1}),
     ("sum", {"parts": ["rope", "forgetting"]}),
+    ("sum", {"parts": ["xpos", "alibi"]}),
+    ("sum", {"parts": ["ssmax", "alibi"]}),
     ("sum", {"parts": ["sinusoidal", "cable", "t5", "forgetting"]}),
     ("sum", {"parts": ["kerple_log", "cable"], "part_options": {"cable": {"step": "softplus"}}}),
     ("sum", {"parts": ["fire", "dape"]}),
@@ -89,6 +91,22 @@ def decoding_step_by_step_is_the_whole_sequence(make: Make, setting: Setting) ->
             setting.close(decoded[:, :, end - 1], last)
         if not position.depends_on_length:
             setting.close(decoded, layer(x))
+
+
+def a_cache_changes_nothing(make: Make, setting: Setting) -> None:
+    position = build(make, setting)
+    layer, x = Layer(position, key_heads=2, backend=setting.backend), tokens(21, setting)
+    documents = torch.tensor([[5] * 9 + [6] * 12, [1] * 2 + [2] * 19])
+    padding = torch.ones(2, 21, dtype=torch.bool)
+    padding[0, :3] = padding[1, 12] = False
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            for step in (1, 5):
+                setting.close(layer.decode_with_cache(x, step), layer.decode(x, step))
+            if not position.depends_on_length:
+                setting.close(layer.decode_with_cache(x, 9), layer(x))
+                setting.close(layer.decode_with_cache(x, 4, documents), layer(x, documents))
+                setting.close(layer.decode_with_cache(x, 4, padding=padding), layer(x, padding=padding))
 
 
 def packed_documents_are_separate_documents(make: Make, setting: Setting) -> None:
@@ -279,6 +297,7 @@ def contracts_for(setting: Setting, position: Encoding) -> list[Callable[[Make, 
 
 CONTRACTS = [
     decoding_step_by_step_is_the_whole_sequence,
+    a_cache_changes_nothing,
     packed_documents_are_separate_documents,
     padding_hides_keys_and_nothing_else,
     every_length_works_also_past_the_trained_one,

@@ -58,3 +58,21 @@ class Layer:
             q, k, v = self.split(hidden, self.to_q), torch.cat(ks, dim=2), torch.cat(vs, dim=2)
             out.append(relpos.attention(q, k, v, self.position, gates=kept, documents=seen, **self.options))
         return torch.cat(out, dim=2)
+
+    def decode_with_cache(
+        self, x: Tensor, step: int = 1, documents: Tensor | None = None, padding: Tensor | None = None
+    ) -> Tensor:
+        """The same, by a `relpos.Cache`."""
+        cache, out = relpos.Cache(), []
+        for start in range(0, x.shape[1], step):
+            new = x[:, start : start + step]
+            end = start + new.shape[1]
+            seen, there = (None if t is None else t[:, :end] for t in (documents, padding))
+            hidden = self.position.embed(new, start=len(cache), documents=seen)
+            q, k, v = (self.split(hidden, p) for p in (self.to_q, self.to_k, self.to_v))
+            out.append(
+                relpos.attention(
+                    q, k, v, self.position, hidden=hidden, documents=seen, padding=there, cache=cache, **self.options
+                )
+            )
+        return torch.cat(out, dim=2)

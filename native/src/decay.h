@@ -109,7 +109,7 @@ struct Decay<RankOne> {
         own_ = reinterpret_cast<Range*>(carve.take(4 * blocks_));
         before_ = reinterpret_cast<Range*>(carve.take(4 * blocks_));
         after_ = reinterpret_cast<Range*>(carve.take(4 * blocks_));
-        const int64_t head = (b * p.heads + h) * (p.keys + RELPOS_ROW_PAD);
+        const int64_t head = (b * p.heads + h) * p.total_stride;
         high_ = p.total_high + head, low_ = p.total_low + head, weight_ = p.weight + head, symmetric_ = p.symmetric;
     }
 

@@ -17,6 +17,9 @@
 //   end_tile(gradients)               after all vectors of the tile, which is [key][query]
 //   commit_keys(columns)              writes the sums per key; blocks of queries take turns here
 //   end_rows(rows)                    writes the sums per query
+// Where there are few queries, Form::Row gives the bias of one of them:
+//   Row(form, index, query)           a query, by its index and its row
+//   at(key)                           the bias for kLanes neighbouring keys
 // decay.h and skipping.h decide which tiles of a form can be skipped.
 #pragma once
 
@@ -47,6 +50,10 @@ struct NoBias {
     void enter(const QueryBlock&, const KeyBlock&, float*) {}
     template <int Rows, int Vectors>
     RELPOS_MEMBER void add(Vec (&)[Rows][Vectors], int, int) const {}
+    struct Row {
+        Row(const NoBias&, int, int) {}
+        RELPOS_MEMBER Vec at(int) const { return Vec{}; }
+    };
 };
 
 // Sums over the diagonals of a tile. Neighbouring keys go to different buffers, so that no vector is read right after
@@ -106,6 +113,15 @@ public:
             for (int v = 0; v < Vectors; v++) scores[m][v] += load(corner_ + (lane + v * kLanes) - (key + m));
     }
 
+    class Row {
+    public:
+        Row(const Toeplitz& form, int index, int) : last_(form.zero_ + index - (kLanes - 1)) {}
+        RELPOS_MEMBER Vec at(int key) const { return reversed(load(last_ - key)); }
+
+    private:
+        const float* last_;  // distance of the vector's last key, for key 0
+    };
+
     class Fold : public NoFold {
     public:
         static bool wanted(const relpos_problem& p) { return p.grad_table; }
@@ -136,11 +152,11 @@ class RankOne {
 public:
     static bool fits(const relpos_problem& p) { return p.start + p.queries <= p.keys; }  // the queries are tokens
     static const float* factors(const relpos_problem& p, int64_t b, int64_t h) {
-        return p.weight + (b * p.heads + h) * (p.keys + RELPOS_ROW_PAD);
+        return p.weight + (b * p.heads + h) * p.total_stride;
     }
 
     RankOne(const relpos_problem& p, int64_t b, int64_t h) {
-        const int64_t head = (b * p.heads + h) * (p.keys + RELPOS_ROW_PAD);
+        const int64_t head = (b * p.heads + h) * p.total_stride;
         high_ = p.total_high + head, low_ = p.total_low + head, weight_ = p.weight + head;
         mirror_ = splat(p.symmetric ? -1.0f : 1.0f);
     }
@@ -165,6 +181,20 @@ public:
     RELPOS_MEMBER Vec gained(int key, int lane) const {
         return (load(high_ + query_ + lane) - high_[key_ + key]) + (load(low_ + query_ + lane) - low_[key_ + key]);
     }
+
+    class Row {
+    public:
+        Row(const RankOne& form, int index, int)
+            : form_(form), high_(form.high_[index]), low_(form.low_[index]), weight_(form.weight_[index]) {}
+        RELPOS_MEMBER Vec at(int key) const {
+            const Vec gained = (high_ - load(form_.high_ + key)) + (low_ - load(form_.low_ + key));
+            return -weight_ * larger(gained, form_.mirror_ * gained);
+        }
+
+    private:
+        const RankOne& form_;
+        const float high_, low_, weight_;
+    };
 
     class Fold;
 
@@ -253,6 +283,16 @@ public:
         a_.add(scores, key, lane), b_.add(scores, key, lane);
     }
     RELPOS_MEMBER Vec gained(int key, int lane) const { return b_.gained(key, lane); }
+
+    class Row {
+    public:
+        Row(const Sum& form, int index, int query) : a_(form.a_, index, query), b_(form.b_, index, query) {}
+        RELPOS_MEMBER Vec at(int key) { return a_.at(key) + b_.at(key); }
+
+    private:
+        typename A::Row a_;
+        typename B::Row b_;
+    };
 
     class Fold {
     public:

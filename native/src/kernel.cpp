@@ -2,6 +2,7 @@
 #include "kernel.h"
 
 #include "backward.h"
+#include "few.h"
 #include "forward.h"
 #include "mass.h"
 
@@ -32,7 +33,9 @@ static int with_form(const relpos_problem& p, const Work& work) {
 }
 
 static int forward(const relpos_problem& p) {
-    return with_form(p, [&]<class Form>() -> int { return Forward<Form>(p).run(); });
+    return with_form(p, [&]<class Form>() -> int {
+        return FewRows<Form>::takes(p) ? FewRows<Form>(p).run() : Forward<Form>(p).run();
+    });
 }
 
 static int backward(const relpos_problem& p) {

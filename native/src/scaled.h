@@ -39,6 +39,29 @@ public:
             for (int v = 0; v < Vectors; v++) scores[m][v] += load(tile_ + (key + m) * kTile + lane + v * kLanes);
     }
 
+    // Neighbouring keys have similar x: the search for the knots below starts where the last one ended.
+    class Row {
+    public:
+        Row(const Scaled& form, int index, int query)
+            : form_(form), last_(form.zero_ + index - (kLanes - 1)), inverse_(form.inverse_[query]) {}
+        RELPOS_MEMBER Vec at(int key) {
+            const Vec x = reversed(load(last_ - key)) * inverse_;
+            const float from = -largest(-x), to = largest(x);
+            while (passed_ > 0 && !(form_.knot_[passed_ - 1] < from)) passed_--;
+            while (passed_ < form_.knots_ && form_.knot_[passed_] < from) passed_++;
+            Vec bias = x * form_.gain_[passed_] + form_.base_[passed_];
+            for (int s = passed_; s < form_.knots_ && form_.knot_[s] < to; s++)
+                bias += form_.bend_[s] * larger(x - form_.knot_[s], Vec{});
+            return bias;
+        }
+
+    private:
+        const Scaled& form_;
+        const float* last_;  // distance of the vector's last key, for key 0
+        const float inverse_;
+        int passed_ = 0;  // knots below the vector's x
+    };
+
     class Fold;
 
 private:

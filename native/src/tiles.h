@@ -32,6 +32,21 @@ struct Geometry {
           group(int(p.heads / p.key_heads)) {}
 };
 
+// The keys that one query may see, but for padding: first ≤ key < last, both 0 if there are none.
+struct KeyRange {
+    int32_t first = 0, last = 0;
+
+    KeyRange(const relpos_problem& p, int64_t b, int64_t query) {
+        const int64_t index = p.start + query;
+        int64_t from = p.first ? p.first[b * p.queries + query] : 0, to = p.end ? p.end[b * p.queries + query] : p.keys;
+        if (p.causal) to = least(to, index + 1);
+        if (p.window_left >= 0) from = most(from, index - p.window_left);
+        if (p.window_right >= 0) to = least(to, index + p.window_right + 1);
+        to = least(to, p.keys);
+        if (from < to) first = int32_t(from), last = int32_t(to);
+    }
+};
+
 // A block of queries, and the keys that its lanes may see.
 struct QueryBlock {
     int start;               // index of lane 0
@@ -52,17 +67,12 @@ struct QueryBlock {
         for (int lane = 0; lane < kTile; lane++) {
             first[lane] = last[lane] = 0;
             if (lane < begin || lane >= end) continue;
-            const int64_t index = start + lane, query = b * g.queries + index - g.offset;
-            int64_t from_key = p.first ? p.first[query] : 0, to_key = p.end ? p.end[query] : g.keys;
-            if (p.causal) to_key = least(to_key, index + 1);
-            if (p.window_left >= 0) from_key = most(from_key, index - p.window_left);
-            if (p.window_right >= 0) to_key = least(to_key, index + p.window_right + 1);
-            to_key = least(to_key, int64_t(g.keys));
-            if (from_key >= to_key) {
+            const KeyRange seen(p, b, start + lane - g.offset);
+            if (seen.first >= seen.last) {
                 all_to = 0;
                 continue;
             }
-            first[lane] = int32_t(from_key), last[lane] = int32_t(to_key);
+            first[lane] = seen.first, last[lane] = seen.last;
             low = least(low, int(first[lane])), high = most(high, int(last[lane]));
             all_from = most(all_from, int(first[lane])), all_to = least(all_to, int(last[lane]));
         }

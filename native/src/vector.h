@@ -52,6 +52,41 @@ RELPOS_INLINE float largest(Vec x) {
         for (int i = 0; i < half; i++) part[i] = part[i] > part[i + half] ? part[i] : part[i + half];
     return part[0];
 }
+// The lanes in reverse order.
+template <class V>
+RELPOS_INLINE V reversed(V x) {
+    if constexpr (sizeof(V) == 16)
+        return __builtin_shufflevector(x, x, 3, 2, 1, 0);
+    else if constexpr (sizeof(V) == 32)
+        return __builtin_shufflevector(x, x, 7, 6, 5, 4, 3, 2, 1, 0);
+    else
+        return __builtin_shufflevector(x, x, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+}
+
+// Lane i of the result is the sum of all lanes of x[i]. At every step pairs of vectors become one: within each 2·Half
+// lanes of it, the first half is a sum of halves of the first, the second half of the second.
+template <int... I>
+struct Lanes {};
+template <int Count, int... I>
+struct CountLanes : CountLanes<Count - 1, Count - 1, I...> {};
+template <int... I>
+struct CountLanes<0, I...> {
+    typedef Lanes<I...> type;
+};
+template <int Half, int... I>
+RELPOS_INLINE Vec join_sums(Vec a, Vec b, Lanes<I...>) {
+    return __builtin_shufflevector(a, b, (I % (2 * Half) < Half ? I : I - Half + kLanes)...) +
+           __builtin_shufflevector(a, b, (I % (2 * Half) < Half ? I + Half : I + kLanes)...);
+}
+template <int Half = kLanes / 2>
+RELPOS_INLINE Vec sum_each(Vec (&x)[kLanes]) {
+    RELPOS_UNROLL
+    for (int i = 0; i < Half; i++) x[i] = join_sums<Half>(x[i], x[i + Half], typename CountLanes<kLanes>::type{});
+    if constexpr (Half > 1)
+        return sum_each<Half / 2>(x);
+    else
+        return x[0];
+}
 // Between log2(x) − 0.0861 and log2(x) for a normal x > 0: its bits, read as a number. −127 for 0.
 RELPOS_INLINE Vec log2_below(Vec x) { return __builtin_convertvector((VecInt)x, Vec) * 0x1p-23f - 127.0f; }
 // Between log2(x) and log2(x) + 0.0861.

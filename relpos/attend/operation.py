@@ -1,5 +1,6 @@
 """Attention with any encoding, as one operation."""
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -8,10 +9,14 @@ from torch import Tensor
 
 from relpos.attend import reference
 from relpos.attend.backends import choose
+from relpos.attend.cache import Cache, new_positions
+from relpos.attend.kept import Kept
+from relpos.attend.native.running import Running
 from relpos.encodings.call import Call, MaskFunction
+from relpos.encodings.checks import check_shape
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Form
-from relpos.encodings.inputs import check_finite, check_tensors, make_call
+from relpos.encodings.inputs import check_finite, check_position, check_tensors, make_call, read_positions
 from relpos.encodings.tracing import without_autocast
 
 
@@ -38,6 +43,7 @@ def attention(
     scale: float | None = None,
     return_lse: bool = False,
     backend: str | None = None,
+    cache: Cache | None = None,
 ) -> Any:
     """Compute attention with a positional encoding.
 
@@ -75,6 +81,8 @@ def attention(
         scale: Factor of q·k; head_dim^−½ if None. The bias is not scaled.
         return_lse: Whether to return the log-sum-exp of each row too.
         backend: "native", "flex", "chunks" or "reference"; if None, the fastest that can run this call.
+        cache: A `relpos.Cache` of earlier tokens. Then q, k, v, and hidden or gates, are those of the new tokens, which
+            are added to it, and the keys are all tokens so far: so many entries have positions, documents and padding.
 
     Returns:
         (batch, heads, queries, value_dim) in the dtype of v, computed in float32 at least. A query that may see no key
@@ -90,7 +98,12 @@ def attention(
         >>> out = relpos.attention(q, k, v, position, hidden=x, window=1023)
     """
     check_tensors(q, k, v)
-    with without_autocast(q.device):
+    with without_autocast(q.device), contextlib.nullcontext() if cache is None else cache.unless_it_fails():
+        if cache is not None:
+            if start is not None or cu_seqlens is not None:
+                raise ValueError("with a cache the queries are the last tokens: leave start and cu_seqlens out.")
+            q, k, v, gates = with_cache(cache, q, k, v, position, hidden, gates, causal, documents, positions)
+            hidden, start = None, cache.length - q.shape[2]
         call = make_call(
             q,
             k,
@@ -112,10 +125,74 @@ def attention(
             scale=scale,
             return_lse=return_lse,
         )
-        q, k, form, call = positioned(q, k, position, call)
-        out, lse = choose(backend, q, form, call).attention(q, k, v.to(q.dtype), form, call)
-        out = out.to(v.dtype)
+        if cache is None:
+            out, lse = attend(q, k, v, position, call, backend)
+        else:
+            out, lse = attend(q, k, v, position, call, backend, cache.kept, cache.running, cache.rotated)
     return (out, lse) if return_lse else out
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position: Encoding | None,
+    call: Call,
+    backend: str | None = None,
+    kept: Kept | None = None,
+    running: Running | None = None,
+    rotated: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention with arguments that have been checked.
+
+    Args:
+        q: Queries, (batch, heads, queries, head_dim).
+        k: Keys, (batch, key_heads, keys, head_dim).
+        v: Values, (batch, key_heads, keys, value_dim).
+        position: The encoding.
+        call: The call of attention.
+        backend: The name of the backend, or None for the fastest.
+        kept: What a decoder keeps of the encoding between its steps.
+        running: The running sums of the encoding's bias, if a cache keeps them.
+        rotated: Whether q and k are already rotated.
+
+    Returns:
+        The output and, if the call asks for it, the log-sum-exp.
+    """
+    if kept is not None:
+        step = kept.attention(q, k, v, position, call, backend, running)
+        if step is not None:
+            return step
+    q, k, form, call = positioned(q, k, position, call, rotated)
+    out, lse = choose(backend, q, form, call).attention(q, k, v.to(q.dtype), form, call)
+    return out.to(v.dtype), lse
+
+
+def with_cache(
+    cache: Cache,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position: Encoding | None,
+    hidden: Tensor | None,
+    gates: Tensor | None,
+    causal: bool,
+    documents: Tensor | None,
+    positions: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Add the new tokens to the cache: queries, and keys, values and gates of all tokens so far."""
+    batch, heads, tokens, head_dim = q.shape
+    if k.shape[2] != tokens:
+        raise ValueError(f"with a cache, q and k are of the new tokens, but q has {tokens} and k has {k.shape[2]}.")
+    total = cache.length + tokens
+    if documents is not None:
+        check_shape("documents", documents, (batch, total))
+    if positions is not None:
+        positions = read_positions(positions, batch, total, position)
+    if position is not None:
+        gates = check_position(position, batch, heads, head_dim, tokens, hidden, gates, causal)
+    where = new_positions(tokens, total, documents, positions, q.device)
+    return cache.append(q, k, v, gates, position, where)
 
 
 def scores(
@@ -189,8 +266,10 @@ def scores(
         return logits.masked_fill(~visible, -torch.inf)
 
 
-def positioned(q: Tensor, k: Tensor, position: Encoding | None, call: Call) -> tuple[Tensor, Tensor, Form | None, Call]:
-    """Let the encoding act.
+def positioned(
+    q: Tensor, k: Tensor, position: Encoding | None, call: Call, rotated: bool = False
+) -> tuple[Tensor, Tensor, Form | None, Call]:
+    """Let the encoding act; if q and k are already rotated, on the scores alone.
 
     Returns:
         Queries, keys, the form of the bias, and the call with the rotation that is still to be applied to q and k. An
@@ -198,15 +277,17 @@ def positioned(q: Tensor, k: Tensor, position: Encoding | None, call: Call) -> t
     """
     if position is None:
         return q, k, None, call
-    rotation, factor = position.rotation(call), position.query_factor(call)
-    if rotation is None and factor is None and "query and key" in position.places:
-        # In float32 at least: half precision would lose the angles to rounding.
-        q, k = position.rotate(q.to(call.dtype), k.to(call.dtype), call)
-    if factor is not None:
-        check_finite("factor of the queries", factor)
-        q, k = q.to(call.dtype) * factor, k.to(call.dtype)
-    if rotation is not None:
-        call = replace(call, rotation=rotation)
+    if "query and key" in position.places:
+        rotation = None if rotated else position.rotation(call)
+        factor = position.query_factor(call)
+        if rotation is None and factor is None and not rotated:
+            # In float32 at least: half precision would lose the angles to rounding.
+            q, k = position.rotate(q.to(call.dtype), k.to(call.dtype), call)
+        if factor is not None:
+            check_finite("factor of the queries", factor)
+            q, k = q.to(call.dtype) * factor, k.to(call.dtype)
+        if rotation is not None:
+            call = replace(call, rotation=rotation)
     form = position.located_bias(call)
     if form is not None:
         for name, numbers in form.tensors():

@@ -31,6 +31,7 @@ class CableNoWeight(Encoding):
     formula = "B_ij = −|S_i − S_j|,  S = cumsum(ReLU(w_c·x + b_c));  w starts at N(0, 0.02), b at 0"
 
     gate_size = 1
+    running = True
 
     def __init__(
         self, heads: int, head_dim: int, *, width: int | None = None, step: Literal["relu", "softplus"] = "relu"

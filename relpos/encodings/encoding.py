@@ -36,6 +36,8 @@ class Encoding(nn.Module):
         gate_size: Values per token and head that `gates` computes from the layer's input.
         alternatives: Of an encoding that is causal only: encodings for both directions in its place, as in
             ("rope", "fire with symmetric=True").
+        running: Whether the bias is a RankOne whose total is a running sum of one step per token, and its steps and
+            weights follow from each token's gates alone: a cache then extends it token by token.
 
     Example:
         >>> class Linear(relpos.Encoding):
@@ -51,6 +53,7 @@ class Encoding(nn.Module):
     tables: ClassVar[tuple[str, ...]] = ()
     gate_size: int = 0
     alternatives: tuple[str, ...] = ()
+    running: ClassVar[bool] = False
     options: dict[str, Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -147,6 +150,11 @@ class Encoding(nn.Module):
     @property
     def depends_on_length(self) -> bool:
         """Whether a longer sequence changes what earlier tokens see (dynamic RoPE scalings)."""
+        return False
+
+    @property
+    def rotates_by_position(self) -> bool:
+        """Whether `rotation` of a token depends on its position alone, so that a cache may keep keys rotated."""
         return False
 
     def embed(self, x: Tensor, start: int = 0, documents: Tensor | None = None) -> Tensor:

@@ -25,6 +25,7 @@ class Forgetting(Encoding):
 
     gate_size = 1
     alternatives = ("cable_nw with step=softplus", "cable")
+    running = True
 
     def __init__(self, heads: int, head_dim: int, *, width: int | None = None) -> None:
         super().__init__(heads, head_dim, width)

@@ -20,6 +20,8 @@ class KernelCable(CableNoWeight):
 
     formula = "B_ij = −log(1 + (S_i − S_j)²),  S as in cable_nw"
 
+    running = False
+
     def bias(self, call: Call) -> Form:
         distance = super().bias(call)
         assert isinstance(distance, RankOne)

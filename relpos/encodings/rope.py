@@ -70,6 +70,10 @@ class Rope(Encoding):
     def axes(self) -> int:
         return self.rope.axes
 
+    @property
+    def rotates_by_position(self) -> bool:
+        return not self.depends_on_length
+
     def rotation(self, call: Call) -> Rotation:
         k_cos, k_sin = self.waves(call.key_positions, call.key_lengths, call)
         if call.among_keys:

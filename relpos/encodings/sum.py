@@ -84,6 +84,11 @@ class Together(Encoding):
     def depends_on_length(self) -> bool:
         return any(part.depends_on_length for part in self._each())
 
+    @property
+    def rotates_by_position(self) -> bool:
+        turning = [part for part in self._each() if "query and key" in part.places]
+        return len(turning) == 1 and turning[0].rotates_by_position
+
     def embed(self, x: Tensor, start: int = 0, documents: Tensor | None = None) -> Tensor:
         for part in self._each():
             x = part.embed(x, start, documents)

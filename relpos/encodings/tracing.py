@@ -20,5 +20,7 @@ def is_transformed() -> bool:
 
 
 def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """A context that disables autocast. The meta device has no autocast and needs none."""
-    return contextlib.nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+    """A context that disables autocast. Where it is off, as on the meta device, there is nothing to disable."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, enabled=False)

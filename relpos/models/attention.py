@@ -1,10 +1,15 @@
 """The attention layer of every family: its projections around attention with an encoding."""
 
+import torch
 from torch import Tensor, nn
 from transformers import Cache
 
 from relpos.attend import attention
+from relpos.attend.kept import Kept
+from relpos.attend.operation import attend
+from relpos.encodings.call import Call
 from relpos.encodings.encoding import Encoding
+from relpos.encodings.tracing import without_autocast
 from relpos.models.cache import remember
 
 
@@ -40,6 +45,7 @@ class SelfAttention(nn.Module):
         self.scale = head_dim**-0.5 if scale is None else scale
         self.causal, self.dropout_of_weights = causal, float(dropout)
         self.position = position
+        self.kept = Kept()  # tables of the encoding, between the steps of a decoder
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (batch, heads, length, head_dim), keys and values (batch, key_heads, length, head_dim), unrotated.
@@ -61,16 +67,18 @@ class SelfAttention(nn.Module):
         documents: Tensor | None = None,
         padding: Tensor | None = None,
         total: int | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
         """Attention over the input x (batch, length, width), and over what the cache holds of earlier tokens.
 
         Args:
             x: The layer's input.
             shared: The encoding that all layers share; the layer's own is used where it is None.
-            cache: Keys, values and gates of earlier tokens.
+            cache: Keys, values and gates of earlier tokens; keys rotated where that depends on their position alone.
             documents: (batch, total), ids of packed documents.
             padding: (batch, total), False for keys that must not be seen.
             total: Number of tokens so far, those in the cache included.
+            positions: Positions of the new tokens, (1 or batch, length), or None if they are counted.
 
         Returns:
             (batch, length, width).
@@ -84,11 +92,59 @@ class SelfAttention(nn.Module):
         q, k, v = self.project(x)
         gates = None if position is None else position.gates(x)
         if cache is not None:
-            k, v, gates = remember(cache, self.layer, k, v, gates, x.shape[1] if total is None else total)
-        out = attention(
-            q, k, v, position, gates=gates, causal=self.causal, documents=documents, padding=padding, scale=self.scale
-        )
+            total = x.shape[1] if total is None else total
+            out = self.decode(q, k, v, gates, position, cache, documents, padding, total, positions)
+        else:
+            out = attention(
+                q,
+                k,
+                v,
+                position,
+                gates=gates,
+                causal=self.causal,
+                documents=documents,
+                padding=padding,
+                scale=self.scale,
+            )
         return self.merge(out.transpose(1, 2).flatten(2))
+
+    def decode(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gates: Tensor | None,
+        position: Encoding | None,
+        cache: Cache,
+        documents: Tensor | None,
+        padding: Tensor | None,
+        total: int,
+        positions: Tensor | None,
+    ) -> Tensor:
+        """Attention over the new tokens and those in the cache. The model has checked its arguments for all layers."""
+        batch, heads, tokens, _ = q.shape
+        rotated = position is not None and position.rotates_by_position
+        with without_autocast(q.device):
+            if rotated:
+                assert position is not None
+                q, k = self.kept.rotate(q, k, position, total - tokens, positions)
+            k, v, gates = remember(cache, self.layer, k, v, gates, total)
+            dtype = torch.promote_types(q.dtype, torch.float32)
+            call = Call(
+                tokens,
+                total,
+                self.causal,
+                documents,
+                padding,
+                gates,
+                q.to(dtype) if position is not None and position.needs_scores else None,
+                self.scale,
+                dtype,
+                q.device,
+                batch=batch,
+                heads=heads,
+            )
+            return attend(q, k, v, position, call, kept=self.kept, rotated=rotated)[0]
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel, initialization
 
+from relpos.encodings.call import check_documents
 from relpos.encodings.encoding import Encoding
 from relpos.models.cache import tokens_seen
 from relpos.models.exact import open_exactly
@@ -95,6 +96,8 @@ def read_tokens(
     total = tokens_seen(cache) + length
     after_padding, padding = read_mask(attention_mask, batch, total)
     packed = documents is not None
+    if documents is not None:
+        check_documents(documents, batch, total)
     documents = after_padding if documents is None else documents
     if position_ids is not None:
         documents = read_position_ids(position_ids, documents, packed, attention_mask, batch, length, total)

@@ -18,7 +18,7 @@ def remember(
     Args:
         cache: A cache of transformers.
         layer: Number of the layer, 0 is the first.
-        keys: (batch, key_heads, length, head_dim), unrotated.
+        keys: (batch, key_heads, length, head_dim).
         values: (batch, key_heads, length, head_dim).
         gates: (batch, heads, length, gate_size), or None.
         total: Number of tokens so far.

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import Cache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
+from relpos.attend.cache import new_positions
 from relpos.encodings.encoding import Encoding
 from relpos.models.base import RelposModel, check_inputs, read_tokens
 from relpos.models.loss import next_token_loss
@@ -65,6 +66,7 @@ class Decoder(RelposModel):
             "documents": tokens.documents,
             "padding": tokens.padding,
             "total": tokens.total,
+            "positions": new_positions(x.shape[1], tokens.total, tokens.documents, None, x.device),
         }
         states = []
         for block in self.blocks():

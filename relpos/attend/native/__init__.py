@@ -10,14 +10,30 @@ import torch
 from torch import Tensor
 
 from relpos.attend.native import library, operators, rank_one, scaled, toeplitz
-from relpos.attend.native.inputs import DTYPES, TENSORS, Inputs, columns
+from relpos.attend.native.inputs import DTYPES, FEW, TENSORS, Inputs, Prepared, columns
 from relpos.attend.native.library import MAX_DIM, isa, isas
-from relpos.attend.native.operators import skipped_fraction
+from relpos.attend.native.operators import needs_operator, skipped_fraction
+from relpos.attend.native.ready import Ready
+from relpos.attend.native.running import Running
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Form, RankOne, Scaled, Toeplitz, terms
 from relpos.encodings.tracing import is_transformed
 
-__all__ = ["FASTEST_ON", "attention", "available", "isa", "isas", "mass", "refuses", "refuses_mass", "skipped_fraction"]
+__all__ = [
+    "FASTEST_ON",
+    "FEW",
+    "Ready",
+    "attention",
+    "available",
+    "isa",
+    "isas",
+    "mass",
+    "needs_operator",
+    "refuses",
+    "refuses_call",
+    "refuses_mass",
+    "skipped_fraction",
+]
 
 FASTEST_ON: tuple[str, ...] = ("cpu",)
 FILES = {Toeplitz: toeplitz, RankOne: rank_one, Scaled: scaled}
@@ -83,7 +99,13 @@ def refuses_places(kinds: Sequence[type[Form]], call: Call) -> str | None:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, skip: bool = True
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    form: Form | None,
+    call: Call,
+    skip: bool = True,
+    ready: Ready | Running | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention by the compiled kernel; gradients flow to q, k, v, the sinks and every tensor of the form.
 
@@ -95,6 +117,7 @@ def attention(
         call: The call of attention.
         skip: Whether the kernel may leave out tiles whose weights are provably below 2^−24 of their rows.
             `skipped_fraction` returns how many the last call left out.
+        ready: The bias in place of `form`, made before; for calls without gradients.
 
     Returns:
         The output, (batch, heads, queries, value_dim) in the dtype of q, and the log-sum-exp of each row, (batch,
@@ -103,8 +126,12 @@ def attention(
     Raises:
         RuntimeError: The kernel cannot run this call.
     """
-    inputs = make_inputs(q, k, v, form, call, skip)
-    if operators.needs_operator(getattr(inputs, name) for name in TENSORS):
+    inputs = make_inputs(q, k, v, form, call, skip and ready is None)
+    if ready is not None:
+        prepared = Prepared(inputs)
+        ready.fill(prepared)
+        out, lse, _, _ = operators.run_prepared(inputs, prepared)
+    elif operators.needs_operator(getattr(inputs, name) for name in TENSORS):
         out, lse, _, _ = operators.forward(*inputs.values())
     else:
         out, lse, _, _ = operators.run(inputs)

@@ -13,6 +13,8 @@ from relpos.attend.native.library import Array
 from relpos.encodings.call import Call, document_ends
 
 WORK_FOR_A_THREAD = 1 << 21  # multiplications of q·k, about 0.1 ms: starting a thread for less costs more than it saves
+FEW = 8  # queries; up to here the kernel reads keys and values faster than it computes with them, …
+READ_BY_A_THREAD = 1 << 17  # … so that already these many of their numbers are worth a thread
 DTYPES = {torch.float32: "FLOAT32", torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}
 
 Keep = Callable[[Tensor], Tensor]  # returns the tensor, contiguous, and keeps it alive
@@ -88,7 +90,8 @@ class Prepared:
         seen = k.shape[2]
         if inputs.window_left >= 0 and (inputs.causal or inputs.window_right >= 0):
             seen = min(seen, inputs.window_left + 1 + max(0, inputs.window_right))
-        p.threads = min(torch.get_num_threads(), 1 + q.numel() * seen // WORK_FOR_A_THREAD)
+        worth = READ_BY_A_THREAD if q.shape[2] <= FEW else WORK_FOR_A_THREAD
+        p.threads = min(torch.get_num_threads(), 1 + q.numel() * seen // worth)
         p.q, p.k, p.v = self.array(q), self.array(k), self.array(v)
         if inputs.documents is not None:
             queries = slice(inputs.start, inputs.start + q.shape[2])

@@ -15,9 +15,9 @@ MAX_DIM = 512  # the largest head_dim and value_dim, for those who must not load
 FIELDS = """
     batch heads key_heads queries keys head_dim value_dim start form dtype threads skip scale causal window_left
     window_right first end padding softcap dropout seed sinks q k v out lse q_cos q_sin k_cos k_sin q_rotation_stride
-    k_rotation_stride pairs interleaved table table_stride zero distances total_high total_low weight symmetric weighted
-    inverse inverse_stride knots knot base gain bend skipping grad_out grad_q grad_k grad_v grad_lse grad_table
-    grad_total grad_total_query grad_weight grad_inverse grad_scaled_sums mass mass_first mass_rows
+    k_rotation_stride pairs interleaved table table_stride zero distances total_high total_low weight total_stride
+    symmetric weighted inverse inverse_stride knots knot base gain bend skipping grad_out grad_q grad_k grad_v grad_lse
+    grad_table grad_total grad_total_query grad_weight grad_inverse grad_scaled_sums mass mass_first mass_rows
 """
 
 

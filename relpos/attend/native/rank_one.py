@@ -46,6 +46,7 @@ def fill(problem: ctypes.Structure, inputs: Inputs, keep: Keep) -> None:
     factor = (weight * (LOG2E * power_of_two(exponent))).clamp(-LARGEST_BIAS, LARGEST_BIAS).float()
     high, low, factor = (keep(F.pad(x, (0, constant("ROW_PAD")))) for x in (high, low, factor))
     p.total_high, p.total_low, p.weight = high.data_ptr(), low.data_ptr(), factor.data_ptr()
+    p.total_stride = high.shape[-1]
 
 
 def buffers(inputs: Inputs, slots: int) -> dict[str, Tensor]:

@@ -1,0 +1,198 @@
+"""What a decoder keeps of one layer between its steps."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from relpos.attend import native
+from relpos.attend.kept import Kept
+from relpos.attend.native.running import Running
+from relpos.encodings.call import Call, positions
+from relpos.encodings.checks import integer_at_least
+from relpos.encodings.encoding import Encoding
+from relpos.encodings.forms import RankOne
+
+LEAST_ROOM = 64  # tokens
+
+
+class Cache:
+    """Keys, values and gates of the tokens so far, of one attention layer: `relpos.attention(…, cache=cache)`.
+
+    A step takes q, k, v (and hidden) of the new tokens alone; their keys and values are added here, and attention runs
+    over all tokens so far. Memory grows by doubling, so a step copies nothing but the new tokens. Keys are kept rotated
+    where their rotation depends on their position alone, and what an encoding computes for a step (tables, running
+    sums) is kept as long as its parameters stay the same.
+
+    Args:
+        capacity: Number of tokens to make room for at the start; more are allowed.
+
+    Example:
+        >>> cache = relpos.Cache()
+        >>> out = relpos.attention(q, k, v, position, hidden=x, cache=cache)  # the prompt
+        >>> for token in ...:
+        ...     out = relpos.attention(q, k, v, position, hidden=x, cache=cache)  # of one token each
+    """
+
+    def __init__(self, capacity: int = LEAST_ROOM) -> None:
+        self._capacity = integer_at_least("capacity", capacity)
+        self.kept = Kept()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self._tensors: dict[str, Tensor] = {}  # k, v and gates: (batch, heads, room, size)
+        self._length = 0
+        self._rotated = False
+        self._running: Running | None = None
+
+    @property
+    def length(self) -> int:
+        """Number of tokens so far: the `start` of `position.embed` for the next one."""
+        return self._length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def crop(self, length: int) -> None:
+        """Forget all tokens but the first ones, as speculative decoding does with those it rejects.
+
+        Args:
+            length: Number of tokens to keep; if negative, how many of the last ones to forget.
+
+        Raises:
+            ValueError: There are fewer tokens.
+        """
+        kept = length if length >= 0 else self._length + length
+        if not 0 <= kept <= self._length:
+            raise ValueError(f"the cache holds {self._length} tokens: it cannot be cropped to {length}.")
+        self._length = kept
+        if self._running is not None:
+            self._running.crop(kept)
+
+    def reorder(self, index: Tensor) -> None:
+        """Choose rows of the batch, as beam search does; rows may be repeated or left out.
+
+        Args:
+            index: Numbers of the rows, (new batch,).
+        """
+        self._tensors = {name: x.index_select(0, index.to(x.device)) for name, x in self._tensors.items()}
+        self._running = None
+
+    def append(
+        self, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, position: Encoding | None, where: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Add the new tokens.
+
+        Args:
+            q: Their queries, (batch, heads, tokens, head_dim).
+            k: Their keys, (batch, key_heads, tokens, head_dim).
+            v: Their values, (batch, key_heads, tokens, value_dim).
+            gates: (batch, heads, tokens, gate_size), or None.
+            position: The encoding.
+            where: Their positions, (1 or batch, tokens), or None if they are their numbers.
+
+        Returns:
+            The queries, rotated if the keys are; keys, values and gates of all tokens so far.
+
+        Raises:
+            ValueError: Shapes, dtypes or the kind of encoding differ from those of the tokens before.
+        """
+        rotated = position is not None and position.rotates_by_position
+        if self._length and rotated != self._rotated:
+            raise ValueError("the cache holds keys of another encoding: make a cache of its own for each layer.")
+        self._rotated = rotated
+        new = {"k": k, "v": v} if gates is None else {"k": k, "v": v, "gates": gates}
+        self._check(new)
+        if rotated:
+            assert position is not None
+            q, new["k"] = self.kept.rotate(q, k, position, self._length, where)
+        end = self._length + k.shape[2]
+        for name, x in new.items():
+            self._write(name, x, end)
+        self._extend(gates, position)
+        self._length = end
+        seen = [self._tensors[name][:, :, :end] for name in new]
+        return q, seen[0], seen[1], seen[2] if gates is not None else None
+
+    @contextlib.contextmanager
+    def unless_it_fails(self) -> Iterator[None]:
+        """Within it, an error takes back what was added: after a refused call the cache is what it was."""
+        before = self._length
+        try:
+            yield
+        except BaseException:
+            self.crop(min(before, self._length))
+            raise
+
+    @property
+    def rotated(self) -> bool:
+        """Whether its keys are rotated."""
+        return self._rotated
+
+    @property
+    def running(self) -> Running | None:
+        """The bias of all tokens so far in the kernel's layout, if it is kept so."""
+        return self._running
+
+    def _check(self, new: dict[str, Tensor]) -> None:
+        if not self._length:
+            return
+        if new.keys() != self._tensors.keys():
+            raise ValueError("the cache holds keys of another encoding: make a cache of its own for each layer.")
+        for name, x in new.items():
+            old = self._tensors[name]
+            if (x.shape[:2], x.shape[3:], x.dtype, x.device) != (old.shape[:2], old.shape[3:], old.dtype, old.device):
+                raise ValueError(
+                    f"{name} of the new tokens is {tuple(x.shape)}, {x.dtype}, on {x.device}, but the cache holds "
+                    f"{(*old.shape[:2], self._length, *old.shape[3:])}, {old.dtype}, on {old.device}: "
+                    "only the number of tokens may differ."
+                )
+
+    def _write(self, name: str, x: Tensor, end: int) -> None:
+        old = self._tensors.get(name) if self._length else None
+        if torch.is_grad_enabled() and (x.requires_grad or (old is not None and old.requires_grad)):
+            # Gradients flow through a copy, not through memory that is written again.
+            self._tensors[name] = x if old is None else torch.cat([old[:, :, : self._length], x], dim=2)
+            return
+        writable = old is not None and not old.requires_grad and old.is_inference() == torch.is_inference_mode_enabled()
+        if old is None or not writable or old.shape[2] < end:
+            room = max(self._capacity, end + min(end, max(LEAST_ROOM, end // 2)))
+            larger = x.new_empty(x.shape[0], x.shape[1], room, x.shape[3])
+            if old is not None:
+                larger[:, :, : self._length] = old[:, :, : self._length].detach()
+            self._tensors[name] = old = larger
+        old[:, :, self._length : end] = x.detach()
+
+    def _extend(self, gates: Tensor | None, position: Encoding | None) -> None:
+        """Extend the running sums, or give them up where they cannot be kept."""
+        before, self._running = self._running, None
+        if gates is None or position is None or not position.running or native.needs_operator((gates,)):
+            return
+        if gates.device.type != "cpu" or gates.dtype != torch.float32 or not native.available()[0]:
+            return
+        tokens = gates.shape[2]
+        if before is not None and before.length == self._length and before.append(_bias(position, gates)):
+            self._running = before
+        elif tokens <= native.FEW:  # it begins with the first step after the prompt
+            end = self._length + tokens
+            fresh = Running(_bias(position, self._tensors["gates"][:, :, :end]), end + max(LEAST_ROOM, end // 2))
+            self._running = fresh if fresh.fits else None
+
+
+def _bias(position: Encoding, gates: Tensor) -> RankOne:
+    """The bias of tokens with these gates, (batch, heads, tokens, gate_size)."""
+    tokens = gates.shape[2]
+    form = position.bias(Call(tokens, tokens, gates=gates))
+    assert isinstance(form, RankOne)
+    return form
+
+
+def new_positions(
+    tokens: int, total: int, documents: Tensor | None, given: Tensor | None, device: torch.device
+) -> Tensor | None:
+    """Positions of the last tokens, (1 or batch, tokens), or None if they are their numbers."""
+    if given is not None:
+        return given[:, -tokens:]
+    return None if documents is None else positions(total, documents, device)[:, -tokens:]
