@@ -393,7 +393,6 @@ def test_after_import_relpos_the_auto_classes_open_our_folders(imports, tmp_path
         (lambda: build("alibi", n_head=5), "not a multiple of the 5 heads"),
         (lambda: RelposGPT2Config.preset("huge"), "unknown preset 'huge'"),
         (lambda: build("alibi", activation_function="relu"), "gelu_new"),
-        (lambda: build("alibi", attn_pdrop=0.1).train()(ids(1, 4)), "never materialised"),
         (lambda: build("alibi")(ids(1, 4), output_attentions=True), "relpos.scores"),
         (lambda: build("alibi")(ids(1, 4), attention_mask=torch.ones(1, 3)), "attention_mask must be"),
         (lambda: build("alibi")(None), "give either input_ids or inputs_embeds"),
@@ -512,3 +511,19 @@ class TestPositionIds:
         places = torch.tensor([[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]])
         documents = read(places, None, False, None, 2, 5, 5)
         assert documents.tolist() == [[1, 1, 1, 2, 2], [1, 2, 2, 2, 2]]
+
+
+def test_dropout_of_the_weights_drops_while_training_and_repeats_with_the_seed():
+    model, tokens = build("alibi", attn_pdrop=0.3), ids(2, 12)
+    plain = model(tokens, use_cache=False).logits
+    model.train()
+    torch.manual_seed(5)
+    first, second = (model(tokens, use_cache=False).logits for _ in range(2))
+    torch.manual_seed(5)
+    again = model(tokens, use_cache=False).logits
+    assert torch.equal(again, first)
+    assert not torch.allclose(first, second, atol=1e-3)
+    assert not torch.allclose(first, plain, atol=1e-3)
+    model.gradient_checkpointing_enable()
+    torch.manual_seed(5)
+    assert torch.equal(model(tokens, use_cache=False).logits, first)  # what is dropped is recomputed, not stored

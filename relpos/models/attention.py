@@ -26,7 +26,7 @@ class SelfAttention(nn.Module):
         position: The layer's own encoding, if it has one.
         scale: Factor of q·k; head_dim^−½ by default.
         causal: Whether a token sees only those up to its own position.
-        dropout: Dropout of the attention weights. They are never materialised, so training refuses values other than 0.
+        dropout: Dropout of the attention weights while training without a cache.
     """
 
     def __init__(
@@ -83,11 +83,6 @@ class SelfAttention(nn.Module):
         Returns:
             (batch, length, width).
         """
-        if self.training and self.dropout_of_weights:
-            raise ValueError(
-                "attention weights are never materialised, so they cannot have a dropout of "
-                f"{self.dropout_of_weights}: set it to 0 in the configuration to train."
-            )
         position = self.position if shared is None else shared
         q, k, v = self.project(x)
         gates = None if position is None else position.gates(x)
@@ -104,6 +99,7 @@ class SelfAttention(nn.Module):
                 causal=self.causal,
                 documents=documents,
                 padding=padding,
+                dropout=self.dropout_of_weights if self.training else 0.0,
                 scale=self.scale,
             )
         return self.merge(out.transpose(1, 2).flatten(2))

@@ -37,7 +37,7 @@ class RelposBertConfig(PositionedConfig, BertConfig):
 
     position: dict[str, Any] | str | None = None
     share_position: bool = False
-    # Attention never materialises its weights, so there are none to drop.
+    # As in the other families, no dropout unless the configuration asks for it.
     hidden_dropout_prob: float | int = 0.0
     attention_probs_dropout_prob: float | int = 0.0
     max_position_embeddings: int = 512  # of learned positions; no other encoding has a limit

@@ -37,7 +37,7 @@ class RelposGPT2Config(PositionedConfig, GPT2Config):
     n_positions: int = 1024  # of learned positions; no other encoding has a limit
     position: dict[str, Any] | str | None = None
     share_position: bool = False
-    # The paper trains without dropout. Attention never materialises its weights, so there are none to drop.
+    # The paper trains without dropout.
     resid_pdrop: float | int = 0.0
     embd_pdrop: float | int = 0.0
     attn_pdrop: float | int = 0.0
