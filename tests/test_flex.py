@@ -7,13 +7,13 @@ kernels need a GPU and are not run.
 
 import pytest
 import torch
+from flex_on_cpu import flex_on_cpu
 
 import relpos
 from relpos.attend import flex, reference
 from relpos.attend.flex import kernel, scores
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Scaled, Toeplitz
-from tests.flex_on_cpu import flex_on_cpu
 
 # PyTorch's compiler looks at .grad of what a function captures.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")

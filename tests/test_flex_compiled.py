@@ -6,13 +6,13 @@ checked in the graph.
 
 import pytest
 import torch
+from flex_on_cpu import flex_on_cpu
 from functorch.compile import nop
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.kernel.flex.flex_attention import validate_joint_graph
 
 import relpos
 from relpos.attend.flex import kernel
-from tests.flex_on_cpu import flex_on_cpu
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 NAMES = [None, "alibi", "kerple_log", "cable", "fire", "rope"]

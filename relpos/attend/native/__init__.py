@@ -4,7 +4,8 @@
 `operators` run it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ __all__ = [
     "Ready",
     "attention",
     "available",
+    "every_tile",
     "isa",
     "isas",
     "mass",
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 FASTEST_ON: tuple[str, ...] = ("cpu",)
+_skips = True  # see every_tile
 FILES = {Toeplitz: toeplitz, RankOne: rank_one, Scaled: scaled}
 
 
@@ -104,7 +107,7 @@ def attention(
     v: Tensor,
     form: Form | None,
     call: Call,
-    skip: bool = True,
+    skip: bool | None = None,
     ready: Ready | Running | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention by the compiled kernel; gradients flow to q, k, v, the sinks and every tensor of the form.
@@ -115,8 +118,8 @@ def attention(
         v: Values, (batch, key_heads, keys, value_dim).
         form: The bias, or None.
         call: The call of attention.
-        skip: Whether the kernel may leave out tiles whose weights are provably below 2^−24 of their rows.
-            `skipped_fraction` returns how many the last call left out.
+        skip: Whether the kernel may leave out tiles whose weights are provably below 2^−24 of their rows; None: yes,
+            unless `every_tile` says otherwise. `skipped_fraction` returns how many the last call left out.
         ready: The bias in place of `form`, made before; for calls without gradients.
 
     Returns:
@@ -126,6 +129,7 @@ def attention(
     Raises:
         RuntimeError: The kernel cannot run this call.
     """
+    skip = _skips if skip is None else skip
     inputs = make_inputs(q, k, v, form, call, skip and ready is None)
     if ready is not None:
         prepared = Prepared(inputs)
@@ -136,6 +140,17 @@ def attention(
     else:
         out, lse, _, _ = operators.run(inputs)
     return out, lse if call.return_lse else None
+
+
+@contextmanager
+def every_tile() -> Iterator[None]:
+    """Compute every tile inside this context, also those that do not matter, to measure what skipping saves."""
+    global _skips  # noqa: PLW0603
+    before, _skips = _skips, False
+    try:
+        yield
+    finally:
+        _skips = before
 
 
 def refuses_mass(q: Tensor, form: Form | None, call: Call) -> str | None:
