@@ -109,8 +109,10 @@ private:
             maximum_[lane] = there ? maximum[lane] : kInfinity, log_sum_[lane] = there ? log_sum[lane] : 0.0f;
         }
         // Summed in the same order as d·v in the tiles, so that both cancel where a row's output is a single value.
-        read_rows(out, Rotation(), query, count, g_.value_dim, g_.value_width, value_buffer());
-        pack_transposed(value_buffer(), g_.value_width, rows_.begin, rows_.end, g_.value_dim, 1.0f, out_transposed_);
+        const bool direct = p_.dtype == RELPOS_FLOAT32;
+        if (!direct) read_rows(out, Rotation(), query, count, g_.value_dim, g_.value_width, value_buffer());
+        pack_transposed(direct ? out.floats(query) : value_buffer(), direct ? out.stride() : g_.value_width, rows_.begin,
+                        rows_.end, g_.value_dim, 1.0f, out_transposed_);
         for (int lane = 0; lane < kTile; lane += kLanes) {
             const int64_t panel = int64_t(lane / kPanel) * g_.value_dim * kPanel + lane % kPanel;
             Vec delta = {};
@@ -198,9 +200,9 @@ private:
         for (int lane = rows_.begin; lane < rows_.end; lane++) {
             const int64_t query = rows_.start + lane - g_.offset;
             float* row = dq_ + lane * g_.width;
-            for (int d = 0; d < g_.head_dim; d++) row[d] = begun_ ? row[d] * p_.scale : 0.0f;
+            if (!begun_) memset(row, 0, sizeof(float) * g_.head_dim);
             rotation.turn_back(query, row);
-            rows.write(query, g_.head_dim, row);
+            rows.write(query, g_.head_dim, row, p_.scale);
         }
     }
 
@@ -348,11 +350,10 @@ private:
         const bool touched = sums.touched[block];
         for (int64_t j = start; j < stop; j++) {
             float *dk = sums.keys + j * sums.key_row, *dv = sums.values + j * sums.value_row;
-            for (int d = 0; d < g_.head_dim; d++) dk[d] = touched ? dk[d] * p_.scale : 0.0f;
+            if (!touched) memset(dk, 0, sizeof(float) * g_.head_dim), memset(dv, 0, sizeof(float) * g_.value_dim);
             rotation.turn_back(j, dk);
-            keys.write(j, g_.head_dim, dk);
-            if (!touched) memset(dv, 0, sizeof(float) * g_.value_dim);
-            values.write(j, g_.value_dim, dv);
+            keys.write(j, g_.head_dim, dk, p_.scale);
+            if (widen_) values.write(j, g_.value_dim, dv);
         }
     }
 

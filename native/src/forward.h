@@ -180,11 +180,8 @@ private:
             float* maximum = p_.lse + (head_.b * p_.heads + head_.h) * g_.queries + query;
             float* log_sum = maximum + p_.batch * p_.heads * g_.queries;
             const RowSum sum = with_sink(p_, head_.h, m_[lane], l_[lane]);
-            if (l_[lane] == 0.0f)
-                memset(out, 0, sizeof(float) * g_.value_dim);
-            else
-                for (int d = 0; d < g_.value_dim; d++) out[d] *= sum.inverse;
-            rows.write(query, g_.value_dim, out);
+            if (l_[lane] == 0.0f) memset(out, 0, sizeof(float) * g_.value_dim);
+            rows.write(query, g_.value_dim, out, sum.inverse);
             *maximum = sum.maximum, *log_sum = sum.log_sum;
         }
     }

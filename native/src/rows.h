@@ -79,24 +79,32 @@ public:
 
     void read(int64_t row, int columns, float* to) const {
         if (dtype_ == RELPOS_FLOAT32)
-            memcpy(to, floats(row), sizeof(float) * columns);
+            copy(floats(row), columns, to);
         else if (dtype_ == RELPOS_BFLOAT16)
             read_halves(halves(row), columns, to, [](VecBits x) { return from_bfloat16(x); });
         else
             read_halves(halves(row), columns, to, [](VecBits x) { return from_float16(x); });
     }
-    void write(int64_t row, int columns, const float* from) const {
+    // `from` may be the row itself.
+    void write(int64_t row, int columns, const float* from, float factor = 1.0f) const {
         if (dtype_ == RELPOS_FLOAT32) {
-            if (floats(row) != from) memcpy(floats(row), from, sizeof(float) * columns);
+            float* to = floats(row);
+            for (int c = 0; c < columns; c++) to[c] = from[c] * factor;
         } else if (dtype_ == RELPOS_BFLOAT16) {
-            write_halves(from, columns, halves(row), [](Vec x) { return to_bfloat16(x); });
+            write_halves(from, columns, halves(row), [=](Vec x) { return to_bfloat16(x * factor); });
         } else {
-            write_halves(from, columns, halves(row), [](Vec x) { return to_float16(x); });
+            write_halves(from, columns, halves(row), [=](Vec x) { return to_float16(x * factor); });
         }
     }
 
 private:
     uint16_t* halves(int64_t row) const { return static_cast<uint16_t*>(data_) + first_ + row * row_; }
+    // A row is short: calling memcpy would take longer than copying it.
+    static void copy(const float* from, int columns, float* to) {
+        int c = 0;
+        for (; c + kLanes <= columns; c += kLanes) store(to + c, load(from + c));
+        for (; c < columns; c++) to[c] = from[c];
+    }
 
     int dtype_;
     int64_t first_, row_;

@@ -49,7 +49,7 @@ private:
 
 // Calls work(thread, threads) once per thread.
 template <class Work>
-static void parallel(int threads, const Work& work) {
+static void parallel([[maybe_unused]] int threads, const Work& work) {
 #ifdef _OPENMP
     if (threads > 1 && !forked) {
 #pragma omp parallel num_threads(threads)

@@ -102,9 +102,9 @@ class Kept:
         """
         if position is None or call.queries > native.FEW or "score" not in position.places:
             return None
-        if backend not in (None, "native") or not call.causal or not call.among_keys:
-            return None
-        if call.token_positions is not None:
+        projected = "query and key" in position.places and not position.rotates_by_position  # still to be rotated
+        elsewhere = backend not in (None, "native") or not call.causal or not call.among_keys
+        if projected or elsewhere or call.token_positions is not None:
             return None
         if not _is_plain(position, q, k, v, call.sinks) or native.refuses(q, None, call) is not None:
             return None

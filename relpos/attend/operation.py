@@ -277,14 +277,19 @@ def positioned(
     """
     if position is None:
         return q, k, None, call
-    if not rotated and "query and key" in position.places:
-        rotation = position.rotation(call)
+    if "query and key" in position.places:
+        rotation = None if rotated else position.rotation(call)
+        factor = position.query_factor(call)
+        if rotation is None and factor is None and not rotated:
+            # In float32 at least: half precision would lose the angles to rounding.
+            q, k = position.rotate(q.to(call.dtype), k.to(call.dtype), call)
+        if factor is not None:
+            check_finite("factor of the queries", factor)
+            q, k = q.to(call.dtype) * factor, k.to(call.dtype)
         if rotation is not None:
             call = replace(call, rotation=rotation)
-        else:  # in float32 at least: half precision would lose the angles to rounding
-            q, k = position.rotate(q.to(call.dtype), k.to(call.dtype), call)
     form = position.located_bias(call)
     if form is not None:
         for name, numbers in form.tensors():
-            check_finite(name, numbers)
+            check_finite(f"{name} of the bias", numbers)
     return q, k, form, call

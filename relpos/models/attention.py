@@ -14,9 +14,9 @@ from relpos.models.cache import remember
 
 
 class SelfAttention(nn.Module):
-    """Attention of one layer, with the layer's own encoding or with the one that all layers share.
+    """Attention of one layer, with the layer's own encoding or with one that all layers share.
 
-    A family derives from it, makes its projections, and overrides `project` and `merge`.
+    A family subclasses it, creates its projections, and overrides `project` and `merge`.
 
     Args:
         heads: Number of query heads.
@@ -24,9 +24,9 @@ class SelfAttention(nn.Module):
         head_dim: Size of a head.
         layer: Number of the layer, 0 is the first.
         position: The layer's own encoding, if it has one.
-        scale: Of the products of queries and keys.
+        scale: Factor of q·k; head_dim^−½ by default.
         causal: Whether a token sees only those up to its own position.
-        dropout: Of the attention weights. They are never materialised, so training refuses values other than 0.
+        dropout: Dropout of the attention weights while training without a cache.
     """
 
     def __init__(
@@ -83,11 +83,6 @@ class SelfAttention(nn.Module):
         Returns:
             (batch, length, width).
         """
-        if self.training and self.dropout_of_weights:
-            raise ValueError(
-                "attention weights are never materialised, so none can be dropped, and their dropout is "
-                f"{self.dropout_of_weights}: set it to 0 in the configuration to train."
-            )
         position = self.position if shared is None else shared
         q, k, v = self.project(x)
         gates = None if position is None else position.gates(x)
@@ -104,6 +99,7 @@ class SelfAttention(nn.Module):
                 causal=self.causal,
                 documents=documents,
                 padding=padding,
+                dropout=self.dropout_of_weights if self.training else 0.0,
                 scale=self.scale,
             )
         return self.merge(out.transpose(1, 2).flatten(2))

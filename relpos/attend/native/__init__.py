@@ -4,7 +4,8 @@
 `operators` run it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -25,16 +26,19 @@ __all__ = [
     "Ready",
     "attention",
     "available",
+    "every_tile",
     "isa",
     "isas",
     "mass",
     "needs_operator",
     "refuses",
     "refuses_call",
+    "refuses_mass",
     "skipped_fraction",
 ]
 
 FASTEST_ON: tuple[str, ...] = ("cpu",)
+_skips = True  # see every_tile
 FILES = {Toeplitz: toeplitz, RankOne: rank_one, Scaled: scaled}
 
 
@@ -103,7 +107,7 @@ def attention(
     v: Tensor,
     form: Form | None,
     call: Call,
-    skip: bool = True,
+    skip: bool | None = None,
     ready: Ready | Running | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention by the compiled kernel; gradients flow to q, k, v, the sinks and every tensor of the form.
@@ -114,8 +118,8 @@ def attention(
         v: Values, (batch, key_heads, keys, value_dim).
         form: The bias, or None.
         call: The call of attention.
-        skip: Whether the kernel may leave out tiles whose weights are provably below 2^−24 of their rows.
-            `skipped_fraction` returns how many the last call left out.
+        skip: Whether the kernel may leave out tiles whose weights are provably below 2^−24 of their rows; None: yes,
+            unless `every_tile` says otherwise. `skipped_fraction` returns how many the last call left out.
         ready: The bias in place of `form`, made before; for calls without gradients.
 
     Returns:
@@ -125,6 +129,7 @@ def attention(
     Raises:
         RuntimeError: The kernel cannot run this call.
     """
+    skip = _skips if skip is None else skip
     inputs = make_inputs(q, k, v, form, call, skip and ready is None)
     if ready is not None:
         prepared = Prepared(inputs)
@@ -137,9 +142,27 @@ def attention(
     return out, lse if call.return_lse else None
 
 
+@contextmanager
+def every_tile() -> Iterator[None]:
+    """Compute every tile inside this context, also those that do not matter, to measure what skipping saves."""
+    global _skips  # noqa: PLW0603
+    before, _skips = _skips, False
+    try:
+        yield
+    finally:
+        _skips = before
+
+
+def refuses_mass(q: Tensor, form: Form | None, call: Call) -> str | None:
+    """Why the kernel cannot sum the weights of this call by distance, as a sentence; None if it can."""
+    if not call.even:
+        return "the native kernel sums weights by the difference of two indices, and these positions= have gaps."
+    return refuses(q, form, call)
+
+
 @torch.no_grad()
-def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor]:
-    """Compute how much attention each head pays at each distance, in memory linear in the length.
+def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum the attention weights by the difference of indices, in memory linear in the length.
 
     Args:
         q: Queries, (batch, heads, queries, head_dim), not rotated where the call has a rotation.
@@ -148,9 +171,9 @@ def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, T
         call: The call of attention. Its dropout has no effect here.
 
     Returns:
-        Means over the queries that see a key, in float64: the weight at each difference of indices, ascending as in
-        `call.distances`, without the first token of each query's document, (batch, heads, distances); and the weight of
-        that token, (batch, heads).
+        Sums of the weights over `call.distances`, without the first token of each query's document, (batch, heads,
+        distances); the sum of the weights of those tokens, (batch, heads); and how many queries see a key, (batch,
+        heads).
 
     Raises:
         RuntimeError: The kernel cannot run this call.
@@ -165,8 +188,7 @@ def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, T
     first, rows = torch.empty(heads, dtype=torch.float64), torch.empty(heads, dtype=torch.int64)
     p.mass, p.mass_first, p.mass_rows = sums.data_ptr(), first.data_ptr(), rows.data_ptr()
     prepared.run("relpos_mass")
-    counted = rows.clamp(min=1)
-    return sums[..., pad : pad + distances] / counted[..., None], first / counted
+    return sums[..., pad : pad + distances].to(call.dtype), first.to(call.dtype), rows
 
 
 def make_inputs(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, skip: bool) -> Inputs:
