@@ -11,6 +11,7 @@ from torch import nn
 import relpos
 from relpos.attend import native
 from relpos.attend.kept import Kept
+from relpos.encodings.call import Call
 
 HEADS, HEAD_DIM, WIDTH = 4, 8, 32
 BIASES = ["nope", "alibi", "kerple_log", "t5", "fire"]
@@ -231,6 +232,34 @@ def test_refusals_are_sentences_and_leave_the_cache_as_it_was():
         relpos.Cache(0)
     assert len(cache) == 4
     torch.testing.assert_close(step(layer, x[:, 4:], cache), layer(x)[:, :, 4:], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["cable", "cable_nw", "forgetting"])
+def test_running_sums_follow_caches_that_are_not_ours(name):
+    layer, x = Layer(encoding(name)), tokens(20, batch=3)
+    kept = Kept()
+
+    def last(x):
+        """The last token of x, with the sums that were kept of other calls."""
+        gates = layer.position.gates(x)
+        running = kept.running(layer.position, gates, 1)
+        assert running is not None
+        assert running.length == x.shape[1]
+        q, k, v = (layer.split(x, p) for p in (layer.to_q, layer.to_k, layer.to_v))
+        call = Call(1, x.shape[1], gates=gates, scale=HEAD_DIM**-0.5)
+        return kept.attention(q[:, :, -1:], k, v, layer.position, call, None, running)[0]
+
+    def check(x):
+        torch.testing.assert_close(last(x), layer(x)[:, :, -1:], rtol=0, atol=2e-5)
+
+    for end in range(5, 12):
+        check(x[:, :end])
+    check(x[:, :11])  # the same token again
+    check(x[:, :7])  # cropped
+    check(x[:, :15])  # several tokens later
+    check(x[[2, 0, 1], :16])  # reordered
+    check(x[:2, :17])  # fewer rows
+    check(torch.cat([x[:2, :17].flip(1), x[:2, 17:18]], dim=1))  # other tokens
 
 
 def test_kept_tables_are_not_copied_with_a_module():

@@ -59,7 +59,6 @@ public:
 private:
     static constexpr int kPiece = 1024;  // keys
     static constexpr int kChunk = 128;   // keys between two updates of the running maximum
-    static constexpr int kAhead = 32;    // rows between a request and its use
 
     // The result of a piece for one row: m, l, then the unnormalised output.
     int64_t part_floats() const { return 2 + int64_t(value_.vectors) * kLanes; }
@@ -168,15 +167,11 @@ private:
             return work.template operator()<1>(), 1;
         }
 
-        // Asks for a vector that is going to be read: the CPU's own prefetching ends at every page. Vectors share lines of
-        // 64 bytes. Beyond the last key nothing is read, and the request has no effect.
-        RELPOS_MEMBER static void fetch(const float* vector, int number) {
-            if (number % (16 / kLanes) == 0) __builtin_prefetch(vector);
-        }
-
         // scores[row][at …] of kLanes keys.
         template <int Count>
         __attribute__((noinline)) void score(const Rows& keys, int row, int at) {
+            // One row waits for memory: it is read in order, as the CPU's prefetching wants it (requests of our own made it
+            // slower). Several rows share what is read, and keep eight sums at a time.
             constexpr int kTogether = least(kLanes, Count == 1 ? 1 : 8 / Count);
             const int vectors = all_.key_.vectors;
             const float* q = queries_ + int64_t(row) * vectors * kLanes;
@@ -188,10 +183,7 @@ private:
                     const float* from = k + all_.key_.offset(v);
                     Vec column[kTogether];
                     RELPOS_UNROLL
-                    for (int j = 0; j < kTogether; j++) {
-                        column[j] = load(from + j * keys.stride);
-                        fetch(from + (j + kAhead) * keys.stride, v);
-                    }
+                    for (int j = 0; j < kTogether; j++) column[j] = load(from + j * keys.stride);
                     RELPOS_UNROLL
                     for (int r = 0; r < Count; r++) {
                         const Vec factor = load(q + (r * vectors + v) * kLanes);
@@ -265,10 +257,7 @@ private:
             for (int64_t j = 0, place = 0; j < count; j++, place += values.stride) {
                 Vec column[Vectors];
                 RELPOS_UNROLL
-                for (int v = 0; v < Vectors; v++) {
-                    column[v] = load(from[v] + place);
-                    fetch(from[v] + place + kAhead * values.stride, v);
-                }
+                for (int v = 0; v < Vectors; v++) column[v] = load(from[v] + place);
                 RELPOS_UNROLL
                 for (int r = 0; r < Count; r++)
                     RELPOS_UNROLL

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from relpos.attend import native
-from relpos.attend.kept import Kept
+from relpos.attend.kept import Kept, bias_of, runs
 from relpos.attend.native.running import Running
-from relpos.encodings.call import Call, positions
+from relpos.encodings.call import positions
 from relpos.encodings.checks import integer_at_least
 from relpos.encodings.encoding import Encoding
-from relpos.encodings.forms import RankOne
 
 LEAST_ROOM = 64  # tokens
 
@@ -168,25 +167,15 @@ class Cache:
     def _extend(self, gates: Tensor | None, position: Encoding | None) -> None:
         """Extend the running sums, or give them up where they cannot be kept."""
         before, self._running = self._running, None
-        if gates is None or position is None or not position.running or native.needs_operator((gates,)):
-            return
-        if gates.device.type != "cpu" or gates.dtype != torch.float32 or not native.available()[0]:
+        if gates is None or position is None or not runs(position, gates):
             return
         tokens = gates.shape[2]
-        if before is not None and before.length == self._length and before.append(_bias(position, gates)):
+        if before is not None and before.length == self._length and before.append(bias_of(position, gates)):
             self._running = before
         elif tokens <= native.FEW:  # it begins with the first step after the prompt
             end = self._length + tokens
-            fresh = Running(_bias(position, self._tensors["gates"][:, :, :end]), end + max(LEAST_ROOM, end // 2))
+            fresh = Running(bias_of(position, self._tensors["gates"][:, :, :end]), end + max(LEAST_ROOM, end // 2))
             self._running = fresh if fresh.fits else None
-
-
-def _bias(position: Encoding, gates: Tensor) -> RankOne:
-    """The bias of tokens with these gates, (batch, heads, tokens, gate_size)."""
-    tokens = gates.shape[2]
-    form = position.bias(Call(tokens, tokens, gates=gates))
-    assert isinstance(form, RankOne)
-    return form
 
 
 def new_positions(

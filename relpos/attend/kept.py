@@ -16,10 +16,12 @@ from relpos.attend import native
 from relpos.attend.native.running import Running
 from relpos.encodings.call import Call
 from relpos.encodings.encoding import Encoding
+from relpos.encodings.forms import RankOne
 from relpos.encodings.inputs import check_finite
 from relpos.encodings.rotation import Rotation, turn
 
 LEAST_CAPACITY = 1024  # tokens
+LEAST_ROOM = 64  # tokens
 
 
 class Watch:
@@ -65,6 +67,8 @@ class Kept:
 
     def __init__(self) -> None:
         self._tables: Tables | None = None
+        self._running: Running | None = None
+        self._gates = torch.empty(0)  # those of which the running sums were made: (batch, heads, room, gate_size)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Kept":
         return Kept()  # they belong to the encoding that was copied
@@ -142,6 +146,39 @@ class Kept:
         turned_q, turned_k = rotation.apply(q.to(dtype), k.to(dtype))
         return turned_q.to(q.dtype), turned_k.to(k.dtype)
 
+    def running(self, position: Encoding | None, gates: Tensor | None, new: int) -> Running | None:
+        """The running sums of an encoding, extended by the new tokens, or made again if earlier gates are not the same.
+
+        For caches that are not ours, which may reorder and crop what they hold without saying so.
+
+        Args:
+            position: The encoding.
+            gates: Of all tokens so far, (batch, heads, tokens, gate_size).
+            new: How many of the tokens are new.
+
+        Returns:
+            The running sums of all tokens, or None if they cannot be kept.
+        """
+        if position is None or gates is None or new > native.FEW or not runs(position, gates):
+            return None
+        tokens = gates.shape[2]
+        before, self._running = self._running, None
+        if before is not None:
+            before.crop(tokens - new)
+            known = before.length
+            shape = (*gates.shape[:2], *gates.shape[3:])
+            same = shape == (*self._gates.shape[:2], *self._gates.shape[3:]) and tokens <= self._gates.shape[2]
+            if same and tokens - known <= native.FEW and torch.equal(gates[:, :, :known], self._gates[:, :, :known]):
+                self._gates[:, :, known:tokens] = gates[:, :, known:]
+                self._running = before if before.append(bias_of(position, gates[:, :, known:])) else None
+                return self._running
+        room = tokens + max(LEAST_ROOM, tokens // 2)
+        self._gates = gates.new_empty(*gates.shape[:2], room, gates.shape[3])
+        self._gates[:, :, :tokens] = gates
+        fresh = Running(bias_of(position, gates), room)
+        self._running = fresh if fresh.fits else None
+        return self._running
+
     @torch.no_grad()
     def _for(self, position: Encoding, length: int, dtype: torch.dtype, device: torch.device) -> Tables:
         """The tables for at least `length` tokens, those at hand if they still hold."""
@@ -168,6 +205,20 @@ def _ready(position: Encoding, tables: Tables) -> native.Ready | None:
     for name, numbers in form.tensors():
         check_finite(name, numbers)
     return native.Ready(form, tables.capacity)
+
+
+def runs(position: Encoding, gates: Tensor) -> bool:
+    """Whether the kernel can read the bias of an encoding from running sums."""
+    plain = gates.device.type == "cpu" and gates.dtype == torch.float32 and not native.needs_operator((gates,))
+    return position.running and plain and native.available()[0]
+
+
+def bias_of(position: Encoding, gates: Tensor) -> RankOne:
+    """The bias of tokens with these gates, (batch, heads, tokens, gate_size)."""
+    tokens = gates.shape[2]
+    form = position.bias(Call(tokens, tokens, gates=gates))
+    assert isinstance(form, RankOne)
+    return form
 
 
 def _is_fixed(position: Encoding) -> bool:

@@ -140,7 +140,8 @@ class SelfAttention(nn.Module):
                 batch=batch,
                 heads=heads,
             )
-            return attend(q, k, v, position, call, kept=self.kept, rotated=rotated)[0]
+            running = self.kept.running(position, gates, tokens)
+            return attend(q, k, v, position, call, kept=self.kept, running=running, rotated=rotated)[0]
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
