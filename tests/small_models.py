@@ -30,6 +30,7 @@ T5 = {**T5, "relative_attention_num_buckets": 8, "relative_attention_max_distanc
 BART = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
 BART = {**BART, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 64}
 BART = {**BART, "decoder_start_token_id": 2, "forced_eos_token_id": None, "forced_bos_token_id": None}
+FALCON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 ALTERNATING = ["sliding_attention", "full_attention"]
 WINDOWED = {"sliding_window": WINDOW, "layer_types": ALTERNATING}
 
@@ -66,10 +67,25 @@ DECODERS: dict[str, dict[str, Any]] = {
     "stablelm": {**SIZES, "num_key_value_heads": 2},
     "persimmon": SIZES,
     "glm4": {**GROUPED, "partial_rotary_factor": 0.5},
-    "inkling": {**GROUPED},
+    "inkling_text": {
+        **GROUPED,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 2,
+        "swa_head_dim": 8,
+        "sliding_window_size": WINDOW,
+        "d_rel": 4,
+        "rel_extent": 10,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "local_layer_ids": [0],
+        "log_scaling_n_floor": 4,
+    },
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
     "mpt": {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64},
-    "falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "falcon": FALCON,
+    "falcon alibi": {**FALCON, "alibi": True, "new_decoder_architecture": False, "multi_query": False},
+    "falcon grouped": {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2},
 }
 ENCODERS: dict[str, dict[str, Any]] = {
     "bert": SIZES,
@@ -107,11 +123,13 @@ def kind_of(family: str) -> str:
     return next(kind for kind, families in KINDS.items() if family in families)
 
 
-def small_model(family: str, implementation: str = "eager", **settings: Any) -> PreTrainedModel:
-    """A model of a family in evaluation mode, of about 30,000 random weights."""
+def small_model(family: str, implementation: str | None = None, **settings: Any) -> PreTrainedModel:
+    """A model of a family in evaluation mode, of about 30,000 random weights; "eager" unless that is wrong."""
+    if implementation is None:
+        implementation = "sdpa" if family == "falcon alibi" else "eager"  # eager adds Falcon's ALiBi twice
     kind = kind_of(family)
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[family](**{**TOKENS, **KINDS[kind][family], **settings})
+    config = CONFIG_MAPPING[family.split()[0]](**{**TOKENS, **KINDS[kind][family], **settings})
     model = AUTO[kind].from_config(config, attn_implementation=implementation)
     return shaken(model).eval()
 

@@ -95,6 +95,8 @@ def relpos_attention(
             biases.append(position_bias.bias)
     elif position_bias is not None:
         biases.append(dense(position_bias))
+    if where["start"] == key.shape[2] - queries and (where["causal"] or queries == key.shape[2]):
+        del where["start"]  # the default
     out = attention(
         query,
         key,

@@ -27,7 +27,7 @@ from transformers.masking_utils import (
 from relpos.checkpoints.visible import Visible, VisibleMask, traced_mask
 from relpos.encodings.call import MaskFunction
 
-Parts = dict[str, Any]  # causal, window, documents, padding: what a mask function consists of
+DEFAULTS = {"q_offset": 0, "kv_offset": 0, "local_size": None, "use_vmap": False, "device": "cpu"}
 
 
 def recognise(function: Callable[..., Any]) -> list[tuple[str, dict[str, Any]]] | None:
@@ -190,13 +190,24 @@ def interval_mask(
     return VisibleMask(visible, torch.device(device))
 
 
-def described_mask(device: torch.device | str = "cpu", **arguments: Any) -> Any:
-    """The same for models outside the interface whose attention we replaced: the description itself."""
-    mask = interval_mask(
-        **{**arguments, "config": None, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
-        device=device,
-    )
-    return mask.visible if isinstance(mask, VisibleMask) else mask
+def described_mask(attention_mask: Any = None, **arguments: Any) -> Visible:
+    """The same for models outside the interface whose attention we replaced: always the description itself.
+
+    It is no tensor, so that such a model cannot add anything to it: Falcon would add ALiBi.
+    """
+    if isinstance(attention_mask, Visible):  # generate makes the mask before the model does
+        return attention_mask
+    both_directions = "allow_is_bidirectional_skip" in arguments
+    arguments = {**DEFAULTS, **arguments, "attention_mask": attention_mask}
+    if torch.compiler.is_compiling():
+        visible = traced(arguments, None, both_directions)
+    else:
+        visible = eagerly(arguments)
+    if visible is not None:
+        return visible
+    sizes = {"batch": arguments["batch_size"], "queries": arguments["q_length"], "keys": arguments["kv_length"]}
+    written = {**arguments, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return Visible(**sizes, function=sdpa_mask(**written))
 
 
 def eagerly(arguments: dict[str, Any]) -> Visible | None:

@@ -25,7 +25,7 @@ class Visible:
     window: tuple[int, int] | None = None
     documents: Tensor | None = None  # (batch, keys)
     padding: Tensor | None = None  # (batch, keys)
-    function: MaskFunction | None = None
+    function: MaskFunction | Tensor | None = None
 
     ndim = 0  # a model that would add something to a 4-D mask leaves this alone
 
