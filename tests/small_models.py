@@ -62,7 +62,13 @@ DECODERS: dict[str, dict[str, Any]] = {
         "no_rope_layers": [1, 0],
     },
     "nanochat": GROUPED,
-    "opt": {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "word_embed_proj_dim": 32},
+    "opt": {
+        "hidden_size": 32,
+        "ffn_dim": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "word_embed_proj_dim": 32,
+    },
     "biogpt": SIZES,
     "stablelm": {**SIZES, "num_key_value_heads": 2},
     "persimmon": SIZES,
@@ -129,7 +135,7 @@ def small_model(family: str, implementation: str | None = None, **settings: Any)
         implementation = "sdpa" if family == "falcon alibi" else "eager"  # eager adds Falcon's ALiBi twice
     kind = kind_of(family)
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[family.split()[0]](**{**TOKENS, **KINDS[kind][family], **settings})
+    config = CONFIG_MAPPING[family.split(maxsplit=1)[0]](**{**TOKENS, **KINDS[kind][family], **settings})
     model = AUTO[kind].from_config(config, attn_implementation=implementation)
     return shaken(model).eval()
 

@@ -9,6 +9,10 @@ from relpos.attend import attention
 from relpos.checkpoints.biases import Bias, ModelsOwn, dense
 from relpos.checkpoints.visible import visible_of
 
+NO_WEIGHTS = (
+    "relpos never materialises the attention weights: set it to False, or call relpos.use(model, off=True) and "
+    "model.set_attn_implementation('eager') to see them; relpos.mass has them by distance"
+)
 LISTENERS: list[set[nn.Module]] = []  # each collects the modules that call attention
 
 
@@ -70,10 +74,7 @@ def relpos_attention(
     for listener in LISTENERS:
         listener.add(module)
     if output_attentions:
-        raise ValueError(
-            "output_attentions=True asks for the attention weights, which relpos never materialises: call "
-            "relpos.use(model, off=True) first, or use relpos.mass for attention by distance."
-        )
+        raise ValueError(f"output_attentions=True: {NO_WEIGHTS}.")
     if cache is not None:
         raise ValueError("relpos does not read the paged caches of continuous batching: use model.generate.")
     batch, heads, queries, head_dim = query.shape

@@ -34,8 +34,8 @@ def recognise(function: Callable[..., Any]) -> list[tuple[str, dict[str, Any]]] 
     """The parts that a mask function is the conjunction of, each by name with its settings.
 
     Returns:
-        ("causal", {}), ("bidirectional", {}), ("window", {"sliding_window": w}), … in any order; None if there is a part
-        that is not known.
+        ("causal", {}), ("window", {"sliding_window": w}), … in any order, nothing for a mask that hides nothing; None
+        if there is a part that is not known.
     """
     if function is causal_mask_function:
         return [("causal", {})]
@@ -90,27 +90,19 @@ def describe(
     if start < 0:
         return None
     far = start + queries + keys  # wider than any distance
-    left, right = far, far
+    windows = [(far, far)]
     documents: Tensor | None = None
-    causal = False
     for name, settings in parts:
         if name == "causal":
-            causal = True
+            windows.append((far, 0))
         elif name == "window":
-            left = min(left, settings["sliding_window"] - 1)
+            windows.append((settings["sliding_window"] - 1, far))
         elif name == "window of both directions":
-            left, right = min(left, settings["sliding_window"]), min(right, settings["sliding_window"])
+            windows.append((settings["sliding_window"],) * 2)
         elif name == "padding":
-            other = settings["padding_mask"].bool()
-            padding = other if padding is None else padding & other
+            padding = settings["padding_mask"].bool() & (True if padding is None else padding)
         else:
-            ids = settings.get("packed_sequence_mask")
-            if ids is None:
-                before = settings["left_padding"][:, None]
-                position = torch.arange(first_key, first_key + keys, device=before.device)
-                ids = torch.div(position - before, settings["chunk_size"], rounding_mode="floor")  # (batch, keys)
-            else:
-                ids = ids[:, first_key : first_key + keys].long()
+            ids = ids_of(settings, first_key, keys)
             # Both kinds of ids never decrease along a row, so that pairs of them are again contiguous documents.
             documents = ids if documents is None else documents * (keys + far) + (ids - ids.amin())
     if documents is not None and (start + queries > keys or documents.shape[1] != keys):
@@ -119,13 +111,23 @@ def describe(
         padding = padding[:, first_key : first_key + keys]
         if bool(padding.all()):
             padding = None
-    if causal and right > 0:
-        right = 0
-    window = None if min(left, right) >= far or (causal and left >= far) else (left, right)
+    left, right = (min(sizes) for sizes in zip(*windows, strict=True))
+    causal = right == 0
+    window = None if left >= far and right in (0, far) else (left, right)
     return Visible(batch, queries, keys, start, causal, window, documents, padding)
 
 
-def by_function(mask_function: MaskFunction, padding: Tensor | None, first_key: int, **sizes: int) -> Visible:
+def ids_of(settings: dict[str, Any], first_key: int, keys: int) -> Tensor:
+    """Ids of packed documents or of chunks, one per key: (batch, keys)."""
+    if "packed_sequence_mask" in settings:
+        ids: Tensor = settings["packed_sequence_mask"][:, first_key : first_key + keys].long()
+        return ids
+    before = settings["left_padding"][:, None]
+    position = torch.arange(first_key, first_key + keys, device=before.device)
+    return torch.div(position - before, settings["chunk_size"], rounding_mode="floor")
+
+
+def by_function(mask_function: MaskFunction, padding: Tensor | None, first_key: int, **sizes: Any) -> Visible:
     """A mask that is a function of index tensors, evaluated for one block of queries at a time."""
 
     def function(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -151,7 +153,7 @@ def interval_mask(
     device: torch.device | str = "cpu",
     config: Any = None,
     **kwargs: Any,
-) -> Tensor | None:
+) -> Any:
     """The mask of transformers' mask interface, as a tensor that takes no memory or one value per key.
 
     The arguments are those of transformers' `sdpa_mask`.
@@ -199,10 +201,7 @@ def described_mask(attention_mask: Any = None, **arguments: Any) -> Visible:
         return attention_mask
     both_directions = "allow_is_bidirectional_skip" in arguments
     arguments = {**DEFAULTS, **arguments, "attention_mask": attention_mask}
-    if torch.compiler.is_compiling():
-        visible = traced(arguments, None, both_directions)
-    else:
-        visible = eagerly(arguments)
+    visible = traced(arguments, None, both_directions) if torch.compiler.is_compiling() else eagerly(arguments)
     if visible is not None:
         return visible
     sizes = {"batch": arguments["batch_size"], "queries": arguments["q_length"], "keys": arguments["kv_length"]}
@@ -220,9 +219,7 @@ def eagerly(arguments: dict[str, Any]) -> Visible | None:
     if visible is not None:
         return visible
     if not arguments["use_vmap"] and first_query >= first_key:
-        return by_function(
-            arguments["mask_function"], padding, first_key, **sizes, start=first_query - first_key
-        )
+        return by_function(arguments["mask_function"], padding, first_key, **sizes, start=first_query - first_key)
     warnings.warn(
         "this model masks attention by a function that relpos does not know as intervals: the mask is materialised, "
         "which takes memory of queries × keys. The result is exact.",

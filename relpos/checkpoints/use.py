@@ -11,13 +11,14 @@ from transformers.utils import logging
 
 from relpos.checkpoints import t5
 from relpos.checkpoints.forwards import FORWARDS
-from relpos.checkpoints.interface import relpos_attention
+from relpos.checkpoints.interface import NO_WEIGHTS, relpos_attention
 from relpos.checkpoints.masks import described_mask, interval_mask
 from relpos.checkpoints.probe import silent_layers
 
 NAME = "relpos"  # of our implementation, in transformers' interfaces
 REPLACED = "relpos_replaced"  # the same, for families whose attention we replaced
 BEFORE = "_relpos_before"  # the implementations of a model's configurations before
+HOOK = "_relpos_hook"  # the hook of a model that refuses output_attentions
 Model = TypeVar("Model", bound=nn.Module)
 
 OWN_LAYERS = {  # layers that keep their own code beside ours, by class
@@ -64,6 +65,8 @@ def use(model: Model, off: bool = False, *, example: Mapping[str, Any] | None = 
         return model
     if in_use:
         return model
+    if any(config.output_attentions for config in configs(model)):
+        raise ValueError(refusal(model, "its configuration has output_attentions=True, and " + NO_WEIGHTS))
     check_family(model)
     register()
     vars(model)[BEFORE] = [config._attn_implementation_internal for config in configs(model)]
@@ -98,17 +101,19 @@ def check_family(model: PreTrainedModel) -> None:
         kind = part.config.model_type
         if kind in REFUSED:
             raise ValueError(refusal(part, REFUSED[kind]))
-        replaced = any(type(module).__name__ in FORWARDS for module in part.modules())
-        if not replaced and not part._can_set_attn_implementation():
+        if not has_replacement(part) and not part._can_set_attn_implementation():
             raise ValueError(refusal(part, "its attention does not call transformers' attention interface"))
+
+
+def has_replacement(model: PreTrainedModel) -> bool:
+    """Whether we have code for the attention layers of a model."""
+    return any(type(module).__name__ in FORWARDS for module in model.modules())
 
 
 def refusal(model: PreTrainedModel, reason: str) -> str:
     """The sentence with which a model is refused."""
-    return (
-        f"relpos.use cannot run {type(model).__name__} (model type {model.config.model_type!r}): {reason}. The model is "
-        "left as it was."
-    )
+    name = f"{type(model).__name__} (model type {model.config.model_type!r})"
+    return f"relpos.use cannot run {name}: {reason}. The model is left as it was."
 
 
 def submodels(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
@@ -130,10 +135,7 @@ def configs(model: PreTrainedModel) -> list[Any]:
 
 def apply(model: PreTrainedModel) -> None:
     """Switch a model to our attention."""
-    replaced = []
-    for part in submodels(model):
-        if any(type(module).__name__ in FORWARDS for module in part.modules()) and not part._can_set_attn_implementation():
-            replaced.append(part)
+    replaced = [part for part in submodels(model) if has_replacement(part) and not part._can_set_attn_implementation()]
     with quiet():
         model.set_attn_implementation(NAME)
     for part in replaced:
@@ -142,12 +144,26 @@ def apply(model: PreTrainedModel) -> None:
             for method, function in FORWARDS.get(type(module).__name__, {}).items():
                 vars(module)[method] = MethodType(function, module)
     t5.apply(model)
+    vars(model)[HOOK] = model.register_forward_pre_hook(refuse_weights, with_kwargs=True)
+
+
+def refuse_weights(model: nn.Module, arguments: Any, keywords: Mapping[str, Any]) -> None:
+    """Refuse `output_attentions`: some models would return nothing without a word.
+
+    Raises:
+        ValueError: The weights were asked for.
+    """
+    if keywords.get("output_attentions"):
+        raise ValueError(f"output_attentions=True: {NO_WEIGHTS}.")
 
 
 def restore(model: PreTrainedModel) -> None:
     """Undo `apply`."""
     for config, implementation in zip(configs(model), vars(model).pop(BEFORE), strict=True):
         config._attn_implementation_internal = implementation
+    hook = vars(model).pop(HOOK, None)
+    if hook is not None:
+        hook.remove()
     for module in model.modules():
         for method in FORWARDS.get(type(module).__name__, {}):
             vars(module).pop(method, None)

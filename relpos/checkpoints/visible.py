@@ -96,21 +96,21 @@ class VisibleMask(Tensor):
     @staticmethod
     def __new__(cls, visible: Visible, device: torch.device) -> "VisibleMask":
         shape = (visible.batch, 1, visible.queries, visible.keys)
-        mask = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)  # type: ignore[attr-defined]
+        mask = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
         mask.visible = visible
-        return mask  # type: ignore[no-any-return]
+        return mask
 
     def __init__(self, visible: Visible, device: torch.device) -> None:
         """All is done in `__new__`."""
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"VisibleMask({self.visible})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "VisibleMask":
         return VisibleMask(self.visible, self.device)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):  # reentrant checkpoints detach
@@ -140,5 +140,3 @@ def visible_of(mask: Any) -> Visible | None:
         return mask.visible
     description = getattr(mask, ATTRIBUTE, None)
     return description if isinstance(description, Visible) else None
-
-

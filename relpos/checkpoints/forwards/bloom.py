@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -38,10 +39,9 @@ def forward(
     )
     context = out.reshape(batch, queries, -1)
     if self.pretraining_tp > 1 and self.slow_but_exact:
-        slices = zip(
-            context.chunk(self.pretraining_tp, dim=-1), self.dense.weight.chunk(self.pretraining_tp, dim=-1), strict=True
-        )
-        projected = sum(F.linear(part, weight) for part, weight in slices)
+        parts = self.pretraining_tp
+        slices = zip(context.chunk(parts, dim=-1), self.dense.weight.chunk(parts, dim=-1), strict=True)
+        projected = torch.stack([F.linear(part, weight) for part, weight in slices]).sum(0)
     else:
         projected = self.dense(context)
     return residual + F.dropout(projected, p=self.hidden_dropout, training=self.training), None
