@@ -1,7 +1,7 @@
 """One small forward of a model, to see which of its attention layers call us."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,43 +14,42 @@ TOKENS = 4
 
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The innermost modules whose class is called attention, by name."""
-    named = {name: module for name, module in model.named_modules() if "Attention" in type(module).__name__}
+    """The innermost modules whose class is called attention, by name; without linear attention, which has no scores."""
+
+    def is_attention(module: nn.Module) -> bool:
+        kind = type(module).__name__
+        return "Attention" in kind and not any(other in kind for other in ("LinearAttention", "LightningAttention"))
+
     return {
         name: module
-        for name, module in named.items()
-        if not any("Attention" in type(inner).__name__ for inner in module.modules() if inner is not module)
+        for name, module in model.named_modules()
+        if is_attention(module) and not any(is_attention(inner) for inner in module.modules() if inner is not module)
     }
 
 
-def example(model: Any) -> dict[str, Tensor]:
-    """Inputs for one small forward.
+def examples(model: Any) -> Iterator[dict[str, Tensor]]:
+    """Inputs for one small forward, the most likely first; none if the model's main input is of an unknown kind."""
+    parameter = next(model.parameters())
+    config, main = model.config, model.main_input_name
 
-    Raises:
-        ValueError: The model's main input is of a kind that we cannot make.
-    """
-    device = next(model.parameters()).device
-    ids = torch.arange(1, 1 + TOKENS, device=device)[None]
-    config = model.config
-    main = model.main_input_name
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, device=parameter.device, dtype=parameter.dtype)
+
+    ids = torch.arange(1, 1 + TOKENS, device=parameter.device)[None]
+    image = getattr(config, "vision_config", config)
+    size, channels = getattr(image, "image_size", None), getattr(image, "num_channels", 3)
+    pixels = {} if not isinstance(size, int) else {"pixel_values": zeros(1, channels, size, size)}
+    decoder = {"decoder_input_ids": ids[:, :2]} if getattr(config, "is_encoder_decoder", False) else {}
     if main == "input_ids":
-        inputs = {"input_ids": ids}
-    elif main == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
-        size, channels = config.image_size, getattr(config, "num_channels", 3)
-        inputs = {"pixel_values": torch.zeros(1, channels, size, size, device=device, dtype=model.dtype)}
+        yield {"input_ids": ids, **decoder}
+        if pixels:
+            yield {"input_ids": ids, **pixels}
+    elif main == "pixel_values" and pixels:
+        yield {**pixels, **decoder}
     elif main == "input_values":
-        inputs = {"input_values": torch.zeros(1, 4000, device=device, dtype=model.dtype)}
+        yield {main: zeros(1, 4000), **decoder}
     elif main == "input_features" and hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
-        frames = 2 * config.max_source_positions
-        inputs = {"input_features": torch.zeros(1, config.num_mel_bins, frames, device=device, dtype=model.dtype)}
-    else:
-        raise ValueError(
-            f"relpos cannot make an input for {type(model).__name__}, whose main input is {main}: give one, as "
-            "relpos.use(model, example={…})."
-        )
-    if getattr(config, "is_encoder_decoder", False):
-        inputs["decoder_input_ids"] = ids[:, :2]
-    return inputs
+        yield {main: zeros(1, config.num_mel_bins, 2 * config.max_source_positions), **decoder}
 
 
 @contextmanager
@@ -66,6 +65,27 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         for module, mode in modes.items():
             module.training = mode
         torch.set_rng_state(state)
+
+
+def run(model: nn.Module, candidates: Iterable[Mapping[str, Any]]) -> None:
+    """Run the first of some inputs that the model accepts.
+
+    Raises:
+        ValueError: It accepts none of them.
+    """
+    failure: Exception | None = None
+    for inputs in candidates:
+        try:
+            model(**inputs)
+        except Exception as error:  # a model's own code may raise anything for inputs that it does not expect
+            failure = error
+        else:
+            return
+    reason = "what its input is like is not known" if failure is None else f"{type(failure).__name__}: {failure}"
+    raise ValueError(
+        f"relpos.use runs one small forward of a model, and that of {type(model).__name__} failed ({reason}). Give its "
+        "inputs: relpos.use(model, example={…}). The model is left as it was."
+    ) from failure
 
 
 def silent_layers(model: nn.Module, inputs: Mapping[str, Any] | None) -> tuple[int, list[str]]:
@@ -86,7 +106,7 @@ def silent_layers(model: nn.Module, inputs: Mapping[str, Any] | None) -> tuple[i
     LISTENERS.append(heard)
     try:
         with evaluating(model):
-            model(**(example(model) if inputs is None else inputs))
+            run(model, examples(model) if inputs is None else [inputs])
     finally:
         LISTENERS.remove(heard)
         for hook in hooks:

@@ -24,6 +24,7 @@ Model = TypeVar("Model", bound=nn.Module)
 OWN_LAYERS = {  # layers that keep their own code beside ours, by class
     "LongT5LocalAttention",  # blocks of the encoder: linear memory already
     "LongT5TransientGlobalAttention",
+    "MultiheadAttention",  # PyTorch's own, in pooling heads of one query
 }
 REFUSED = {
     "deberta": "its scores have terms of content with position in both directions, which no form of ours expresses yet",
