@@ -1,4 +1,4 @@
-"""The sentence for a name that nobody knows."""
+"""The error for an unknown name."""
 
 import difflib
 from collections.abc import Iterable

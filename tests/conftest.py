@@ -45,9 +45,12 @@ HEAVY = {
     "test_families",
     "test_family_runs",
     "test_figures",
+    "test_flex",
+    "test_flex_compiled",
     "test_gpt2",
     "test_imports",
     "test_native",
+    "test_native_mass",
     "test_native_skipping",
     "test_native_surroundings",
     "test_new_task",
@@ -80,7 +83,7 @@ def _same_start():
 @pytest.fixture
 def two_threads(monkeypatch):
     """Two threads for the native kernel, however little there is to do."""
-    monkeypatch.setattr("relpos.attend.kernel_inputs.WORK_FOR_A_THREAD", 1)
+    monkeypatch.setattr("relpos.attend.native.inputs.WORK_FOR_A_THREAD", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

@@ -1,4 +1,4 @@
-"""What every encoding promises. A new one joins by being registered.
+"""What every encoding promises. A new one joins by being registered. (Its arguments: argument_contracts.py.)
 
 Each contract is a function of `make`, which makes the encoding, and of a setting: the backend, the dtype it is checked
 in and how close is equal there. It is run for every name in the registry and for the variants below.
@@ -6,40 +6,27 @@ in and how close is equal there. It is run for every name in the registry and fo
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 import torch
+from argument_contracts import ARGUMENT_CONTRACTS
+from contract_settings import (
+    EVERY_ARGUMENT,
+    HEAD_DIM,
+    HEADS,
+    SETTINGS,
+    Make,
+    Setting,
+    build,
+    directions,
+    runs,
+    tokens,
+)
 from layer import Layer
 from torch import Tensor
 
 import relpos
 from relpos.encodings.encoding import Encoding
-
-HEADS, HEAD_DIM = 4, 8
-WIDTH = HEADS * HEAD_DIM
-Make = Callable[[], Encoding]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How a contract is checked. Values here are of order 1, so the tolerance is absolute."""
-
-    backend: str
-    dtype: torch.dtype
-    atol: float  # of values
-    grad_atol: float  # of gradients, sums over a dozen tokens of values of order 1
-
-    def close(self, actual: Tensor, expected: Tensor) -> None:
-        torch.testing.assert_close(actual, expected, rtol=0.0, atol=self.atol)
-
-
-SETTINGS = {
-    "reference": Setting("reference", torch.float64, 1e-11, 1e-10),
-    "chunks": Setting("chunks", torch.float64, 1e-11, 1e-10),
-    # float32, rounding 6e-8: logits up to 30 carry errors up to 2e-6, which the softmax passes on; gradients sum them.
-    "native": Setting("native", torch.float32, 1e-5, 3e-5),
-}
 
 SCALINGS = {
     "linear": {"factor": 4.0},
@@ -66,6 +53,7 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("clipped", {"limit": 5}),
     ("fire", {"length": 7, "units": 5}),
     ("fire", {"length": 7, "units": 5, "leak": 0.3}),
+    ("fire", {"length": 7, "units": 5, "symmetric": True}),
     ("sandwich", {"dim": 6}),
     ("cable", {"step": "softplus"}),
     ("cable_nw", {"step": "softplus"}),
@@ -76,26 +64,19 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("sum", {"parts": ["sinusoidal", "cable", "t5", "forgetting"]}),
     ("sum", {"parts": ["kerple_log", "cable"], "part_options": {"cable": {"step": "softplus"}}}),
     ("sum", {"parts": ["fire", "dape"]}),
+    ("sum", {"parts": ["fire", "alibi"], "part_options": {"fire": {"length": 7, "symmetric": True}}}),
+    ("temperature", {"length": 3, "strength": 0.7}),
+    ("temperature", {"rule": "ministral3", "length": 3, "strength": 0.7}),
+    ("temperature", {"rule": "inkling", "length": 3, "strength": 0.7}),
+    ("sum", {"parts": ["rope", "ssmax"]}),
+    ("sum", {"parts": ["temperature", "rope", "t5"], "part_options": {"temperature": {"length": 3}}}),
     ("rope", {"layout": "interleaved"}),
     ("rope", {"fraction": 0.5}),
+    ("rope", {"sections": [2, 1, 1]}),
+    ("rope", {"sections": [2, 1, 1], "section_order": "interleaved"}),
     *(("rope", {"scaling": scaling, **options}) for scaling, options in SCALINGS.items()),
     *((name, {"base": base}) for name in ("dape", "dapev2") for base in BASES if base != "kerple_log"),
 ]
-
-
-def tokens(length: int, setting: Setting, batch: int = 2) -> Tensor:
-    drawn = torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return drawn.to(setting.dtype)
-
-
-def build(make: Make, setting: Setting) -> Encoding:
-    """The encoding, its parameters moved off their start (some start at 0, where nothing can be seen)."""
-    torch.manual_seed(3)
-    position = make().to(setting.dtype)
-    with torch.no_grad():
-        for parameter in position.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return position
 
 
 def decoding_step_by_step_is_the_whole_sequence(make: Make, setting: Setting) -> None:
@@ -114,7 +95,7 @@ def packed_documents_are_separate_documents(make: Make, setting: Setting) -> Non
     position = build(make, setting)
     x, lengths = tokens(17, setting), ([5, 1, 11], [9, 8, 0])
     documents = torch.stack([torch.repeat_interleave(torch.tensor([7, 3, 9]), torch.tensor(row)) for row in lengths])
-    for causal in (True, False) if position.bidirectional else (True,):
+    for causal in directions(position, setting):
         layer = Layer(position, backend=setting.backend, causal=causal)
         packed = layer(x, documents=documents)
         if causal and not position.depends_on_length:
@@ -168,7 +149,7 @@ def gradients_are_those_of_finite_differences(make: Make, setting: Setting) -> N
     names_ = [name for name, _ in position.named_parameters()]
     parameters = tuple(p.detach().clone().requires_grad_() for p in position.parameters())
     x = tokens(6, setting, batch=1).requires_grad_()
-    for causal in (True, False) if position.bidirectional else (True,):
+    for causal in directions(position, setting):
         layer = Layer(position, backend=setting.backend, causal=causal)
 
         def run(x: Tensor, *values: Tensor, layer: Layer = layer) -> Tensor:
@@ -196,7 +177,7 @@ def values_and_gradients_are_those_of_the_reference(make: Make, setting: Setting
     padding = torch.ones(2, 13, dtype=torch.bool)
     padding[0, 3:5] = padding[1, 12] = False
     for options in ({}, {"documents": documents}, {"padding": padding}):
-        for causal in (True, False) if build(make, exact).bidirectional else (True,):
+        for causal in directions(build(make, exact), setting):
             results = []
             for way in (exact, setting):
                 position, x = build(make, exact).to(way.dtype), tokens(13, exact).to(way.dtype).requires_grad_()
@@ -270,6 +251,10 @@ def both_directions_or_a_clear_refusal(make: Make, setting: Setting) -> None:
         with pytest.raises(ValueError, match="causal attention only"):
             layer(x)
         return
+    if not runs(position, setting, causal=False):
+        with pytest.raises(ValueError, match=f"the backend '{setting.backend}' cannot run this"):
+            layer(x)
+        return
     changed = x.clone()
     changed[:, -1] += 1.0
     assert (layer(changed)[:, :, 0] - layer(x)[:, :, 0]).abs().max() > 1e-4  # the first token sees the last
@@ -278,7 +263,7 @@ def both_directions_or_a_clear_refusal(make: Make, setting: Setting) -> None:
 def contracts_for(setting: Setting, position: Encoding) -> list[Callable[[Make, Setting], None]]:
     """The contracts that say something about this encoding in this setting."""
     # The definition is held to finite differences, every other way to the definition.
-    left_out = {
+    left_out: set[Callable[[Make, Setting], None]] = {
         values_and_gradients_are_those_of_the_reference
         if setting.backend == "reference"
         else gradients_are_those_of_finite_differences
@@ -287,6 +272,8 @@ def contracts_for(setting: Setting, position: Encoding) -> list[Callable[[Make, 
         left_out.add(a_static_map_is_the_same_for_any_input)
     if not list(position.parameters()):
         left_out.add(every_parameter_gets_a_gradient)
+    if setting.backend not in EVERY_ARGUMENT:
+        left_out.update(ARGUMENT_CONTRACTS)
     return [contract for contract in CONTRACTS if contract not in left_out]
 
 
@@ -304,4 +291,5 @@ CONTRACTS = [
     its_state_can_be_saved_and_loaded,
     half_precision_runs_in_float32_inside,
     both_directions_or_a_clear_refusal,
+    *ARGUMENT_CONTRACTS,
 ]

@@ -59,10 +59,10 @@ def bias(position: Encoding, length: int, causal: bool = True, hidden: Tensor | 
 
 
 @torch.no_grad()
-def logits(position: Encoding, content: Content, causal: bool = True) -> Tensor:
+def logits(position: Encoding, content: Content, causal: bool = True, positions: Tensor | None = None) -> Tensor:
     """The scores of the file's queries and keys: (heads, length, length)."""
     q, k = (number(content["inputs"][name])[None] for name in ("q", "k"))
-    return relpos.scores(q, k, position, causal=causal)[0]
+    return relpos.scores(q, k, position, causal=causal, positions=positions)[0]
 
 
 def rows(ours: Tensor, outputs: Content, key: str) -> tuple[Tensor, Tensor]:
@@ -151,11 +151,11 @@ def mpt_alibi(content: Content) -> Pairs:
 # Rotations
 
 
-def rotation(position: Encoding, content: Content, causal: bool) -> Pairs:
+def rotation(position: Encoding, content: Content, causal: bool, positions: Tensor | None = None) -> Pairs:
     outputs = content["outputs"]
-    yield rows(logits(position, content, causal), outputs, "logits")
+    yield rows(logits(position, content, causal, positions), outputs, "logits")
     q, k = (number(content["inputs"][name])[None] for name in ("q", "k"))
-    turned = position.rotate(q, k, Call(q.shape[2], q.shape[2], dtype=torch.float64))
+    turned = position.rotate(q, k, Call(q.shape[2], q.shape[2], dtype=torch.float64, token_positions=positions))
     for ours, key in zip(turned, ("turned_q", "turned_k"), strict=True):
         yield rows(ours[0], outputs, key)
 
@@ -168,6 +168,37 @@ def xpos(content: Content) -> Pairs:
 def rope_half(content: Content) -> Pairs:
     sizes = content["parameters"]
     yield from rotation(make("rope", sizes, base=sizes["base"], layout=sizes["layout"]), content, causal=False)
+
+
+def mrope(content: Content, order: str) -> Pairs:
+    sizes = content["parameters"]
+    options = {"base": float(sizes["rope_theta"]), "sections": sizes["mrope_section"], "section_order": order}
+    positions = torch.tensor(content["inputs"]["positions"])[None]
+    yield from rotation(make("rope", sizes, **options), content, causal=False, positions=positions)
+
+
+# Factors of the queries
+
+
+def factors(position: Encoding, length: int) -> Tensor:
+    """The factor of the query at each position: (length,)."""
+    return position.query_factor(Call(length, length, dtype=torch.float64))[0, 0, :, 0]
+
+
+def llama4_temperature(content: Content) -> Pairs:
+    sizes, outputs = content["parameters"], content["outputs"]
+    options = {"rule": "llama4", "length": sizes["floor_scale"], "strength": sizes["attn_scale"]}
+    position = make("temperature", sizes, **options)
+    yield factors(position, sizes["length"]), number(outputs["scale"])
+    scores = logits(position, content)
+    yield rows(scores.softmax(-1).masked_fill(scores == -torch.inf, -torch.inf), outputs, "weights")
+
+
+def ministral3_temperature(content: Content) -> Pairs:
+    sizes, positions = content["parameters"], content["inputs"]["positions"]
+    options = {"length": sizes["original_max_position_embeddings"], "strength": sizes["beta"]}
+    position = make("temperature", {"heads": 1}, rule="ministral3", **options)
+    yield factors(position, len(positions)), number(content["outputs"]["scale"])
 
 
 # Biases from the input and the scores
@@ -248,6 +279,10 @@ COMPARISONS: dict[str, tuple[Callable[[Content], Pairs], float, str]] = {  # fil
     "mpt_alibi": (mpt_alibi, SINGLE, "`alibi`, slopes=press"),
     "xpos": (xpos, SINGLE, "`xpos`"),
     "rope_half": (rope_half, SINGLE, "`rope`"),
+    "mrope_qwen2_vl": (partial(mrope, order="blocks"), SINGLE, "`rope` with sections"),
+    "mrope_qwen3_vl": (partial(mrope, order="interleaved"), SINGLE, "`rope` with sections, section_order=interleaved"),
+    "llama4_temperature": (llama4_temperature, SINGLE, "`temperature`"),
+    "ministral3_temperature": (ministral3_temperature, SINGLE, "`temperature`, rule=ministral3"),
     "dape_alibi": (dape_alibi, DOUBLE, "`dape`, base=alibi, slopes=press"),
     "dape_kerple": (dape_kerple, DOUBLE, "`dape`"),
     "dape_fire": (dape_fire, SINGLE, "`dape`, base=fire, leak=0.01"),

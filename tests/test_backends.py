@@ -47,6 +47,16 @@ def test_an_impossible_request_says_why(backend, name, dtype, sentence):
         relpos.attention(q, q, q, relpos.encoding(name, heads=2, head_dim=8), backend=backend)
 
 
+def test_the_kernel_leaves_symmetric_fire_in_both_directions_to_chunks():
+    position = relpos.encoding("fire", heads=2, head_dim=8, symmetric=True)
+    q = torch.randn(1, 2, 5, 8)
+    out = relpos.attention(q, q, q, position, causal=False)
+    torch.testing.assert_close(out, relpos.attention(q, q, q, position, causal=False, backend="reference"))
+    with pytest.raises(ValueError, match=r"'native' cannot run this: .*\bScaled\b"):
+        relpos.attention(q, q, q, position, causal=False, backend="native")
+    relpos.attention(q, q, q, position, backend="native")
+
+
 def test_a_backend_is_added_by_one_entry(monkeypatch):
     class Mine:
         FASTEST_ON = ("cpu",)
@@ -71,7 +81,7 @@ def test_the_library_is_built():
 
 WITHOUT = """
 import warnings, torch, relpos
-from relpos.attend import library
+from relpos.attend.native import library
 library.file = lambda: None
 q, k, v = torch.randn(3, 1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
 position = relpos.encoding("alibi", heads=2, head_dim=8)

@@ -101,6 +101,7 @@ def test_an_unknown_option_of_dapes_base_is_named():
         ("cable", {"step": "gelu"}, says("unknown step 'gelu'", "relu, softplus")),
         ("cable_nw", {"step": "softplsu"}, says("unknown step 'softplsu'", "'softplus'")),
         ("kcable", {"step": "gelu"}, says("unknown step 'gelu'", "relu, softplus")),
+        ("temperature", {"rule": "llama"}, says("unknown rule 'llama'", "'llama4'", "inkling, llama4, ministral3")),
     ],
 )
 def test_an_unknown_choice_names_the_choices(name, options, pattern):
@@ -128,6 +129,8 @@ POSITIVE = [
     ("xpos", "scale_base"),
     ("sinusoidal", "amplitude"),
     ("sinusoidal", "base"),
+    ("temperature", "strength"),
+    ("ssmax", "start"),
 ]
 
 
@@ -243,6 +246,8 @@ def test_an_odd_width_cannot_be_paired():
     [
         ("rope", "query and key"),
         ("xpos", "query and key"),
+        ("ssmax", "query and key"),
+        ("temperature", "query and key"),
         ("learned", "embedding"),
         ("sinusoidal", "embedding"),
         ("nope", "nowhere"),
@@ -437,6 +442,55 @@ def test_an_encoding_of_the_past_alone_refuses_both_directions(name, options):
         relpos.scores(*qkv()[:2], position, hidden=x, causal=False)
 
 
+CAUSAL_ONLY = [name for name in relpos.names() if relpos.card(name).directions == "causal"]
+
+
+def test_the_causal_encodings_are_known():
+    assert CAUSAL_ONLY == ["cope", "fire", "forgetting", "xpos"]
+
+
+@pytest.mark.parametrize("name", CAUSAL_ONLY)
+def test_a_causal_encoding_names_alternatives_that_run_in_both_directions(name):
+    position, x = build(name), normal(2, LENGTH, WIDTH)
+    assert position.alternatives
+    pattern = says("is defined for causal attention only. In both directions, use", *position.alternatives)
+    with pytest.raises(ValueError, match=pattern):
+        relpos.attention(*qkv(), position, hidden=x, causal=False)
+    for alternative in position.alternatives:
+        instead, _, options = alternative.partition(" with ")
+        values = {"True": True}
+        given = {key: values.get(value, value) for key, _, value in [options.partition("=")] if key}
+        relpos.attention(*qkv(), build(instead, **given), hidden=x, causal=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("fire", {}, "use fire with symmetric=True, kerple_log or t5."),
+        ("xpos", {}, "use rope."),
+        ("dape", {"base": "forgetting"}, "use cable_nw with step=softplus as its base or cable as its base."),
+        ("sum", {"parts": ["xpos", "alibi"]}, "use rope in place of xpos."),
+        ("sum", {"parts": ["rope", "cope", "xpos"]}, "use cable in place of cope, dape in place of cope or rope in pl"),
+    ],
+)
+def test_the_alternatives_are_a_sentence(name, options, sentence):
+    with pytest.raises(ValueError, match=says("causal attention only. In both directions,", sentence)):
+        relpos.attention(*qkv(), build(name, **options), hidden=normal(2, LENGTH, WIDTH), causal=False)
+
+
+def test_a_causal_encoding_without_alternatives_says_where_to_look():
+    class Onward(Own):
+        @property
+        def bidirectional(self):
+            return False
+
+    pattern = says(
+        "Onward is defined for causal attention only. In both directions, use an encoding whose", "relpos ls"
+    )
+    with pytest.raises(ValueError, match=pattern):
+        relpos.attention(*qkv(), Onward(HEADS, HEAD_DIM), causal=False)
+
+
 @pytest.mark.parametrize("name", ["fire", "forgetting", "cope"])
 def test_a_map_of_the_past_alone_refuses_both_directions(name):
     q, k, _ = qkv()
@@ -590,6 +644,8 @@ def test_documents_refused_by_attention_are_refused_by_an_embedding():
     [
         ("rope", "query and key"),
         ("xpos", "query and key"),
+        ("ssmax", "query and key"),
+        ("temperature", "query and key"),
         ("learned", "embedding"),
         ("sinusoidal", "embedding"),
     ],

@@ -15,12 +15,18 @@ from relpos.view import draw, maps
 from relpos.view.layers import encoding_layer, open_layer
 from relpos.view.maps import compute_map
 from relpos.view.picture import _check_directions
+from relpos.view.scaled_maps import has_pieces
 
 HEADS, HEAD_DIM = 3, 8
-BOTH = [name for name in relpos.names() if relpos.encoding(name, heads=HEADS, head_dim=HEAD_DIM).bidirectional]
+BOTH = [
+    *(name for name in relpos.names() if relpos.encoding(name, heads=HEADS, head_dim=HEAD_DIM).bidirectional),
+    "symmetric fire",
+]
 
 
 def encoding(name):
+    if name == "symmetric fire":
+        return relpos.encoding("fire", heads=HEADS, head_dim=HEAD_DIM, length=20, symmetric=True)
     return relpos.encoding(name, heads=HEADS, head_dim=HEAD_DIM)
 
 
@@ -85,7 +91,9 @@ def measure(first, second):
 
 
 @given(
-    name=st.sampled_from(["alibi", "rope", "clipped", "t5", "kerple_log", "cable", "sum", "sandwich", "dape"]),
+    name=st.sampled_from(
+        ["alibi", "rope", "clipped", "t5", "kerple_log", "cable", "sum", "sandwich", "dape", "symmetric fire"]
+    ),
     show=st.sampled_from(["bias", "scores", "weights"]),
     length=st.integers(1, 70),
     pixels=st.integers(1, 40),
@@ -132,6 +140,18 @@ def test_a_long_bias_of_the_distance_is_exact_without_its_entries(name, length, 
     np.testing.assert_allclose(computed.profile[1, :, : length - 1], values[:, 0, :0:-1], rtol=1e-5, atol=1e-6)
     assert computed.uniformity.overall == 1.0
     assert computed.context.overall == 0.0
+
+
+@torch.no_grad()
+def test_a_long_bias_of_symmetric_fire_is_computed_entry_by_entry():
+    """Its rows are not the scales of keys after the query: it must not be reduced by its pieces."""
+    opened = Opened(encoding("symmetric fire"), 600)
+    assert has_pieces(encoding_layer(opened.position, 600).form)
+    assert not has_pieces(opened.layer.form)
+    computed = compute_map(opened.layer, "bias")
+    assert computed.cell == 2
+    for ours, direct in zip((computed.low, computed.mean, computed.high), reduce(opened.dense("bias"), 2), strict=True):
+        np.testing.assert_allclose(ours, direct, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["alibi", "clipped", "kerple_log", "sandwich", "t5"])
@@ -215,7 +235,10 @@ def test_several_profiles_and_a_contact_sheet_have_both_directions():
 
 
 def test_a_causal_encoding_is_refused_in_both_directions():
-    with pytest.raises(ValueError, match="fire is defined for causal attention only: leave causal=False out"):
+    pattern = (
+        r"fire is defined for causal attention only: leave causal=False out\. In both .* symmetric=True, kerple_log"
+    )
+    with pytest.raises(ValueError, match=pattern):
         draw("fire", causal=False)
 
 

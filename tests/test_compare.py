@@ -16,6 +16,7 @@ from conftest import SMALL_RUN
 from torch.nn import functional as F
 
 from relpos.lab.compare.comparison import Trial, load_comparison, make_comparison
+from relpos.lab.compare.defaults import ENCODINGS
 from relpos.lab.compare.execution import compare
 from relpos.lab.compare.summary import make_table, notes, read_records
 from relpos.lab.compare.trial import LOCK, LOG, RECORD, read_record
@@ -36,6 +37,12 @@ def shared(world):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "cpu_count", lambda: 1)
         yield {**SHARED, "data.source": str(world / "text.txt")}
+
+
+def test_the_default_encodings_are_those_that_the_family_supports(tmp_path, shared):
+    for family, expected in (("gpt2", list(ENCODINGS)), ("bert", [name for name in ENCODINGS if name != "fire"])):
+        comparison = make_comparison(tmp_path / family, settings={**shared, "model.family": family})
+        assert comparison.encodings == expected
 
 
 @dataclass

@@ -1,36 +1,22 @@
 """Every contract for every encoding on every backend, and for the variants worth a run of their own."""
 
 import pytest
-import torch
-from contracts import (
-    HEAD_DIM,
-    HEADS,
-    SETTINGS,
-    VARIANTS,
-    a_static_map_is_the_same_for_any_input,
-    contracts_for,
-)
+from contract_settings import HEAD_DIM, HEADS, SETTINGS, runs
+from contracts import VARIANTS, a_static_map_is_the_same_for_any_input, contracts_for
 
 import relpos
-from relpos.attend import chunks, native
-from relpos.encodings.call import Call
+from relpos.attend import chunks
 
 
 def make(name, options):
     return relpos.encoding(name, heads=HEADS, head_dim=HEAD_DIM, **options)
 
 
-def runs_natively(position):
-    q = torch.zeros(1, HEADS, 3, HEAD_DIM)
-    call = Call(3, 3, gates=position.gates(torch.zeros(1, 3, position.width)), q=q)
-    return native.refuses(q, position.bias(call), call) is None
-
-
 RUNS = [
     (backend, contract, variant)
     for backend, setting in SETTINGS.items()
     for variant in VARIANTS
-    if backend != "native" or runs_natively(make(*variant))  # the others run in chunks
+    if runs(make(*variant).to(setting.dtype), setting)  # the others run in chunks
     for contract in contracts_for(setting, make(*variant))
 ]
 

@@ -63,7 +63,7 @@ class TestWeightsAreRefused:
     def test_that_are_cut_short(self, folder, opener, size):
         file = folder / WEIGHTS
         file.write_bytes(file.read_bytes()[:size])
-        with pytest.raises(ValueError, match=r"cannot be read: .*damaged or was cut short"):
+        with pytest.raises(ValueError, match=r"cannot be read: .*damaged or truncated"):
             opener(folder)
 
 

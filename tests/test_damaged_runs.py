@@ -81,7 +81,7 @@ class TestOnlyWholeCheckpointsCount:
     def test_and_a_file_of_that_name_is_none(self, run, settings, capsys):
         (run / "checkpoint-77").write_text("notes")
         train(settings(run))
-        assert "has finished at step 9" in capsys.readouterr().out
+        assert "is already finished at step 9" in capsys.readouterr().out
         part = run / ".part"
         part.mkdir()
         (part / "weights").write_text("whole")
@@ -178,8 +178,8 @@ def test_a_broken_json_file_of_a_run_is_named(run, capsys, name, text, sentence)
     [
         ("tokenizer.json", {"model": 3}, "the tokenizer in .* cannot be read"),
         ("tokenizer_config.json", [1], "the tokenizer in .* cannot be read"),
-        ("config.json", {"model_type": "relpos_gpt2", "n_layer": "two"}, "is no configuration of a GPT-2"),
-        ("config.json", {"model_type": "relpos_gpt2", "position": [1]}, "is no configuration of a GPT-2"),
+        ("config.json", {"model_type": "relpos_gpt2", "n_layer": "two"}, "is not a configuration of GPT-2"),
+        ("config.json", {"model_type": "relpos_gpt2", "position": [1]}, "is not a configuration of GPT-2"),
         (
             "config.json",
             {"model_type": "relpos_gpt2", "vocab_size": 10},

@@ -165,8 +165,8 @@ def test_what_cannot_be_drawn_of_a_run_gets_a_sentence(runs, options, sentence):
     [
         ("rope", {"show": "bias"}, "adds no bias"),
         ("alibi", {"text": "a"}, "reads no text"),
-        ("alibi", {"label_tokens": True}, "reads no tokens"),
-        ("alibi", {"layer": 2}, "one layer, and no layer 2"),
+        ("alibi", {"label_tokens": True}, "has no tokens to name"),
+        ("alibi", {"layer": 2}, "one layer, not layer 2"),
         ("allibi", {}, "unknown encoding or folder 'allibi'. Did you mean 'alibi'?"),
         ("no/such/folder", {}, "there is no folder no/such/folder"),
         (["alibi", "t5"], {}, "2 encodings can be drawn together as profiles only: add --show profile"),
@@ -182,7 +182,7 @@ def test_what_cannot_be_drawn_of_an_encoding_gets_a_sentence(what, options, sent
 
 def test_a_run_that_has_not_finished_is_refused(runs, tmp_path):
     shutil.copytree(runs / "cable", tmp_path / "begun", ignore=shutil.ignore_patterns("config.json", "*.safetensors"))
-    with pytest.raises(FileNotFoundError, match="A run has begun there"):
+    with pytest.raises(FileNotFoundError, match="A run has been started there"):
         draw(tmp_path / "begun")
     with pytest.raises(ValueError, match="is a file"):
         draw(runs / "cable" / "config.json")

@@ -241,12 +241,12 @@ class TestPlans:
         [
             ([{"every": 0, "name": "nope"}], "every must be a positive integer, not 0"),
             ([{"layers": [4], "name": "nope"}], "names layer 4, but the model has layers 1 to 3"),
-            ([{"name": "nope"}], "must select by layers or by every"),
-            ([{"layers": [1], "every": 2, "name": "nope"}], "must select by layers or by every"),
+            ([{"name": "nope"}], "must have either layers or every"),
+            ([{"layers": [1], "every": 2, "name": "nope"}], "must have either layers or every"),
             ([{"every": 2}], "changes nothing"),
             (["nope"], "changes nothing"),
             ("nope", "a plan is a list of rules"),
-            ([{"every": 2, "name": "learned"}], "learned acts on the token embedding"),
+            ([{"every": 2, "name": "learned"}], "learned acts once, on the token embedding"),
             ([{"every": 2, "name": "alibbi"}], "Did you mean 'alibi'"),
             ([{"every": 2, "theta": 5}], "unknown option of rope 'theta'"),
         ],
@@ -284,7 +284,9 @@ def test_the_presets_of_a_family_have_its_sizes(family):
 
 
 def test_a_model_that_is_not_ours_has_no_family():
-    with pytest.raises(ValueError, match=f"LlamaForCausalLM is no model of relpos; these are {', '.join(FAMILIES)}"):
+    with pytest.raises(
+        ValueError, match=f"LlamaForCausalLM is not a relpos model; the families are {', '.join(FAMILIES)}"
+    ):
         family_of(theirs("llama"))
     with pytest.raises(ValueError, match=r"unknown family 'lama'\. Did you mean 'llama'"):
         get_family("lama")

@@ -7,13 +7,24 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
+from relpos.encodings import Rope
 from relpos.lab.data.masking import MaskedWindows, masked_places
+from relpos.lab.data.tokens import separator_of
 from relpos.lab.evaluate.evaluation import evaluate
+from relpos.lab.evaluate.scaled_rope import check_scaling, scaled_run
 from relpos.lab.runs.run import open_run
 from relpos.lab.train.training import train
 from relpos.models import FAMILIES
 from relpos.view import draw
+
+PLAN = [
+    {"every": 2, "name": "nope"},
+    {"layers": [1], "window": 8},
+    {"layers": [3], "name": "rope", "base": 500000.0},
+]
 
 
 def quiet(text):
@@ -107,10 +118,74 @@ def test_every_epoch_has_its_own_masks(settings, tmp_path, monkeypatch):
     assert sorted(set(epochs)) == [0, 1]
 
 
-def test_a_plan_is_trained_saved_and_opened(settings, tmp_path):
-    plan = [{"every": 2, "name": "nope"}, {"layers": [1], "window": 8}]
-    train(settings(tmp_path, model__encoding="rope", model__plan=plan, run__steps=2), quiet)
-    run = open_run(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["position"]["plan"] == plan
-    names = [type(layer.position).__name__ for layer in run.family.layers(run.model)]
-    assert names == ["Together", "Nope", "Rope", "Nope"]
+@pytest.fixture(scope="module")
+def planned(settings, tmp_path_factory):
+    """A run whose layers are: rope in a window, nope, rope with another base, nope."""
+    folder = tmp_path_factory.mktemp("plan")
+    train(settings(folder, model__encoding="rope", model__plan=PLAN, run__steps=2), quiet)
+    return open_run(folder)
+
+
+class TestAPlan:
+    def test_is_trained_saved_and_opened(self, planned):
+        assert json.loads((planned.folder / "config.json").read_text())["position"]["plan"] == [
+            *PLAN[:2],
+            {**PLAN[2], "length": 16},  # the trained length
+        ]
+        names = [type(layer.position).__name__ for layer in planned.family.layers(planned.model)]
+        assert names == ["Together", "Nope", "Rope", "Nope"]
+
+    def test_is_not_changed_where_it_was_written(self, planned):
+        assert "length" not in PLAN[2]
+
+    def test_is_in_the_model_card(self, planned):
+        assert '{"layers": [1], "window": 8}' in (planned.folder / "README.md").read_text()
+
+    @pytest.mark.parametrize(
+        ("layer", "name"),
+        [(1, "rope in a window of 8"), (2, "nope"), (3, "rope"), ("all", "rope in a window of 8 / nope / rope")],
+    )
+    @pytest.mark.parametrize("show", [None, "profile"])
+    def test_is_drawn_with_the_encoding_of_the_layer(self, planned, layer, name, show):
+        picture = draw(planned, layer=layer, show=show, length=16)
+        assert picture.caption.startswith(f"{name}, GPT-2 nano, ")
+        assert all(drawn.show == "scores" for drawn in picture.maps)
+
+    def test_shows_no_value_beyond_a_window(self, planned):
+        seen = np.isfinite(draw(planned, layer=1, show="profile", length=16).maps[0].profile)
+        assert (seen == (np.arange(16) < 8)).all()
+
+    def test_has_no_bias_to_show_where_a_layer_adds_none(self, planned):
+        with pytest.raises(ValueError, match=r"layer 2 of \S+ adds no bias: show the scores or the weights"):
+            draw(planned, layer="all", show="bias", length=16)
+
+    def test_is_scaled_in_every_layer_with_rope(self, planned):
+        scaled = scaled_run(planned, "linear:4", 32)
+        check_scaling(planned, "linear:4")
+        plain, stretched = ([layer.position for layer in run.family.layers(run.model)] for run in (planned, scaled))
+        for layer in (0, 2):
+            before, after = (
+                next(part for part in positions[layer].modules() if isinstance(part, Rope)).rope.frequencies(
+                    torch.tensor([[32]]), torch.float64
+                )
+                for positions in (plain, stretched)
+            )
+            torch.testing.assert_close(after, before / 4)
+        assert evaluate(planned, [32], rope_scaling="yarn", say=quiet)["rows"][0]["error"] is None
+
+
+def test_the_tokenizer_of_a_published_bert_ends_documents_with_its_separator(world, tmp_path):
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "[SEP]": 1, "[MASK]": 2, "and": 3}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="[UNK]", sep_token="[SEP]", mask_token="[MASK]"
+    )
+    config = BertConfig(vocab_size=4, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    BertForMaskedLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    run, text = open_run(tmp_path), str(world / "text.txt")
+    assert run.heldout(text).ids[-1] == 1
+    assert evaluate(run, [8], data=text, say=quiet)["rows"][0]["error"] is None
+    tokenizer.sep_token = None
+    with pytest.raises(ValueError, match="no token that ends a document: set its eos_token or sep_token"):
+        separator_of(tokenizer)

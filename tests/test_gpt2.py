@@ -300,7 +300,7 @@ class TestLoss:
         with pytest.raises(IndexError, match="out of bounds"):
             F.cross_entropy((hidden @ weight.T)[0, :-1], labels[0, 1:])
         with pytest.raises(
-            ValueError, match=f"the label {label} is no token of a vocabulary of 29: labels are 0 to 28"
+            ValueError, match=f"the label {label} is not in the vocabulary of 29 tokens: labels are 0 to 28"
         ):
             loss(hidden, weight, labels)
         with pytest.raises(TypeError, match=r"labels must be torch\.int64, not torch\.float32"):
@@ -390,13 +390,13 @@ def test_after_import_relpos_the_auto_classes_open_our_folders(imports, tmp_path
     [
         (lambda: build("kerpel_log"), "Did you mean 'kerple_log'?"),
         (lambda: build({"base": "alibi"}), "must name an encoding"),
-        (lambda: build("alibi", n_head=5), "no multiple of the 5 heads"),
+        (lambda: build("alibi", n_head=5), "not a multiple of the 5 heads"),
         (lambda: RelposGPT2Config.preset("huge"), "unknown preset 'huge'"),
         (lambda: build("alibi", activation_function="relu"), "gelu_new"),
         (lambda: build("alibi", attn_pdrop=0.1).train()(ids(1, 4)), "never materialised"),
         (lambda: build("alibi")(ids(1, 4), output_attentions=True), "relpos.scores"),
         (lambda: build("alibi")(ids(1, 4), attention_mask=torch.ones(1, 3)), "attention_mask must be"),
-        (lambda: build("alibi")(None), "one of the two"),
+        (lambda: build("alibi")(None), "give either input_ids or inputs_embeds"),
         (lambda: build("learned", n_positions=8)(ids(1, 9)), "learned has 8 positions"),
         (lambda: build("alibi")(ids(1, 4), labels=ids(1, 6)), "labels must be"),
     ],

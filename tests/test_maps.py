@@ -236,7 +236,7 @@ def test_broken_weights_get_a_sentence():
     model = small_model("alibi")
     with torch.no_grad():
         model.transformer.h[0].mlp.c_proj.bias[0] = torch.nan
-    with pytest.raises(ValueError, match="layer 2 reads is not finite"):
+    with pytest.raises(ValueError, match="the input of layer 2 is not finite"):
         model_layers(model, torch.randint(50, (5,)), [1, 2])
 
 

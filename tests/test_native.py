@@ -6,10 +6,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native_cases import FAMILIES, LOGIT, Family, assert_close, check, compare, documents, normal
+from native_cases import FAMILIES, LOGIT, Family, assert_close, check, compare, documents, normal, rotation
 
 import relpos
-from relpos.attend import library, native, reference
+from relpos.attend import native, reference
+from relpos.attend.native import library
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Scaled, Toeplitz
 
@@ -70,19 +71,133 @@ def test_however_the_work_is_shared_out(family, batch, threads):
     check(family, normal(batch, 2, 1, 240, 240, 12), {})
 
 
+# -- Every further argument, by itself with every form and in both directions
+
+
+def lse_gradient(queries: int) -> torch.Tensor:
+    return torch.randn(2, 4, queries, dtype=torch.float64)
+
+
+ARGUMENTS = {
+    "start": lambda: {"start": 20},
+    "window": lambda: {"window": (40, 10)},
+    "a window of one token": lambda: {"window": (0, 0)},
+    "a window over tiles": lambda: {"window": (70, 70), "start": 37},
+    "sinks": lambda: {"sinks": torch.randn(4, dtype=torch.float64)},
+    "sinks and no key": lambda: {
+        "sinks": torch.randn(4, dtype=torch.float64),
+        "padding": torch.zeros(2, 170, dtype=torch.bool),
+        "grad_lse": lse_gradient(100),
+    },
+    "lse": lambda: {"grad_lse": lse_gradient(100)},
+    "lse and sinks": lambda: {"grad_lse": lse_gradient(100), "sinks": torch.randn(4, dtype=torch.float64)},
+    "softcap": lambda: {"softcap": 1.5},
+    "a high softcap": lambda: {"softcap": 50.0},
+    "dropout": lambda: {"dropout": 0.3, "seed": torch.tensor(2**62 + 12345)},
+    "rotation": lambda: {"rotation": rotation(2, 100, 170, 12, "half")},
+    "rotation of some dimensions": lambda: {"rotation": rotation(1, 100, 170, 5, "interleaved")},
+    "all of them": lambda: {
+        "start": 33,
+        "window": (60, 20),
+        "sinks": torch.randn(4, dtype=torch.float64),
+        "grad_lse": lse_gradient(100),
+        "softcap": 2.0,
+        "dropout": 0.2,
+        "seed": torch.tensor(7),
+        "rotation": rotation(2, 100, 170, 10, "half", start=33),
+        "padding": torch.rand(2, 170) > 0.3,
+        "documents": torch.stack([documents(50, 50, 70), documents(120, 50)]),
+    },
+}
+
+
+@pytest.mark.parametrize("argument", ARGUMENTS)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_argument_by_every_instruction_set(family, causal, argument):
+    torch.manual_seed(11)
+    check(family, normal(2, 4, 2, 100, 170, 24), ARGUMENTS[argument]() | {"causal": causal}, isas=ISAS)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize(("queries", "keys", "start"), [(300, 70, 0), (70, 300, 0), (100, 90, 500), (130, 64, 63)])
+@pytest.mark.parametrize("family", ["none", "toeplitz", "scaled"])
+def test_queries_may_stand_anywhere(family, queries, keys, start, causal):
+    torch.manual_seed(12)
+    options = {"causal": causal, "start": start, "grad_lse": torch.randn(2, 2, queries, dtype=torch.float64)}
+    check(family, normal(2, 2, 1, queries, keys, 16), options)
+    check(family, normal(2, 2, 1, queries, keys, 16), options | {"window": (100, 30)})
+
+
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(8, 24), (64, 16), (192, 128), (40, 1), (512, 512), (16, 512)])
+@pytest.mark.parametrize("family", ["sum", "scaled"])
+def test_values_may_have_another_size(family, head_dim, value_dim):
+    torch.manual_seed(13)
+    # What cancels in the gradients is of the order of d·v, the root of value_dim.
+    check(family, normal(1, 4, 2, 90, 130, head_dim, value_dim), {}, isas=ISAS, logit=LOGIT * max(1, value_dim / 64))
+
+
+@pytest.mark.parametrize("length", [200, 1000])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_windows_however_the_work_is_shared_out(threads, length):
+    torch.manual_seed(14)
+    torch.set_num_threads(threads)
+    options = {"window": (130, 5), "causal": False}
+    for batch, heads in ((1, 1), (1, 4), (24, 1)):
+        check("toeplitz", normal(batch, heads, 1, length, length, 8), options)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("argument", ["start", "sinks", "lse", "dropout", "rotation", "all of them"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_by_every_instruction_set(family, argument, dtype):
+    torch.manual_seed(15)
+    check(family, normal(2, 4, 2, 100, 170, 24), ARGUMENTS[argument](), isas=ISAS, dtype=dtype)
+
+
+@st.composite
+def softmax_options(draw, batch, heads, queries):
+    options = {"softcap": draw(st.sampled_from([None, None, 0.5, 3.0, 30.0]))}
+    if draw(st.booleans()):
+        options["sinks"] = torch.randn(heads).double()
+    if draw(st.booleans()):
+        options["grad_lse"] = torch.randn(batch, heads, queries).double()
+    if draw(st.booleans()):
+        options["dropout"] = draw(st.sampled_from([0.05, 0.1, 0.5]))
+        options["seed"] = torch.tensor(draw(st.integers(0, 2**63 - 1)))
+    return options
+
+
 @st.composite
 def calls(draw):
+    """A family, tensors, options, whether to skip, an instruction set, a dtype and a number of threads."""
     batch, key_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    heads = key_heads * group
     keys = draw(st.integers(1, 220))
-    queries = draw(st.integers(1, keys))
+    family = draw(st.sampled_from(list(FAMILIES)))
     torch.manual_seed(draw(st.integers(0, 2**31)))
     options = {"causal": draw(st.booleans())}
-    if draw(st.booleans()):
+    packed = draw(st.booleans())
+    if packed:
         cuts = torch.rand(batch, keys) < draw(st.sampled_from([0.01, 0.05, 0.5]))
         options["documents"] = cuts.long().cumsum(1)
+    if packed or "rank one" in family or family == "sum" or draw(st.booleans()):  # the queries are tokens
+        queries = draw(st.integers(1, keys))
+        if draw(st.booleans()):
+            options["start"] = draw(st.integers(0, keys - queries))
+    else:
+        queries, options["start"] = draw(st.integers(1, 220)), draw(st.integers(0, 300))
     if draw(st.booleans()):
         options["padding"] = torch.rand(batch, keys) < draw(st.sampled_from([0.0, 0.5, 0.95]))
-    tensors = normal(batch, key_heads * group, key_heads, queries, keys, draw(st.integers(1, 72)))
+    if draw(st.booleans()):
+        options["window"] = draw(st.tuples(st.integers(0, 150), st.integers(0, 150)))
+    options |= draw(softmax_options(batch, heads, queries))
+    head_dim, value_dim = draw(st.integers(1, 72)), draw(st.integers(1, 72))
+    pairs = draw(st.integers(0, head_dim // 2))
+    if pairs:
+        layout, rows = draw(st.sampled_from(["half", "interleaved"])), draw(st.sampled_from([1, batch]))
+        options["rotation"] = rotation(rows, queries, keys, pairs, layout, options.get("start"))
+    tensors = normal(batch, heads, key_heads, queries, keys, head_dim, value_dim)
     layout = draw(st.sampled_from(["contiguous", "packed", "transposed", "expanded gradient"]))
     if layout == "packed":  # (batch, length, 2, heads, head_dim) in memory
         tensors = [torch.stack([x.transpose(1, 2)] * 2, 2)[:, :, 1].transpose(1, 2) for x in tensors]
@@ -90,14 +205,30 @@ def calls(draw):
         tensors = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in tensors]
     if layout == "expanded gradient":
         tensors[3] = torch.ones((), dtype=torch.float64).expand(tensors[3].shape)
-    return draw(st.sampled_from(list(FAMILIES))), tensors, options, draw(st.booleans())
+    dtype = draw(st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]))
+    return family, tensors, options, draw(st.booleans()), draw(st.sampled_from(ISAS)), dtype, draw(st.integers(1, 3))
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+def check_call(drawn):
+    family, tensors, options, skip, isa, dtype, threads = drawn
+    torch.set_num_threads(threads)
+    check(family, tensors, options, skip, logit=12.0, isas=[isa], dtype=dtype)
+
+
+FUZZ = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
+
+
+@settings(max_examples=300, **FUZZ)
 @given(calls())
 def test_any_shape_stride_form_and_mask(drawn):
-    family, tensors, options, skip = drawn
-    check(family, tensors, options, skip, logit=12.0)
+    check_call(drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000, **FUZZ)
+@given(calls())
+def test_any_shape_stride_form_and_mask_many_times(drawn):
+    check_call(drawn)
 
 
 @pytest.mark.parametrize("name", ["alibi", "kerple_log", "t5", "sandwich", "fire", "cable", "cable_nw", "forgetting"])

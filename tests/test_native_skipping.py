@@ -8,7 +8,9 @@ import torch
 from native_cases import FAMILIES, assert_close, compare, documents, normal
 from torch import Tensor
 
-from relpos.attend import kernel_ops, native, reference
+from relpos.attend import native, reference
+from relpos.attend.native import operators
+from relpos.attend.native.inputs import Inputs
 from relpos.encodings.call import Call
 from relpos.encodings.forms import RankOne, Sum, Toeplitz
 
@@ -130,8 +132,8 @@ def test_what_a_row_loses_is_below_rounding_of_what_it_keeps(causal):
     shares = {}
     for name, q, k, v, table, total, weight in cases(causal):
         zero = 0 if causal else LENGTH - 1
-        arguments = (q, k, v, table, total, weight, *[None] * 7, zero, causal, not causal, SCALE, True)
-        lost = dropped(kernel_ops.forward(*arguments)[2])
+        inputs = Inputs(q, k, v, table, total, weight, zero=zero, causal=causal, symmetric=not causal, scale=SCALE)
+        lost = dropped(operators.run(inputs)[3])
         logits = SCALE * q.double() @ k.double().transpose(-1, -2)
         wide = [None if x is None else x.double() for x in (table, total, weight)]
         logits = logits + form(*wide, causal).block(i, i).double()

@@ -1,5 +1,6 @@
 """The native kernel in its surroundings: repeats, threads, forks, modes, tracing, memory, and what it refuses."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -10,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from relpos.attend import kernel_ops, library, native
-from relpos.attend.kernel_inputs import Prepared
+from relpos.attend import native
+from relpos.attend.native import library, operators
+from relpos.attend.native.inputs import Inputs, Prepared
 from relpos.encodings.call import Call
 from relpos.encodings.forms import RankOne, Scaled, Scored, Sum, Toeplitz
 
@@ -90,10 +92,9 @@ def test_a_forked_process_computes_the_same():
 def test_little_work_is_not_shared_out(monkeypatch):
     monkeypatch.undo()
     q = torch.randn(1, 2, 64, 16)
-    arguments = (None, None, 0, True, False, 1.0, True)
-    assert Prepared(q, q, q, {}, *arguments).problem.threads == 1
+    assert Prepared(Inputs(q, q, q)).problem.threads == 1
     long = q.expand(1, 2, 64, 16).repeat(1, 8, 16, 1)
-    assert Prepared(long, long, long, {}, *arguments).problem.threads == 2
+    assert Prepared(Inputs(long, long, long)).problem.threads == 2
 
 
 def test_the_callers_denormal_mode_is_kept():
@@ -112,7 +113,7 @@ def test_the_callers_denormal_mode_is_kept():
 def test_operators_are_well_formed():
     q, k, v = (torch.randn(1, 2, 70, 8, requires_grad=True) for _ in range(3))
     table = torch.randn(2, 70, requires_grad=True)
-    torch.library.opcheck(kernel_ops.forward, (q, k, v, table, *[None] * 9, 0, True, False, 0.3, True))
+    torch.library.opcheck(operators.forward, Inputs(q, k, v, table, scale=0.3).values())
 
 
 class Layer(torch.nn.Module):
@@ -212,7 +213,7 @@ def test_an_instruction_set_the_cpu_lacks_is_refused():
 
 
 def test_the_environment_chooses_the_instruction_set():
-    code = "from relpos.attend import library; print(library.isa())"
+    code = "from relpos.attend.native import library; print(library.isa())"
     environment = os.environ | {"RELPOS_ISA": "portable"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "portable"
@@ -242,5 +243,72 @@ def test_what_the_kernel_cannot_run_is_refused():
         native.attention(q, q, q, Scored(lambda *_: q, {}), call)
     with pytest.raises(RuntimeError, match=r"computes in float32, but q is torch\.float64"):
         native.attention(q.double(), q.double(), q.double(), None, call)
-    with pytest.raises(RuntimeError, match="up to 256, not 257"):
-        native.attention(*[torch.randn(1, 1, 4, 257)] * 3, None, call)
+    with pytest.raises(RuntimeError, match="up to 512, not 513"):
+        native.attention(*[torch.randn(1, 1, 4, 513)] * 3, None, call)
+    with pytest.raises(RuntimeError, match="values of size up to 512, not 513"):
+        native.attention(q, q, torch.randn(1, 1, 4, 513), None, call)
+    with pytest.raises(RuntimeError, match=r"cannot run mask=: it runs causal=, window="):
+        native.attention(q, q, q, None, Call(4, 4, mask=torch.ones(4, 4, dtype=torch.bool)))
+    positions = torch.tensor([[0, 2, 3, 4]])
+    with pytest.raises(RuntimeError, match=r"with these positions= the distance is another one"):
+        native.attention(q, q, q, Toeplitz(torch.zeros(1, 5), 0), Call(4, 4, token_positions=positions))
+    assert native.refuses(q, None, Call(4, 4, token_positions=positions)) is None
+    beyond = Call(4, 4, causal=False, start=1)
+    with pytest.raises(RuntimeError, match="the queries, 1 to 4, are not all among 4 keys"):
+        native.attention(q, q, q, RankOne(torch.zeros(1, 1, 4).double(), None, torch.float32), beyond)
+    with pytest.raises(RuntimeError, match="counts tokens from 0, and the first query has the index -1"):
+        native.attention(q, q[:, :, :3], q[:, :, :3], None, Call(4, 3))
+
+
+def test_a_form_or_dtype_that_the_kernel_does_not_know_is_an_error():
+    q = torch.randn(1, 1, 4, 8)
+    for field, number in (("form", 5), ("form", -1), ("dtype", 3), ("head_dim", 0), ("start", -1)):
+        prepared = Prepared(Inputs(q, q, q))
+        setattr(prepared.problem, field, number)
+        for function in ("relpos_forward", "relpos_backward", "relpos_mass"):
+            with pytest.raises(RuntimeError, match="the native attention kernel refused its input: form"):
+                prepared.run(function)
+
+
+def test_a_library_of_another_version_is_refused(monkeypatch):
+    monkeypatch.setattr(library, "INTERFACE", library.INTERFACE + 1)
+    with pytest.raises(RuntimeError, match="the compiled kernel is of another version of relpos: install relpos again"):
+        library.check(library.load())
+    monkeypatch.undo()
+    library.check(library.load())
+    monkeypatch.setattr(library, "FIELDS", library.FIELDS.replace(" seed ", " "))
+    with pytest.raises(RuntimeError, match="another version"):
+        library.check(library.load())
+
+
+def test_a_field_that_the_library_does_not_have_cannot_be_set():
+    problem = library.interface().problem()
+    problem.batch = 3
+    with pytest.raises(AttributeError):
+        problem.bach = 3
+
+
+@pytest.mark.parametrize("start", [0, 30, 64])
+def test_the_record_of_skipping_is_as_long_as_the_kernel_says(start):
+    q, k = torch.randn(2, 3, 100, 8), torch.randn(2, 3, 200, 8)
+    table, total = torch.zeros(3, 300), torch.zeros(2, 3, 200).double()
+    for bias in ({}, {"table": table}, {"total": total}, {"table": table, "total": total}):
+        for options in ({}, {"skip": False}, {"softcap": 1.0}, {"dropout": 0.1, "seed": torch.tensor(1)}):
+            inputs = Inputs(q, k, k, start=start, **bias, **options)
+            problem = operators.prepare(inputs)[0].problem
+            words = library.load().relpos_skipping_words(ctypes.byref(problem))
+            assert operators.skipping_words(inputs) == words
+
+
+def test_a_call_without_gradients_does_not_go_through_the_operator(monkeypatch):
+    called = []
+    run = operators.run
+    monkeypatch.setattr(operators, "run", lambda inputs: called.append(inputs) or run(inputs))
+    monkeypatch.setattr(operators, "forward", None)
+    q = torch.randn(1, 1, 4, 8)
+    native.attention(q, q, q, None, Call(4, 4))
+    with torch.no_grad():
+        native.attention(q.clone().requires_grad_(), q, q, None, Call(4, 4))
+    assert len(called) == 2
+    with pytest.raises(TypeError):
+        native.attention(q, q, q.clone().requires_grad_(), None, Call(4, 4))

@@ -4,7 +4,8 @@ import json
 
 import pytest
 import torch
-from contracts import HEAD_DIM, HEADS, SETTINGS, contracts_for
+from contract_settings import HEAD_DIM, HEADS, SETTINGS
+from contracts import contracts_for
 from torch import nn
 from typer.testing import CliRunner
 
@@ -13,7 +14,7 @@ from relpos import encodings
 from relpos.cli import app
 from relpos.encodings import registry
 from relpos.encodings.call import Call
-from relpos.encodings.forms import Toeplitz
+from relpos.encodings.forms import Scaled, Scored, Toeplitz
 
 
 # --- a complete new encoding ---
@@ -122,6 +123,31 @@ def test_an_encoding_with_a_parameter_of_no_effect_breaks_a_contract():
             return Toeplitz(0 * self.a.to(call.dtype)[:, None] - call.distances.abs(), call.zero)
 
     assert broken_contracts(Idle) == {"every_parameter_gets_a_gradient"}
+
+
+def test_an_encoding_that_counts_tokens_where_positions_are_given_breaks_contracts():
+    class Counting(Saturating):
+        def bias(self, call):
+            def function(i, j, scores, visible):
+                return -self.a.to(call.dtype)[:, None, None] * torch.tanh((i[:, None] - j).abs().to(call.dtype) / 8)
+
+            return Scored(function, {"a": self.a})
+
+    assert broken_contracts(Counting) == {"gaps_between_positions_are_hidden_tokens"}
+
+
+def test_an_encoding_that_takes_its_queries_for_the_last_tokens_breaks_contracts():
+    class Last(Saturating):
+        def bias(self, call):
+            row = call.keys - call.queries + torch.arange(call.queries) + 2.0
+            numbers = (torch.ones(1), torch.zeros(1), self.a[:, None], torch.zeros(HEADS))
+            return Scaled(call.distances.abs(), row[None], *(x.to(call.dtype) for x in numbers), first=call.first)
+
+        @property
+        def bidirectional(self):
+            return False
+
+    assert "queries_may_stand_anywhere" in broken_contracts(Last)
 
 
 def test_a_bias_that_differs_between_map_and_scores_breaks_a_contract():

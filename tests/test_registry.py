@@ -21,6 +21,7 @@ SUMS = [
     (["alibi", "learned"], "embedding, score", "Toeplitz"),
     (["rope", "forgetting"], "query and key, score", "RankOne"),
     (["sinusoidal", "xpos", "t5", "cable"], "embedding, query and key, score", "Toeplitz + RankOne"),
+    (["rope", "ssmax", "temperature"], "query and key", "none"),
     (["nope"], "nowhere", "none"),
     (["sum", "fire"], "score", "Toeplitz + RankOne + Scaled"),
 ]
@@ -39,10 +40,11 @@ def test_an_encoding_acts_in_the_places_that_it_reports(name):
     position = build(name)
     for parameter in position.parameters():
         torch.nn.init.normal_(parameter)
-    length = 300  # past the default window
+    length = 300  # past the default window; and positions past the length from which temperatures act
     x, (q, k) = torch.randn(1, length, 8), torch.randn(2, 1, 2, length, 4)
     gates = position.gates(x)
-    call = relpos.encodings.call.Call(length, length, gates=gates, q=q, scale=0.5)
+    positions = torch.arange(20000, 20000 + length)[None]
+    call = relpos.encodings.call.Call(length, length, gates=gates, q=q, scale=0.5, token_positions=positions)
     rotated_q, _ = position.rotate(q, k, call)
     form = position.bias(call)
     effects = {

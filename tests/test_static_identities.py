@@ -277,6 +277,45 @@ def test_fire_is_its_formula(leak):
                 assert written[h, i, j].item() == pytest.approx(expected, abs=1e-10)
 
 
+def plain_fire(position, i, j):
+    """f_h(ψ(|i − j|) / ψ(max(i, j, ℓ))) of every head, by plain sums."""
+    c, threshold = position.c(torch.float64).item(), position.length * position.stretch(torch.float64).item()
+    x = math.log(c * abs(i - j) + 1) / math.log(c * max(i, j, threshold) + 1)
+    pairs = zip(position.inner.weight[:, 0].tolist(), position.inner.bias.tolist(), strict=True)
+    units = [max(a * x + b, position.leak * (a * x + b)) for a, b in pairs]
+    return [
+        sum(w * u for w, u in zip(row, units, strict=True)) + offset
+        for row, offset in zip(position.outer.weight.tolist(), position.outer.bias.tolist(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("leak", [0, 0.4])
+def test_symmetric_fire_is_its_formula_in_both_directions(leak):
+    position = build("fire", length=6, units=7, leak=leak, symmetric=True)
+    written = bias(position, causal=False)[0]
+    for i in range(LENGTH):
+        for j in range(LENGTH):
+            assert written[:, i, j].tolist() == pytest.approx(plain_fire(position, i, j), abs=1e-10)
+    assert_close(written.mT, written, **CLOSE)
+    assert_close(bias(position)[0], written.masked_fill(~SEEN, -torch.inf), **CLOSE)
+    assert torch.equal(bias(position), bias(build("fire", length=6, units=7, leak=leak)))
+
+
+@torch.no_grad()
+def test_symmetric_fire_knows_given_positions_and_where_the_queries_stand():
+    position = build("fire", length=6, units=7, symmetric=True)
+    zero = torch.zeros(2, HEADS, LENGTH, HEAD_DIM, dtype=torch.float64)
+    positions = torch.tensor([[*range(5), *range(20, 29)], [*range(0, 28, 2)]])
+    written = relpos.scores(zero, zero, position, causal=False, positions=positions)
+    beyond = relpos.scores(zero, zero[:, :, :5], position, causal=False, start=3)  # queries 3 … 16, keys 0 … 4
+    for i in range(LENGTH):
+        for j in range(LENGTH):
+            for row, p in enumerate(positions.tolist()):
+                assert written[row, :, i, j].tolist() == pytest.approx(plain_fire(position, p[i], p[j]), abs=1e-10)
+            if j < 5:
+                assert beyond[0, :, i, j].tolist() == pytest.approx(plain_fire(position, i + 3, j), abs=1e-10)
+
+
 def test_fires_argument_is_below_1_but_for_the_first_key_past_the_threshold():
     length, threshold = 40, 12
     x = fire_arguments(length, threshold)

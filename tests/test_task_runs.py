@@ -100,7 +100,7 @@ class TestARun:
 
     def test_has_no_text_held_out(self, straight):
         for corpus in (None, "sotu"):
-            with pytest.raises(ValueError, match="trained on the task copy and knows no other words"):
+            with pytest.raises(ValueError, match="trained on the task copy and its vocabulary has no other words"):
                 open_run(straight).heldout(corpus)
 
     def test_refuses_to_go_on_with_another_task_or_another_rule(self, straight, monkeypatch):

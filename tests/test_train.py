@@ -124,7 +124,7 @@ class TestARun:
     def test_given_again_trains_no_more(self, straight, settings, capsys):
         before = (straight / WEIGHTS).stat().st_mtime_ns
         train(settings(straight))
-        assert "has finished at step 9" in capsys.readouterr().out
+        assert "is already finished at step 9" in capsys.readouterr().out
         assert (straight / WEIGHTS).stat().st_mtime_ns == before
 
     def test_predicts_the_loss_that_the_model_has(self, straight, settings):
@@ -297,7 +297,7 @@ class TestRefusals:
         ("change", "sentence"),
         [
             ({"data__length": 4000}, "fewer than a batch of 4 windows of 4000"),
-            ({"run__micro_batch_size": 3}, "no multiple of run.micro_batch_size=3"),
+            ({"run__micro_batch_size": 3}, "not a multiple of run.micro_batch_size=3"),
             ({"model__vocab_size": 10}, "the tokenizer has 280 entries"),
             ({"data__source": "/nowhere/a.txt"}, "no file or folder"),
         ],

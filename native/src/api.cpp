@@ -2,6 +2,7 @@
 #include "api.h"
 
 #include <pthread.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "kernel.h"
@@ -53,12 +54,30 @@ const Build* find(const char* isa) {
     return nullptr;
 }
 
+// Another thread may choose while calls run: read through `current`.
 const Build* chosen = nullptr;
 
+const Build& current() { return *__atomic_load_n(&chosen, __ATOMIC_ACQUIRE); }
+
+char names[64];  // of all builds
+
 __attribute__((constructor)) void start() {
-    chosen = best();
+    __atomic_store_n(&chosen, best(), __ATOMIC_RELEASE);
+    for (const Build& build : builds) strcat(strcat(names, *names ? "," : ""), build.isa);
     pthread_atfork(nullptr, nullptr, [] { forked = true; });
 }
+
+const relpos_entry description[] = {
+#define CONSTANT(name, value) {"constant", #name, value},
+    RELPOS_CONSTANTS(CONSTANT)
+#undef CONSTANT
+    {"size", "relpos_problem", sizeof(relpos_problem)},
+    {"size", "relpos_array", sizeof(relpos_array)},
+#define FIELD(type, name) {#type, #name, offsetof(relpos_problem, name)},
+#include "problem.inc"
+#undef FIELD
+    {nullptr, nullptr, 0},
+};
 
 }  // namespace
 }  // namespace relpos
@@ -67,9 +86,11 @@ using namespace relpos;
 
 extern "C" {
 
-int relpos_forward(const relpos_problem* p) { return chosen->kernel->forward(*p); }
-int relpos_backward(const relpos_problem* p) { return chosen->kernel->backward(*p); }
-int64_t relpos_slots(const relpos_problem* p) { return chosen->kernel->slots(*p); }
+int relpos_forward(const relpos_problem* p) { return current().kernel->forward(*p); }
+int relpos_backward(const relpos_problem* p) { return current().kernel->backward(*p); }
+int relpos_mass(const relpos_problem* p) { return current().kernel->mass(*p); }
+int64_t relpos_slots(const relpos_problem* p) { return current().kernel->slots(*p); }
+int64_t relpos_skipping_words(const relpos_problem* p) { return current().kernel->skipping_words(*p); }
 
 int relpos_has(const char* isa) {
     const Build* build = find(isa);
@@ -80,12 +101,7 @@ int relpos_use(const char* isa) {
     if (here == 1) __atomic_store_n(&chosen, find(isa), __ATOMIC_RELEASE);
     return here;
 }
-const char* relpos_isa(void) { return __atomic_load_n(&chosen, __ATOMIC_ACQUIRE)->isa; }
-const char* relpos_isas(void) {
-    static char names[64];
-    if (!*names)
-        for (const Build& build : builds) strcat(strcat(names, *names ? "," : ""), build.isa);
-    return names;
-}
-int64_t relpos_interface(void) { return RELPOS_INTERFACE; }
+const char* relpos_isa(void) { return current().isa; }
+const char* relpos_isas(void) { return names; }
+const relpos_entry* relpos_describe(void) { return description; }
 }

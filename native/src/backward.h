@@ -1,12 +1,13 @@
 // The backward: tiles are computed again from the saved log-sum-exp, and five products give all gradients.
 //
 // A block of queries owns its dQ; all blocks of one key head add to the same dK and dV. Either one thread computes a
-// key head, or, if there are few heads, the threads take its blocks of queries in turn: block s may add to a block of
-// keys only after block s − 1 has. All blocks go over the keys in the same direction, so that each follows one step
+// key head, or, if there are few heads, the threads take its blocks of queries in turn: a block may add to a block of keys
+// only after the last block before it that sees these keys has. All blocks go over the keys in the same direction, so that each follows one step
 // behind the previous, and the order of the sums does not depend on the threads.
 #pragma once
 
 #include "demands.h"
+#include "dropout.h"
 #include "scores.h"
 
 #include <sched.h>
@@ -14,17 +15,27 @@
 namespace relpos {
 namespace RELPOS_ISA {
 
+// The blocks of keys that a block of queries may see.
+struct Reach {
+    int lowest, highest;
+    bool covers(int block) const { return lowest <= block && block <= highest; }
+};
+
 // Where the gradients of one key head are summed, and which block of queries may add next.
 struct KeyGradients {
     float* keys;    // rows of `width`
-    float* values;
+    float* values;  // rows of `value_width`
     int64_t key_row, value_row;
-    uint8_t* touched;  // one flag per block of keys: the first contribution overwrites, later ones add
-    int64_t* turn;     // NULL: one thread computes all blocks
+    uint8_t* touched;    // one flag per block of keys: the first contribution overwrites, later ones add
+    int64_t* turn;       // one past the block of queries that has added last; NULL: one thread computes all blocks
+    const Reach* reach;  // of the blocks of queries in their order, which repeats for each query head
+    int query_blocks;
 
     void wait(int block, int64_t sequence) const {
         if (!turn) return;
-        for (int spins = 0; __atomic_load_n(&turn[block], __ATOMIC_ACQUIRE) != sequence; spins++)
+        int64_t before = sequence - 1;
+        while (before >= 0 && !reach[before % query_blocks].covers(block)) before--;
+        for (int spins = 0; __atomic_load_n(&turn[block], __ATOMIC_ACQUIRE) != before + 1; spins++)
             spins < 2000 ? pause_briefly() : void(sched_yield());
     }
     void pass(int block, int64_t sequence) const {
@@ -36,33 +47,36 @@ template <class Form, class Fold>
 class BackwardBlock {
 public:
     static int64_t floats(const Geometry& g) {
-        return 2 * Carve::padded(int64_t(kTile) * g.head_dim) + 2 * kTile * kTile +
-               3 * Carve::padded(int64_t(kTile) * g.width) + 3 * kTile;
+        return Carve::padded(int64_t(kTile) * g.head_dim) + 2 * Carve::padded(int64_t(kTile) * g.value_dim) +
+               3 * kTile * kTile + 2 * Carve::padded(int64_t(kTile) * g.width) +
+               Carve::padded(int64_t(kTile) * g.value_width) + Carve::padded(KeyHead::tile_floats(g)) + 3 * kTile;
     }
 
     // `demands` of the head, or NULL if the forward skipped none of its tiles.
     BackwardBlock(const relpos_problem& p, const Geometry& g, int64_t b, int64_t h, int block, const KeyHead& keys,
                   const KeyGradients& gradients, int64_t sequence, const Demands* demands, float* scratch)
         : p_(p), g_(g), b_(b), h_(h), block_(block), keys_(keys), gradients_(gradients), sequence_(sequence),
-          demands_(demands), rows_(p, g, b, block), form_(p, b, h) {
+          demands_(demands), rows_(p, g, b, block), form_(p, b, h), dropout_(p, b, h) {
         Carve carve(scratch);
         q_transposed_ = carve.take(int64_t(kTile) * g.head_dim);
-        d_transposed_ = carve.take(int64_t(kTile) * g.head_dim);
+        d_transposed_ = carve.take(int64_t(kTile) * g.value_dim);
         weights_ = carve.take(kTile * kTile);
         d_scores_ = carve.take(kTile * kTile);
         q_ = carve.take(int64_t(kTile) * g.width);
-        d_out_ = carve.take(int64_t(kTile) * g.width);
+        d_out_ = carve.take(int64_t(kTile) * g.value_width);
         dq_ = carve.take(int64_t(kTile) * g.width);
         maximum_ = carve.take(kTile), log_sum_ = carve.take(kTile), delta_ = carve.take(kTile);
+        out_transposed_ = carve.take(int64_t(kTile) * g.value_dim);
+        buffer_ = carve.take(KeyHead::tile_floats(g));
+        cap_ = {p.softcap * kLog2e, carve.take(kTile * kTile)};
     }
 
     void run(Fold& fold) {
         pack();
         fold.begin_rows(rows_);
         const uint8_t* slack = demands_ ? skip_slack(p_, g_, b_ * p_.heads + h_, block_) : nullptr;
-        for (int block = g_.key_blocks - 1; block >= 0; block--) {
-            const bool seen = block * kTile < rows_.high && (block + 1) * kTile > rows_.low;
-            if (seen && (!slack || !slack[block] || demands_->needed(g_, block_, block, slack[block]))) {
+        for (int block = rows_.highest(); block >= rows_.lowest(); block--) {
+            if (!slack || !slack[block] || demands_->needed(g_, block_, block, slack[block])) {
                 const KeyBlock columns(p_, g_, rows_, b_, block);
                 if (columns.visible) {
                     tile(columns, block, fold);
@@ -80,14 +94,14 @@ private:
     void pack() {
         const int64_t query = rows_.start + rows_.begin - g_.offset;
         const int count = rows_.end - rows_.begin;
-        const float* q = rows_of(p_.q, b_, h_) + query * p_.q.row;
-        const float* d = rows_of(p_.grad_out, b_, h_) + query * p_.grad_out.row;
-        const float* out = rows_of(p_.out, b_, h_) + query * p_.out.row;
-        pack_transposed(q, p_.q.row, rows_.begin, rows_.end, g_.head_dim, p_.scale * kLog2e, q_transposed_);
-        pack_transposed(d, p_.grad_out.row, rows_.begin, rows_.end, g_.head_dim, 1.0f, d_transposed_);
-        pack_rows(q, p_.q.row, count, g_.head_dim, g_.width, q_ + rows_.begin * g_.width);
-        pack_rows(d, p_.grad_out.row, count, g_.head_dim, g_.width, d_out_ + rows_.begin * g_.width);
-        const float* maximum = p_.lse + (b_ * p_.heads + h_) * g_.queries + query - rows_.begin;
+        const HeadRows q(p_, p_.q, b_, h_), d(p_, p_.grad_out, b_, h_), out(p_, p_.out, b_, h_);
+        float *q_rows = q_ + rows_.begin * g_.width, *d_rows = d_out_ + rows_.begin * g_.value_width;
+        read_rows(q, Rotation::of_queries(p_, b_), query, count, g_.head_dim, g_.width, q_rows);
+        read_rows(d, Rotation(), query, count, g_.value_dim, g_.value_width, d_rows);
+        pack_transposed(q_rows, g_.width, rows_.begin, rows_.end, g_.head_dim, p_.scale * kLog2e, q_transposed_);
+        pack_transposed(d_rows, g_.value_width, rows_.begin, rows_.end, g_.value_dim, 1.0f, d_transposed_);
+        const int64_t first_lane = (b_ * p_.heads + h_) * g_.queries + query - rows_.begin;
+        const float* maximum = p_.lse + first_lane;
         const float* log_sum = maximum + p_.batch * p_.heads * g_.queries;
         for (int lane = 0; lane < kTile; lane++) {
             // A lane without a query has weights 2^(score − inf) = 0.
@@ -95,31 +109,42 @@ private:
             maximum_[lane] = there ? maximum[lane] : kInfinity, log_sum_[lane] = there ? log_sum[lane] : 0.0f;
         }
         // Summed in the same order as d·v in the tiles, so that both cancel where a row's output is a single value.
-        float* out_transposed = dq_;  // free until the first tile
-        pack_transposed(out, p_.out.row, rows_.begin, rows_.end, g_.head_dim, 1.0f, out_transposed);
+        const bool direct = p_.dtype == RELPOS_FLOAT32;
+        if (!direct) read_rows(out, Rotation(), query, count, g_.value_dim, g_.value_width, value_buffer());
+        pack_transposed(direct ? out.floats(query) : value_buffer(), direct ? out.stride() : g_.value_width, rows_.begin,
+                        rows_.end, g_.value_dim, 1.0f, out_transposed_);
         for (int lane = 0; lane < kTile; lane += kLanes) {
-            const int64_t panel = int64_t(lane / kPanel) * g_.head_dim * kPanel + lane % kPanel;
+            const int64_t panel = int64_t(lane / kPanel) * g_.value_dim * kPanel + lane % kPanel;
             Vec delta = {};
-            for (int c = 0; c < g_.head_dim; c++)
-                delta += load(out_transposed + panel + c * kPanel) * load(d_transposed_ + panel + c * kPanel);
+            for (int c = 0; c < g_.value_dim; c++)
+                delta += load(out_transposed_ + panel + c * kPanel) * load(d_transposed_ + panel + c * kPanel);
             store(delta_ + lane, delta);
         }
+        if (p_.grad_lse)
+            for (int lane = rows_.begin; lane < rows_.end; lane++) delta_[lane] -= p_.grad_lse[first_lane + lane];
     }
 
+    float* value_buffer() const { return buffer_ + int64_t(kTile) * g_.width; }
+
     void tile(const KeyBlock& columns, int block, Fold& fold) {
-        const float* keys = keys_.keys + columns.start * keys_.key_row;
-        const float* values = keys_.values + columns.start * keys_.value_row;
+        const TileRows keys = keys_.keys(columns.start, columns.count, buffer_);
+        const TileRows values = keys_.values(columns.start, columns.count, buffer_);
+        const bool capped = p_.softcap != 0.0f;
         form_.enter(rows_, columns, weights_);
-        score_tile<false>(
-            ScoreTile{keys, keys_.key_row, q_transposed_, g_.head_dim, weights_, nullptr, &rows_, &columns}, form_);
-        score_tile<false, false>(
-            ScoreTile{values, keys_.value_row, d_transposed_, g_.head_dim, d_scores_, nullptr, &rows_, &columns},
-            NoBias(p_, b_, h_));
+        score_tile<false>(ScoreTile{keys.data, keys.row, q_transposed_, g_.head_dim, weights_, nullptr, &rows_, &columns,
+                                    capped ? &cap_ : nullptr},
+                          form_);
+        score_tile<false, false>(ScoreTile{values.data, values.row, d_transposed_, g_.value_dim, d_scores_, nullptr,
+                                           &rows_, &columns, nullptr},
+                                 NoBias(p_, b_, h_));
+        if (dropout_) dropout_.apply(rows_, columns, d_scores_);
         fold.begin_tile(rows_, columns);
         differentiate(columns, fold);
         fold.end_tile(d_scores_);
+        if (dropout_) dropout_.apply(rows_, columns, weights_);
+        if (capped) differentiate_cap(columns);
 
-        const Product to_queries{d_scores_, kTile, keys, keys_.key_row, dq_, g_.width,
+        const Product to_queries{d_scores_, kTile, keys.data, keys.row, dq_, g_.width,
                                  begun_ ? Into::add : Into::overwrite, nullptr};
         product<Layout::transposed>(to_queries, rows_.begin, rows_.end, g_.width, 0, columns.count,
                                     columns.diagonal ? Trim::up_to_row : Trim::none);
@@ -129,10 +154,10 @@ private:
         const Into into = gradients_.touched[block] ? Into::add : Into::overwrite;
         gradients_.touched[block] = 1;
         const Trim trim = columns.diagonal ? Trim::from_row : Trim::none;
-        const Product to_values{weights_, kTile, d_out_, g_.width,
+        const Product to_values{weights_, kTile, d_out_, g_.value_width,
                                 gradients_.values + columns.start * gradients_.value_row, gradients_.value_row, into,
                                 nullptr};
-        product<Layout::natural>(to_values, 0, columns.count, g_.width, rows_.begin, rows_.end, trim);
+        product<Layout::natural>(to_values, 0, columns.count, g_.value_width, rows_.begin, rows_.end, trim);
         const Product to_keys{d_scores_, kTile, q_, g_.width, gradients_.keys + columns.start * gradients_.key_row,
                               gradients_.key_row, into, nullptr};
         product<Layout::natural>(to_keys, 0, columns.count, g_.width, rows_.begin, rows_.end, trim);
@@ -159,11 +184,25 @@ private:
         }
     }
 
+    // From the gradient of the capped scores, which the bias has too, to that of the products.
+    void differentiate_cap(const KeyBlock& columns) const {
+        for (int key = 0; key < columns.count; key++)
+            for (int lane = columns.diagonal ? most(rows_.from, round_down(key)) : rows_.from; lane < rows_.to;
+                 lane += kLanes) {
+                float* d_score = d_scores_ + key * kTile + lane;
+                store(d_score, load(d_score) * load(cap_.slopes + key * kTile + lane));
+            }
+    }
+
     void write() const {
-        const relpos_array& to = p_.grad_q;
+        const HeadRows rows(p_, p_.grad_q, b_, h_);
+        const Rotation rotation = Rotation::of_queries(p_, b_);
         for (int lane = rows_.begin; lane < rows_.end; lane++) {
-            float* row = const_cast<float*>(rows_of(to, b_, h_)) + int64_t(rows_.start + lane - g_.offset) * to.row;
-            for (int d = 0; d < g_.head_dim; d++) row[d] = begun_ ? dq_[lane * g_.width + d] * p_.scale : 0.0f;
+            const int64_t query = rows_.start + lane - g_.offset;
+            float* row = dq_ + lane * g_.width;
+            if (!begun_) memset(row, 0, sizeof(float) * g_.head_dim);
+            rotation.turn_back(query, row);
+            rows.write(query, g_.head_dim, row, p_.scale);
         }
     }
 
@@ -177,8 +216,11 @@ private:
     const Demands* demands_;
     const QueryBlock rows_;
     Form form_;
+    const Dropout dropout_;
+    Cap cap_;
     bool begun_ = false;
     float *q_transposed_, *d_transposed_, *weights_, *d_scores_, *q_, *d_out_, *dq_, *maximum_, *log_sum_, *delta_;
+    float *out_transposed_, *buffer_;
 };
 
 // Whether each thread computes entire key heads in the backward, or all threads share each key head.
@@ -192,18 +234,18 @@ template <class Form, class Fold>
 class Backward {
 public:
     explicit Backward(const relpos_problem& p)
-        : p_(p), g_(p), threads_(p.threads), by_head_(backward_by_head(p)), pack_(needs_packing(p, g_)),
-          widen_(g_.width != g_.head_dim), users_(by_head_ ? threads_ : p.batch * p.key_heads),
-          packed_(users_, pack_ ? packed_floats(g_) : 0), widened_(users_, widen_ ? packed_floats(g_) : 0),
-          touched_(users_, g_.key_blocks), turns_(by_head_ ? 0 : users_, g_.key_blocks),
+        : p_(p), g_(p), threads_(p.threads), by_head_(backward_by_head(p)), pack_(KeyHead::packed_floats(p, g_)),
+          widen_(p.dtype != RELPOS_FLOAT32 || g_.width != g_.head_dim || g_.value_width != g_.value_dim),
+          users_(by_head_ ? threads_ : p.batch * p.key_heads), packed_(users_, KeyHead::packed_floats(p, g_)),
+          widened_(users_, widen_ ? int64_t(g_.keys) * (g_.width + g_.value_width) : 0), touched_(users_, g_.key_blocks),
+          turns_(by_head_ ? 0 : users_, g_.key_blocks), reach_(by_head_ ? 0 : p.batch, g_.query_blocks),
           order_(1, by_head_ ? p.batch * p.key_heads : 0),
           demands_(p.skipping ? (by_head_ ? threads_ : p.batch * p.heads) : 0, Demands::floats(g_)),
-          scratch_(threads_, BackwardBlock<Form, Fold>::floats(g_)),
-          fold_scratch_(threads_, p.form == RELPOS_SCALED ? Scaled::Fold::scratch_floats(p) : 0) {}
+          scratch_(threads_, BackwardBlock<Form, Fold>::floats(g_)), fold_scratch_(threads_, Fold::scratch_floats(p)) {}
 
     int run() {
-        if (!packed_.ok || !widened_.ok || !touched_.ok || !turns_.ok || !order_.ok || !demands_.ok || !scratch_.ok ||
-            !fold_scratch_.ok)
+        if (!packed_.ok || !widened_.ok || !touched_.ok || !turns_.ok || !reach_.ok || !order_.ok || !demands_.ok ||
+            !scratch_.ok || !fold_scratch_.ok)
             return 1;
         by_head_ ? run_by_head() : run_in_turn();
         return 0;
@@ -215,8 +257,8 @@ private:
         sort_heaviest_first();
         parallel_for(threads_, key_heads, [&](int64_t task, int thread) {
             const int64_t head = order_.of(0)[task].head, b = head / p_.key_heads, kh = head % p_.key_heads;
-            if (pack_) pack_keys(p_, g_, b, kh, 0, g_.keys, packed_.of(thread));
-            const KeyHead keys = key_head(p_, g_, b, kh, packed_.of(thread));
+            const KeyHead keys(p_, g_, b, kh, packed_.of(thread));
+            keys.pack(0, g_.keys);
             const KeyGradients gradients = key_gradients(b, kh, thread, nullptr);
             memset(gradients.touched, 0, g_.key_blocks);
             for (int64_t i = 0; i < g_.group * g_.query_blocks; i++) {
@@ -224,7 +266,7 @@ private:
                 Demands demands;
                 const bool skips = skips_any(b, h);
                 if (skips) demands.place(g_, demands_.of(thread));
-                if (skips && i % g_.query_blocks == 0) demands.measure(p_, g_, b, h);
+                if (skips && i % g_.query_blocks == 0) demands.measure(p_, g_, b, h, Form::factors(p_, b, h));
                 block(b, kh, i, keys, gradients, skips ? &demands : nullptr, thread, b);
             }
             for (int block = 0; block < g_.key_blocks; block++) finish(b, kh, gradients, block);
@@ -238,20 +280,25 @@ private:
             const int64_t head = task / g_.key_blocks, block = task % g_.key_blocks;
             touched_.of(head)[block] = 0, turns_.of(head)[block] = 0;
             if (pack_)
-                pack_keys(p_, g_, head / p_.key_heads, head % p_.key_heads, block * kTile,
-                          least(int64_t(g_.keys), (block + 1) * kTile), packed_.of(head));
+                KeyHead(p_, g_, head / p_.key_heads, head % p_.key_heads, packed_.of(head))
+                    .pack(block * kTile, least(int64_t(g_.keys), (block + 1) * kTile));
+        });
+        parallel_for(threads_, p_.batch * g_.query_blocks, [&](int64_t task, int) {
+            const int64_t b = task / g_.query_blocks, index = task % g_.query_blocks;
+            const QueryBlock rows(p_, g_, b, g_.last_block - int(index));
+            reach_.of(b)[index] = {rows.lowest(), rows.highest()};
         });
         parallel_for(threads_, p_.batch * p_.heads, [&](int64_t head, int) {
             const int64_t b = head / p_.heads, h = head % p_.heads;
             if (!skips_any(b, h)) return;
             Demands demands;
-            demands.place(g_, demands_.of(head)), demands.measure(p_, g_, b, h);
+            demands.place(g_, demands_.of(head)), demands.measure(p_, g_, b, h, Form::factors(p_, b, h));
         });
         // Blocks are assigned to threads in a fixed way, so that the order of the sums in each slot is fixed.
         parallel(team, [&](int thread, int threads) {
             for (int64_t task = thread; task < key_heads * each; task += threads) {
                 const int64_t head = task / each, b = head / p_.key_heads, kh = head % p_.key_heads;
-                const KeyHead keys = key_head(p_, g_, b, kh, packed_.of(head));
+                const KeyHead keys(p_, g_, b, kh, packed_.of(head));
                 const KeyGradients gradients = key_gradients(b, kh, head, turns_.of(head));
                 const int64_t h = kh * g_.group + task % each / g_.query_blocks;
                 Demands demands;
@@ -270,7 +317,7 @@ private:
     void block(int64_t b, int64_t kh, int64_t index, const KeyHead& keys, const KeyGradients& gradients,
                const Demands* demands, int thread, int64_t slot) {
         const int64_t h = kh * g_.group + index / g_.query_blocks;
-        const int block = g_.key_blocks - 1 - int(index % g_.query_blocks);
+        const int block = g_.last_block - int(index % g_.query_blocks);
         Fold fold(p_, b, h, slot, fold_scratch_.of(thread));
         BackwardBlock<Form, Fold>(p_, g_, b, h, block, keys, gradients, index, demands, scratch_.of(thread)).run(fold);
     }
@@ -283,25 +330,30 @@ private:
     }
 
     KeyGradients key_gradients(int64_t b, int64_t kh, int64_t user, int64_t* turn) const {
+        float *keys, *values;
+        int64_t key_row = g_.width, value_row = g_.value_width;
         if (widen_) {
-            float* keys = widened_.of(user);
-            return {keys, keys + int64_t(g_.keys) * g_.width, g_.width, g_.width, touched_.of(user), turn};
+            keys = widened_.of(user), values = keys + int64_t(g_.keys) * g_.width;
+        } else {
+            keys = HeadRows(p_, p_.grad_k, b, kh).floats(0), values = HeadRows(p_, p_.grad_v, b, kh).floats(0);
+            key_row = p_.grad_k.row, value_row = p_.grad_v.row;
         }
-        return {const_cast<float*>(rows_of(p_.grad_k, b, kh)), const_cast<float*>(rows_of(p_.grad_v, b, kh)),
-                p_.grad_k.row, p_.grad_v.row, touched_.of(user), turn};
+        return {keys, values, key_row, value_row, touched_.of(user), turn, turn ? reach_.of(b) : nullptr, g_.query_blocks};
     }
 
-    // Finishes the sums of a block of keys: scales and narrows them, and writes 0 for keys that no query sees.
+    // Finishes the sums of a block of keys: scales, rotates back and converts them, and writes 0 for keys that no query
+    // sees.
     void finish(int64_t b, int64_t kh, const KeyGradients& sums, int block) const {
+        const HeadRows keys(p_, p_.grad_k, b, kh), values(p_, p_.grad_v, b, kh);
+        const Rotation rotation = Rotation::of_keys(p_, b);
         const int start = block * kTile, stop = least(g_.keys, start + kTile);
         const bool touched = sums.touched[block];
         for (int64_t j = start; j < stop; j++) {
-            float* dk = const_cast<float*>(rows_of(p_.grad_k, b, kh)) + j * p_.grad_k.row;
-            float* dv = const_cast<float*>(rows_of(p_.grad_v, b, kh)) + j * p_.grad_v.row;
-            const float *from_k = sums.keys + j * sums.key_row, *from_v = sums.values + j * sums.value_row;
-            for (int d = 0; d < g_.head_dim; d++) dk[d] = touched ? from_k[d] * p_.scale : 0.0f;
-            if (dv != from_v || !touched)
-                for (int d = 0; d < g_.head_dim; d++) dv[d] = touched ? from_v[d] : 0.0f;
+            float *dk = sums.keys + j * sums.key_row, *dv = sums.values + j * sums.value_row;
+            if (!touched) memset(dk, 0, sizeof(float) * g_.head_dim), memset(dv, 0, sizeof(float) * g_.value_dim);
+            rotation.turn_back(j, dk);
+            keys.write(j, g_.head_dim, dk, p_.scale);
+            if (widen_) values.write(j, g_.value_dim, dv);
         }
     }
 
@@ -332,6 +384,7 @@ private:
     const Shared<float> packed_, widened_;
     const Shared<uint8_t> touched_;
     const Shared<int64_t> turns_;
+    const Shared<Reach> reach_;
     const Shared<Load> order_;
     const Shared<float> demands_, scratch_, fold_scratch_;
 };

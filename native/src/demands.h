@@ -1,10 +1,10 @@
 // Which tiles the backward computes although the forward skipped them.
 //
-// In a sum over the queries of column j a weight w_ij is multiplied by |g_i| (gradient of v_j), |g_i|·|q_i| (of k_j) or
-// |g_i|·|weight_i| (of total_j), where g is the gradient of the output. A tile that the forward skipped passed its test
-// by some number of bits. If the factors of its queries exceed the largest factors among the computed tiles of these
-// keys by more than that number plus kTolerance bits, the backward computes it. So a column loses less than 2^−22 of
-// its largest factor.
+// In a sum over the queries of column j a weight w_ij is multiplied by |g_i| (gradient of v_j), |g_i|·|q_i| or |e_i|·|q_i|
+// (of k_j), |g_i|·|weight_i| or |e_i|·|weight_i| (of total_j; Form::factors), where g is the gradient of the output and e
+// that of the log-sum-exp. A tile that the forward skipped passed its test by some number of bits. If the factors of its
+// queries exceed the largest factors among the computed tiles of these keys by more than that number plus kTolerance
+// bits, the backward computes it. So a column loses less than 2^−22 of its largest factor.
 #pragma once
 
 #include "skipping.h"
@@ -23,14 +23,14 @@ public:
     }
 
     // Logarithms of the largest factors of each block of queries, and of those in the computed tiles of each key block.
-    void measure(const relpos_problem& p, const Geometry& g, int64_t b, int64_t h) {
+    void measure(const relpos_problem& p, const Geometry& g, int64_t b, int64_t h, const float* weights) {
         for (float* met : met_)
             for (int block = 0; block < g.key_blocks; block++) met[block] = -kInfinity;
         for (int index = 0; index < g.query_blocks; index++) {
             const QueryBlock rows(p, g, b, g.first_block + index);
-            measure_rows(p, g, b, h, rows, index);
+            measure_rows(p, g, b, h, rows, index, weights);
             const uint8_t* slack = skip_slack(p, g, b * p.heads + h, g.first_block + index);
-            for (int block = rows.low / kTile; block < g.key_blocks && block * kTile < rows.high; block++)
+            for (int block = rows.lowest(); block <= rows.highest(); block++)
                 if (!slack[block])
                     for (int f = 0; f < kFactors; f++) met_[f][block] = most(met_[f][block], own_[f][index]);
         }
@@ -47,27 +47,28 @@ public:
     }
 
 private:
-    static constexpr int kFactors = 3;
+    static constexpr int kFactors = 5;
     static constexpr float kTolerance = 2.0f;  // similar gradients differ by about this many bits
 
     void measure_rows(const relpos_problem& p, const Geometry& g, int64_t b, int64_t h, const QueryBlock& rows,
-                      int index) {
+                      int index, const float* weights) {
+        const HeadRows gradients(p, p.grad_out, b, h), queries(p, p.q, b, h);
+        const Rotation rotation = Rotation::of_queries(p, b);
+        alignas(64) float d[RELPOS_MAX_DIM], q[RELPOS_MAX_DIM];
         float largest_factor[kFactors] = {};
         bool sound = true;
-        const float* weight =
-            p.form == RELPOS_RANK_ONE || p.form == RELPOS_SUM ? p.weight + (b * p.heads + h) * (p.keys + RELPOS_ROW_PAD) : nullptr;
         for (int lane = rows.begin; lane < rows.end; lane++) {
             const int64_t query = rows.start + lane - g.offset;
-            const float* d = rows_of(p.grad_out, b, h) + query * p.grad_out.row;
-            const float* q = rows_of(p.q, b, h) + query * p.q.row;
-            Vec gradients = {}, squares = {};
-            int c = 0;
-            for (; c + kLanes <= g.head_dim; c += kLanes)
-                gradients += absolute(load(d + c)), squares += load(q + c) * load(q + c);
-            float gradient = sum(gradients), square = sum(squares);
-            for (; c < g.head_dim; c++) gradient += __builtin_fabsf(d[c]), square += q[c] * q[c];
-            const float factors[kFactors] = {gradient, gradient * __builtin_sqrtf(square),
-                                             weight ? gradient * __builtin_fabsf(weight[rows.start + lane]) : 0.0f};
+            read_rows(gradients, Rotation(), query, 1, g.value_dim, g.value_width, d);
+            read_rows(queries, rotation, query, 1, g.head_dim, g.width, q);
+            Vec sizes = {}, squares = {};
+            for (int c = 0; c < g.value_width; c += kLanes) sizes += absolute(load(d + c));
+            for (int c = 0; c < g.width; c += kLanes) squares += load(q + c) * load(q + c);
+            const float gradient = sum(sizes), square = sum(squares);
+            const float length = __builtin_sqrtf(square), weight = weights ? __builtin_fabsf(weights[rows.start + lane]) : 0.0f;
+            const float from_lse = p.grad_lse ? __builtin_fabsf(p.grad_lse[(b * p.heads + h) * p.queries + query]) : 0.0f;
+            const float factors[kFactors] = {gradient, gradient * length, gradient * weight, from_lse * length,
+                                             from_lse * weight};
             for (int f = 0; f < kFactors; f++) {
                 largest_factor[f] = most(largest_factor[f], factors[f]);
                 sound &= factors[f] < kInfinity;

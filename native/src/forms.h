@@ -4,8 +4,12 @@
 //   Form(problem, b, h)               the inputs of one head
 //   enter(rows, columns, tile)        moves to this tile; may write a bias into `tile`, which the scores will overwrite
 //   add(scores, key, lane)            adds the bias, in units of log2, to a strip of scores in registers
+//   Form::fits(problem)               whether the form can be evaluated for these queries
+//   Form::factors(problem, b, h)      |factor| by token with which a query enters the gradients of keys; NULL: 1
 // and Form::Fold adds the gradient of the scores of a tile to the gradients of those inputs:
 //   Fold(problem, b, h, slot, scratch)
+//   Fold::scratch_floats(problem)     of the scratch memory
+//   Fold::wanted(problem)             whether these gradients are to be computed
 //   begin_rows(rows)                  starts a block of queries
 //   begin_tile(rows, columns)         starts a tile; then, for every vector of it:
 //   add(key, lane, gradient)
@@ -23,6 +27,8 @@ namespace RELPOS_ISA {
 
 // Folds nothing: for forms without inputs, and for calls that need no gradient of the bias.
 struct NoFold {
+    static int64_t scratch_floats(const relpos_problem&) { return 0; }
+    static bool wanted(const relpos_problem&) { return false; }
     NoFold(const relpos_problem&, int64_t, int64_t, int64_t, float*) {}
     void begin_rows(const QueryBlock&) {}
     void begin_tile(const QueryBlock&, const KeyBlock&) {}
@@ -35,6 +41,8 @@ struct NoFold {
 
 struct NoBias {
     using Fold = NoFold;
+    static bool fits(const relpos_problem&) { return true; }
+    static const float* factors(const relpos_problem&, int64_t, int64_t) { return nullptr; }
     NoBias(const relpos_problem&, int64_t, int64_t) {}
     void enter(const QueryBlock&, const KeyBlock&, float*) {}
     template <int Rows, int Vectors>
@@ -61,6 +69,11 @@ public:
             store(table + i, all);
         }
     }
+    void flush(double* zero, const QueryBlock& rows, const KeyBlock& columns) const {
+        double* table = zero + (rows.start - columns.start) - (kTile - 1);
+        for (int i = 0; i < 2 * kTile; i++)
+            for (int b = 0; b < kBuffers; b++) table[i] += double(sums_[b][i]);
+    }
 
 private:
     static constexpr int kBuffers = 4;
@@ -76,6 +89,9 @@ RELPOS_INLINE float* grad_table_zero(const relpos_problem& p, int64_t h, int64_t
 // bias = table[i − j]: neighbouring queries of one key are neighbours in the table.
 class Toeplitz {
 public:
+    static bool fits(const relpos_problem&) { return true; }
+    static const float* factors(const relpos_problem&, int64_t, int64_t) { return nullptr; }
+
     Toeplitz(const relpos_problem& p, int64_t, int64_t h) : zero_(p.table + h * p.table_stride + p.zero) {}
 
     void enter(const QueryBlock& rows, const KeyBlock& columns, float*) {
@@ -92,6 +108,7 @@ public:
 
     class Fold : public NoFold {
     public:
+        static bool wanted(const relpos_problem& p) { return p.grad_table; }
         Fold(const relpos_problem& p, int64_t b, int64_t h, int64_t slot, float* scratch)
             : NoFold(p, b, h, slot, scratch), zero_(grad_table_zero(p, h, slot)) {}
         void begin_tile(const QueryBlock& rows, const KeyBlock& columns) {
@@ -117,6 +134,11 @@ private:
 // the difference of the high parts is exact where it is small, so that differences of large sums stay exact.
 class RankOne {
 public:
+    static bool fits(const relpos_problem& p) { return p.start + p.queries <= p.keys; }  // the queries are tokens
+    static const float* factors(const relpos_problem& p, int64_t b, int64_t h) {
+        return p.weight + (b * p.heads + h) * (p.keys + RELPOS_ROW_PAD);
+    }
+
     RankOne(const relpos_problem& p, int64_t b, int64_t h) {
         const int64_t head = (b * p.heads + h) * (p.keys + RELPOS_ROW_PAD);
         high_ = p.total_high + head, low_ = p.total_low + head, weight_ = p.weight + head;
@@ -158,9 +180,10 @@ private:
 // and affects only the steps between j and i.
 class RankOne::Fold : public NoFold {
 public:
+    static bool wanted(const relpos_problem& p) { return p.grad_total; }
     Fold(const relpos_problem& p, int64_t b, int64_t h, int64_t slot, float* scratch)
         : NoFold(p, b, h, slot, scratch), form_(p, b, h), symmetric_(p.symmetric), weighted_(p.grad_weight),
-          total_(p.grad_total + (b * p.heads + h) * p.keys), offset_(int(p.keys - p.queries)) {
+          total_(p.grad_total + (b * p.heads + h) * p.keys), offset_(int(p.start)) {
         const int64_t head = (b * p.heads + h) * p.queries;
         total_query_ = p.grad_total_query + head;
         grad_weight_ = p.grad_weight + head;
@@ -214,6 +237,13 @@ private:
 template <class A, class B>
 class Sum {
 public:
+    static bool fits(const relpos_problem& p) { return A::fits(p) && B::fits(p); }
+    // At most one of the two has factors.
+    static const float* factors(const relpos_problem& p, int64_t b, int64_t h) {
+        const float* own = A::factors(p, b, h);
+        return own ? own : B::factors(p, b, h);
+    }
+
     Sum(const relpos_problem& p, int64_t b, int64_t h) : a_(p, b, h), b_(p, b, h) {}
     void enter(const QueryBlock& rows, const KeyBlock& columns, float* tile) {
         a_.enter(rows, columns, tile), b_.enter(rows, columns, tile);
@@ -226,6 +256,10 @@ public:
 
     class Fold {
     public:
+        static int64_t scratch_floats(const relpos_problem& p) {
+            return most(A::Fold::scratch_floats(p), B::Fold::scratch_floats(p));
+        }
+        static bool wanted(const relpos_problem& p) { return A::Fold::wanted(p) || B::Fold::wanted(p); }
         Fold(const relpos_problem& p, int64_t b, int64_t h, int64_t slot, float* scratch)
             : a_(p, b, h, slot, scratch), b_(p, b, h, slot, scratch) {}
         void begin_rows(const QueryBlock& rows) { a_.begin_rows(rows), b_.begin_rows(rows); }

@@ -1,6 +1,7 @@
 // The forward: attention by tiles with a running softmax, nearest keys first.
 #pragma once
 
+#include "dropout.h"
 #include "scores.h"
 #include "skipping.h"
 
@@ -16,28 +17,55 @@ struct ForwardHead {
     const Decay<Form>* decay;
 };
 
+// The queries of a block as the scores read them: rotated, scaled, in units of log2. `buffer` has kTile rows of `width`.
+static void pack_queries(const relpos_problem& p, const Geometry& g, int64_t b, int64_t h, const QueryBlock& rows,
+                         float* buffer, float* packed) {
+    const HeadRows queries(p, p.q, b, h);
+    const int64_t first = rows.start + rows.begin - g.offset;
+    const bool direct = p.dtype == RELPOS_FLOAT32 && !p.q_cos;
+    if (!direct)
+        read_rows(queries, Rotation::of_queries(p, b), first, rows.end - rows.begin, g.head_dim, g.width, buffer);
+    pack_transposed(direct ? queries.floats(first) : buffer, direct ? queries.stride() : g.width, rows.begin, rows.end,
+                    g.head_dim, p.scale * kLog2e, packed);
+}
+
+// A row's softmax, complete: what its log-sum-exp is stored as, and the factor of its sum of 2^(score − m) · value.
+struct RowSum {
+    float maximum, log_sum, inverse;
+};
+
+// From the maximum m and the sum l of 2^(score − m) over the keys; a sink adds one term.
+static RowSum with_sink(const relpos_problem& p, int64_t h, float m, float l) {
+    const float sink = p.sinks ? p.sinks[h] * kLog2e : -kInfinity;
+    if (l == 0.0f) return {sink == -kInfinity ? kInfinity : sink, 0.0f, 0.0f};
+    if (sink == -kInfinity) return {m, __builtin_log2f(l), 1.0f / l};
+    const float top = m > sink ? m : sink;
+    const float shrink = exp2(splat(m - top))[0], all = l * shrink + exp2(splat(sink - top))[0];
+    return {top, __builtin_log2f(all), shrink / all};
+}
+
 // One block of queries of one head.
 template <class Form>
 class ForwardBlock {
 public:
     static int64_t floats(const Geometry& g) {
-        return Carve::padded(int64_t(kTile) * g.head_dim) + kTile * kTile + Carve::padded(int64_t(kTile) * g.width) +
-               4 * kTile;
+        return Carve::padded(int64_t(kTile) * g.head_dim) + kTile * kTile + Carve::padded(int64_t(kTile) * g.value_width) +
+               Carve::padded(KeyHead::tile_floats(g)) + 4 * kTile;
     }
 
     ForwardBlock(const relpos_problem& p, const Geometry& g, const ForwardHead<Form>& head, int block, float* scratch)
-        : p_(p), g_(g), head_(head), block_(block), rows_(p, g, head.b, block), form_(p, head.b, head.h) {
+        : p_(p), g_(g), head_(head), block_(block), rows_(p, g, head.b, block), form_(p, head.b, head.h),
+          dropout_(p, head.b, head.h), cap_{p.softcap * kLog2e, nullptr} {
         Carve carve(scratch);
         queries_ = carve.take(int64_t(kTile) * g.head_dim);
         scores_ = carve.take(kTile * kTile);
-        out_ = carve.take(int64_t(kTile) * g.width);
+        out_ = carve.take(int64_t(kTile) * g.value_width);
+        buffer_ = carve.take(KeyHead::tile_floats(g));
         m_ = carve.take(kTile), l_ = carve.take(kTile), tile_maximum_ = carve.take(kTile), shrink_ = carve.take(kTile);
     }
 
     void run() {
-        const relpos_array& q = p_.q;
-        const float* source = rows_of(q, head_.b, head_.h) + int64_t(rows_.start + rows_.begin - g_.offset) * q.row;
-        pack_transposed(source, q.row, rows_.begin, rows_.end, g_.head_dim, p_.scale * kLog2e, queries_);
+        pack_queries(p_, g_, head_.b, head_.h, rows_, buffer_, queries_);
         for (int lane = 0; lane < kTile; lane++) m_[lane] = -kInfinity, l_[lane] = 0.0f;
         if (head_.statistics) {
             Skipper<Form> skipper(p_, g_, *head_.statistics, *head_.decay, rows_, queries_);
@@ -52,16 +80,14 @@ private:
     // Goes outwards from the diagonal, first into the past, then into the future.
     void walk(Skipper<Form>* skipper, uint8_t* slack) {
         SkipCounts counts = {};
-        if (rows_.low < rows_.high) {
-            const int lowest = rows_.low / kTile, highest = (rows_.high - 1) / kTile;
-            int block = least(block_, highest);
-            for (; block >= lowest; block--)
-                if (!visit(block, Side::past, skipper, slack, counts)) break;
-            leave_rest(block, lowest, -1, slack, counts);
-            for (block = block_ + 1; block <= highest; block++)
-                if (!visit(block, Side::future, skipper, slack, counts)) break;
-            leave_rest(block, highest, 1, slack, counts);
-        }
+        const int lowest = rows_.lowest(), highest = rows_.highest();
+        int block = least(block_, highest);
+        for (; block >= lowest; block--)
+            if (!visit(block, Side::past, skipper, slack, counts)) break;
+        leave_rest(block, lowest, -1, slack, counts);
+        for (block = most(block_ + 1, lowest); block <= highest; block++)
+            if (!visit(block, Side::future, skipper, slack, counts)) break;
+        leave_rest(block, highest, 1, slack, counts);
         if (!p_.skipping) return;
         SkipCounts* all = skip_counts(p_, head_.b * p_.heads + head_.h);
         __atomic_fetch_add(&all->visible, counts.visible, __ATOMIC_RELAXED);
@@ -93,11 +119,11 @@ private:
             if (leave(skipper->beyond(block, side), slack[block])) return false;
             if (leave(skipper->tile(block), slack[block])) return true;
         }
-        const float* keys = head_.keys.keys + columns.start * head_.keys.key_row;
+        const TileRows keys = head_.keys.keys(columns.start, columns.count, buffer_);
         form_.enter(rows_, columns, scores_);
         for (int lane = 0; lane < kTile; lane += kLanes) store(tile_maximum_ + lane, splat(-kInfinity));
-        score_tile<true>(ScoreTile{keys, head_.keys.key_row, queries_, g_.head_dim, scores_, tile_maximum_, &rows_,
-                                   &columns},
+        score_tile<true>(ScoreTile{keys.data, keys.row, queries_, g_.head_dim, scores_, tile_maximum_, &rows_, &columns,
+                                   p_.softcap != 0.0f ? &cap_ : nullptr},
                          form_);
         counts.scored++;
         if (skipper && begun_ && leave(skipper->scored(block, tile_maximum_), slack[block])) return true;
@@ -106,10 +132,11 @@ private:
         const bool measured = skipper && counts.kept == next_measured_;
         if (measured) next_measured_ = next_measured_ == 1 ? 2 : 4 * next_measured_;
         softmax(columns, skipper, measured);
-        const float* values = head_.keys.values + columns.start * head_.keys.value_row;
-        const Product weighted{scores_, kTile, values, head_.keys.value_row, out_, g_.width,
+        if (dropout_) dropout_.apply(rows_, columns, scores_);
+        const TileRows values = head_.keys.values(columns.start, columns.count, buffer_);
+        const Product weighted{scores_, kTile, values.data, values.row, out_, g_.value_width,
                                begun_ ? Into::rescale : Into::overwrite, shrink_};
-        product<Layout::transposed>(weighted, rows_.begin, rows_.end, g_.width, 0, columns.count,
+        product<Layout::transposed>(weighted, rows_.begin, rows_.end, g_.value_width, 0, columns.count,
                                     columns.diagonal ? Trim::up_to_row : Trim::none);
         begun_ = true;
         return true;
@@ -146,22 +173,16 @@ private:
     }
 
     void write() const {
-        const relpos_array& out = p_.out;
+        const HeadRows rows(p_, p_.out, head_.b, head_.h);
         for (int lane = rows_.begin; lane < rows_.end; lane++) {
             const int64_t query = rows_.start + lane - g_.offset;
-            float* to = const_cast<float*>(rows_of(out, head_.b, head_.h)) + query * out.row;
-            const float* from = out_ + int64_t(lane) * g_.width;
-            const float l = l_[lane];
+            float* out = out_ + int64_t(lane) * g_.value_width;
             float* maximum = p_.lse + (head_.b * p_.heads + head_.h) * g_.queries + query;
             float* log_sum = maximum + p_.batch * p_.heads * g_.queries;
-            if (l == 0.0f) {
-                memset(to, 0, sizeof(float) * g_.head_dim);
-                *maximum = kInfinity, *log_sum = 0.0f;
-                continue;
-            }
-            const float inverse = 1.0f / l;
-            for (int d = 0; d < g_.head_dim; d++) to[d] = from[d] * inverse;
-            *maximum = m_[lane], *log_sum = __builtin_log2f(l);
+            const RowSum sum = with_sink(p_, head_.h, m_[lane], l_[lane]);
+            if (l_[lane] == 0.0f) memset(out, 0, sizeof(float) * g_.value_dim);
+            rows.write(query, g_.value_dim, out, sum.inverse);
+            *maximum = sum.maximum, *log_sum = sum.log_sum;
         }
     }
 
@@ -171,9 +192,11 @@ private:
     const int block_;
     const QueryBlock rows_;
     Form form_;
+    const Dropout dropout_;
+    const Cap cap_;
     bool begun_ = false;
     int64_t next_measured_ = 1;
-    float *queries_, *scores_, *out_, *m_, *l_, *tile_maximum_, *shrink_;
+    float *queries_, *scores_, *out_, *buffer_, *m_, *l_, *tile_maximum_, *shrink_;
 };
 
 // Many heads: each thread computes entire key heads, so that its copies and bounds of a head are still in its cache.
@@ -183,8 +206,8 @@ class Forward {
 public:
     explicit Forward(const relpos_problem& p)
         : p_(p), g_(p), threads_(p.threads), by_head_(threads_ == 1 || p.batch * p.key_heads >= 8 * threads_),
-          pack_(needs_packing(p, g_)), skip_(p.skip && p.skipping && Decay<Form>::known && g_.key_blocks > 1),
-          packed_(by_head_ ? threads_ : p.batch * p.key_heads, pack_ ? packed_floats(g_) : 0),
+          pack_(KeyHead::packed_floats(p, g_)), skip_(may_skip<Form>(p) && p.skipping && g_.key_blocks > 1),
+          packed_(by_head_ ? threads_ : p.batch * p.key_heads, KeyHead::packed_floats(p, g_)),
           statistics_(by_head_ ? threads_ : p.batch * p.key_heads, skip_ ? KeyStatistics::floats(g_) : 0),
           decays_(by_head_ ? threads_ : p.batch * p.heads, skip_ ? Decay<Form>::floats(p) : 0),
           scratch_(threads_, ForwardBlock<Form>::floats(g_)) {}
@@ -199,9 +222,8 @@ private:
     void run_by_head() {
         parallel_for(threads_, p_.batch * p_.key_heads, [&](int64_t task, int thread) {
             const int64_t b = task / p_.key_heads, kh = task % p_.key_heads;
-            float* packed = packed_.of(thread);
-            if (pack_) pack_keys(p_, g_, b, kh, 0, g_.keys, packed);
-            const KeyHead keys = key_head(p_, g_, b, kh, packed);
+            const KeyHead keys(p_, g_, b, kh, packed_.of(thread));
+            keys.pack(0, g_.keys);
             KeyStatistics statistics;
             bool measured = false;
             for (int64_t h = kh * g_.group; h < (kh + 1) * g_.group; h++) {
@@ -212,7 +234,7 @@ private:
                     measured = true;
                 }
                 const ForwardHead<Form> head{b, h, keys, open ? &statistics : nullptr, &decay};
-                for (int block = g_.key_blocks - 1; block >= g_.first_block; block--)
+                for (int block = g_.last_block; block >= g_.first_block; block--)
                     ForwardBlock<Form>(p_, g_, head, block, scratch_.of(thread)).run();
             }
         });
@@ -223,8 +245,8 @@ private:
         if (pack_)
             parallel_for(threads_, key_heads * g_.key_blocks, [&](int64_t task, int) {
                 const int64_t head = task / g_.key_blocks, begin = task % g_.key_blocks * kTile;
-                pack_keys(p_, g_, head / p_.key_heads, head % p_.key_heads, begin,
-                          least(int64_t(g_.keys), begin + kTile), packed_.of(head));
+                KeyHead(p_, g_, head / p_.key_heads, head % p_.key_heads, packed_.of(head))
+                    .pack(begin, least(int64_t(g_.keys), begin + kTile));
             });
         if (skip_)
             parallel_for(threads_, key_heads, [&](int64_t task, int) {
@@ -237,7 +259,7 @@ private:
                 if (!any) return;
                 KeyStatistics statistics;
                 statistics.place(g_, statistics_.of(task));
-                statistics.measure(g_, key_head(p_, g_, b, kh, packed_.of(task)));
+                statistics.measure(g_, KeyHead(p_, g_, b, kh, packed_.of(task)));
             });
         parallel_for(threads_, heads * g_.query_blocks, [&](int64_t task, int thread) {
             const int64_t b = task / g_.query_blocks / p_.heads, h = task / g_.query_blocks % p_.heads;
@@ -246,9 +268,9 @@ private:
             Decay<Form> decay;
             KeyStatistics statistics;
             if (open) decay.place(p_, b, h, decays_.of(b * p_.heads + h)), statistics.place(g_, statistics_.of(shared));
-            const ForwardHead<Form> head{b, h, key_head(p_, g_, b, kh, packed_.of(shared)),
+            const ForwardHead<Form> head{b, h, KeyHead(p_, g_, b, kh, packed_.of(shared)),
                                          open ? &statistics : nullptr, &decay};
-            const int block = g_.key_blocks - 1 - int(task % g_.query_blocks);
+            const int block = g_.last_block - int(task % g_.query_blocks);
             ForwardBlock<Form>(p_, g_, head, block, scratch_.of(thread)).run();
         });
     }

@@ -8,7 +8,9 @@ namespace relpos {
 struct Kernel {
     int (*forward)(const relpos_problem&);
     int (*backward)(const relpos_problem&);
+    int (*mass)(const relpos_problem&);
     int64_t (*slots)(const relpos_problem&);
+    int64_t (*skipping_words)(const relpos_problem&);
 };
 
 namespace portable { extern const Kernel kernel; }

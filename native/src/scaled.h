@@ -17,8 +17,11 @@ namespace RELPOS_ISA {
 
 class Scaled {
 public:
+    static bool fits(const relpos_problem&) { return true; }
+    static const float* factors(const relpos_problem&, int64_t, int64_t) { return nullptr; }
+
     Scaled(const relpos_problem& p, int64_t b, int64_t h)
-        : zero_(p.table + p.zero), inverse_(p.inverse + b * p.inverse_stride), knots_(int(p.knots)), knot_(p.knot),
+        : zero_(p.table + p.zero), inverse_(p.inverse + b * p.inverse_stride), offset_(int(p.start)), knots_(int(p.knots)), knot_(p.knot),
           base_(p.base + h * (p.knots + 1)), gain_(p.gain + h * (p.knots + 1)), bend_(p.bend + h * p.knots) {}
 
     void enter(const QueryBlock& rows, const KeyBlock& columns, float* tile) {
@@ -48,8 +51,9 @@ private:
     void see_rows(const QueryBlock& rows) {
         query_ = rows.start;
         low_ = kInfinity, high_ = -kInfinity;
+        memset(lanes_, 0, sizeof lanes_);
         for (int lane = rows.begin; lane < rows.end; lane++) {
-            const float x = inverse_[rows.start + lane];
+            const float x = lanes_[lane] = inverse_[rows.start + lane - offset_];
             low_ = x < low_ ? x : low_, high_ = x > high_ ? x : high_;
         }
     }
@@ -78,7 +82,7 @@ private:
             const float base = base_[range.begin], gain = gain_[range.begin];
             for (int lane = columns.diagonal ? most(rows.from, round_down(key)) : rows.from; lane < rows.to;
                  lane += kLanes) {
-                const Vec inverse = load(inverse_ + rows.start + lane);
+                const Vec inverse = load(lanes_ + lane);
                 Vec x[kStrip], bias[kStrip];
                 RELPOS_UNROLL
                 for (int m = 0; m < kStrip; m++) {
@@ -98,9 +102,10 @@ private:
     }
 
     const float *zero_, *inverse_;
-    int knots_;
+    int offset_, knots_;
     const float *knot_, *base_, *gain_, *bend_;
     int query_ = -1;
+    alignas(64) float lanes_[kTile];  // `inverse` of the block of queries
     float low_ = 0, high_ = 0;  // range of `inverse` over the block of queries
     const float* corner_ = nullptr;
     const float* tile_ = nullptr;
@@ -110,10 +115,11 @@ class Scaled::Fold : public NoFold {
 public:
     // Scratch memory of a thread: two sums per knot.
     static int64_t scratch_floats(const relpos_problem& p) { return 2 * p.knots * kLanes; }
+    static bool wanted(const relpos_problem& p) { return p.grad_scaled_sums; }
 
     Fold(const relpos_problem& p, int64_t b, int64_t h, int64_t slot, float* scratch)
         : NoFold(p, b, h, slot, scratch), form_(p, b, h), table_(grad_table_zero(p, h, slot)),
-          inverse_(p.grad_inverse + (b * p.heads + h) * p.queries), offset_(int(p.keys - p.queries)),
+          inverse_(p.grad_inverse + (b * p.heads + h) * p.queries), offset_(int(p.start)),
           sums_(p.grad_scaled_sums + (slot * p.heads + h) * 4 * (p.knots + 1)), above_(scratch),
           passed_(scratch + p.knots * kLanes) {}
 
@@ -145,7 +151,7 @@ private:
         Vec plain = {}, times_x = {};
         for (int lane = columns_->diagonal ? most(rows_->from, round_down(key)) : rows_->from; lane < rows_->to;
              lane += kLanes) {
-            const Vec inverse = load(form_.inverse_ + rows_->start + lane);
+            const Vec inverse = load(form_.lanes_ + lane);
             for (int at = key; at < key + keys; at += kTogether) {
                 Vec table[kTogether], x[kTogether], gradient[kTogether], slope[kTogether];
                 RELPOS_UNROLL

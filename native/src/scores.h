@@ -1,10 +1,26 @@
-// A tile of scores: product, bias and mask in registers, stored once.
+// A tile of scores: product, cap, bias and mask in registers, stored once.
 #pragma once
 
 #include "tiles.h"
 
 namespace relpos {
 namespace RELPOS_ISA {
+
+// The soft cap, c · tanh(score / c), in units of log2.
+struct Cap {
+    float limit;
+    float* slopes;  // [key][query]: its derivative; NULL if not needed
+
+    template <int Rows, int Vectors>
+    __attribute__((noinline)) void apply(Vec (&scores)[Rows][Vectors], int key, int lane) const {
+        for (int m = 0; m < Rows; m++)
+            for (int v = 0; v < Vectors; v++) {
+                const Tanh capped = tanh(scores[m][v] / limit);
+                scores[m][v] = limit * capped.value;
+                if (slopes) store(slopes + (key + m) * kTile + lane + v * kLanes, capped.slope);
+            }
+    }
+};
 
 // The inputs of a strip of a tile. `queries` was packed by pack_transposed.
 struct ScoreTile {
@@ -16,6 +32,7 @@ struct ScoreTile {
     float* maximum;         // one value per query, raised to the largest score (only if Maximum)
     const QueryBlock* rows;
     const KeyBlock* columns;
+    const Cap* cap;  // NULL: none
 };
 
 template <class Form, bool Masked, bool Maximum, int Rows, int Vectors>
@@ -23,6 +40,13 @@ static __attribute__((noinline)) void score_strip(const ScoreTile& t, const Form
     Vec scores[Rows][Vectors] = {};
     const float* panel = t.queries + int64_t(lane / kPanel) * t.depth * kPanel + lane % kPanel;
     multiply<Layout::natural>(t.keys + key * t.key_row, t.key_row, panel, kPanel, 0, t.depth, scores);
+    if (__builtin_expect(t.cap != nullptr, 0)) {
+        // On a copy in memory, so that the scores of calls without a cap stay in registers.
+        Vec copy[Rows][Vectors];
+        memcpy(copy, scores, sizeof copy);
+        t.cap->apply(copy, key, lane);
+        memcpy(scores, copy, sizeof copy);
+    }
     form.add(scores, key, lane);
     if (Masked) {
         RELPOS_UNROLL

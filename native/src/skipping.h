@@ -30,16 +30,24 @@ namespace RELPOS_ISA {
 struct SkipCounts {
     int64_t open, visible, scored, kept;
 };
+static_assert(sizeof(SkipCounts) == RELPOS_SKIP_COUNTS * sizeof(int64_t), "as api.h describes the record");
 RELPOS_INLINE SkipCounts* skip_counts(const relpos_problem& p, int64_t head) {
     return reinterpret_cast<SkipCounts*>(p.skipping) + head;
 }
 // One byte per block of keys: 0 if the tile is computed, otherwise 1 + the integer number of bits by which it passed
 // its test.
 RELPOS_INLINE uint8_t* skip_slack(const relpos_problem& p, const Geometry& g, int64_t head, int query_block) {
-    uint8_t* slack = reinterpret_cast<uint8_t*>(p.skipping + p.batch * p.heads * 4);
+    uint8_t* slack = reinterpret_cast<uint8_t*>(p.skipping + p.batch * p.heads * RELPOS_SKIP_COUNTS);
     return slack + (head * g.query_blocks + query_block - g.first_block) * g.key_blocks;
 }
 RELPOS_INLINE uint8_t as_slack(float bits) { return bits < 254.0f ? uint8_t(1.0f + bits) : uint8_t(255); }
+
+// Whether tiles of this form may be skipped at all. Neither a capped score nor a weight that dropout multiplies obeys the
+// bounds below.
+template <class Form>
+RELPOS_INLINE bool may_skip(const relpos_problem& p) {
+    return p.skip && Decay<Form>::known && p.softcap == 0.0f && p.dropout == 0.0f;
+}
 
 // The bounds of a block of keys, or of all blocks on one side: the largest distance of a key from the centre, and the
 // logarithms of the largest |v|, |k| and |k|·|v|. −inf for 0; +inf if any is infinite or NaN.
@@ -56,7 +64,8 @@ struct KeyBounds {
 class KeyStatistics {
 public:
     static int64_t floats(const Geometry& g) {
-        return Carve::padded(g.width) + 3 * Carve::padded(g.keys) + 3 * Carve::padded(4 * g.key_blocks);
+        return Carve::padded(g.width) + 3 * Carve::padded(g.keys) + 3 * Carve::padded(4 * g.key_blocks) +
+               Carve::padded(KeyHead::tile_floats(g));
     }
 
     void place(const Geometry& g, float* storage) {
@@ -65,6 +74,7 @@ public:
         key_size_ = carve.take(g.keys), value_size_ = carve.take(g.keys), both_sizes_ = carve.take(g.keys);
         KeyBounds** const rows[] = {&own_, &before_, &after_};
         for (KeyBounds** row : rows) *row = reinterpret_cast<KeyBounds*>(carve.take(4 * g.key_blocks));
+        buffer_ = carve.take(KeyHead::tile_floats(g));
     }
 
     void measure(const Geometry& g, const KeyHead& head) {
@@ -90,12 +100,12 @@ private:
     // The mean of some keys. q·centre is the same for all keys of a row, so that a common offset loosens no bound.
     void find_centre(const Geometry& g, const KeyHead& head) {
         const int sampled = least(g.keys, kTile);
-        for (int d = 0; d < g.width; d += kLanes) {
-            Vec mean = {};
-            for (int i = 0; i < sampled; i++)
-                mean += load(head.keys + int64_t(i) * g.keys / sampled * head.key_row + d);
-            store(centre_ + d, mean * (1.0f / float(sampled)));
+        for (int d = 0; d < g.width; d += kLanes) store(centre_ + d, Vec{});
+        for (int i = 0; i < sampled; i++) {
+            const float* key = head.keys(int64_t(i) * g.keys / sampled, 1, buffer_).data;
+            for (int d = 0; d < g.width; d += kLanes) store(centre_ + d, load(centre_ + d) + load(key + d));
         }
+        for (int d = 0; d < g.width; d += kLanes) store(centre_ + d, load(centre_ + d) * (1.0f / float(sampled)));
     }
 
     KeyBounds measure_block(const Geometry& g, const KeyHead& head, int block, float centre_norm) {
@@ -103,25 +113,29 @@ private:
         const auto larger_of = [](Quad a, Quad b) { return a > b ? a : b; };
         Quad farthest = {}, longest = {}, tallest = {}, largest_product = {};
         IntQuad sound = ~IntQuad{};
-        const int64_t stop = least(g.keys, (block + 1) * kTile);
-        for (int64_t first = block * kTile; first < stop; first += 4) {
-            Quad distances[4], lengths[4], values[4];
+        const int64_t start = int64_t(block) * kTile, stop = least(int64_t(g.keys), start + kTile);
+        const TileRows keys = head.keys(start, int(stop - start), buffer_);
+        const TileRows values = head.values(start, int(stop - start), buffer_);
+        for (int64_t first = start; first < stop; first += 4) {
+            Quad distances[4], lengths[4], heights[4];
             for (int i = 0; i < 4; i++) {
-                const int64_t j = least(first + i, stop - 1);  // past the last key, repeat it
+                const int64_t j = least(first + i, stop - 1) - start;  // past the last key, repeat it
                 Vec distance = {}, length = {}, value = {};
                 VecInt finite = ~VecInt{};
                 for (int d = 0; d < g.width; d += kLanes) {
-                    const Vec k = load(head.keys + j * head.key_row + d), from_centre = k - load(centre_ + d);
-                    const Vec v = absolute(load(head.values + j * head.value_row + d));
+                    const Vec k = load(keys.data + j * keys.row + d), from_centre = k - load(centre_ + d);
                     distance += from_centre * from_centre, length += k * k;
+                }
+                for (int d = 0; d < g.value_width; d += kLanes) {
+                    const Vec v = absolute(load(values.data + j * values.row + d));
                     value = larger(v, value);
                     finite &= v < kInfinity;
                 }
                 // An infinite value or a NaN makes the distance infinite, so that the block is never skipped.
                 distance = finite ? distance : splat(kInfinity);
-                distances[i] = fold(distance, add), lengths[i] = fold(length, add), values[i] = fold(value, larger_of);
+                distances[i] = fold(distance, add), lengths[i] = fold(length, add), heights[i] = fold(value, larger_of);
             }
-            const Quad apart = fold(distances, add), squared = fold(lengths, add), tall = fold(values, larger_of);
+            const Quad apart = fold(distances, add), squared = fold(lengths, add), tall = fold(heights, larger_of);
             sound &= (apart < kInfinity) & (squared < kInfinity);
             farthest = larger_of(apart, farthest), longest = larger_of(squared, longest);
             tallest = larger_of(tall, tallest);
@@ -162,6 +176,7 @@ private:
     }
 
     float *centre_, *key_size_, *value_size_, *both_sizes_;  // sizes of each key, value, and both multiplied
+    float* buffer_;  // a tile of keys and values
     KeyBounds *own_, *before_, *after_;
 };
 

@@ -1,13 +1,14 @@
 // How a call is divided into tiles of 64 queries × 64 keys, and how rows are laid out for the micro-kernel.
 //
-// Blocks of queries and of keys both start at multiples of 64 positions, so that the causal diagonal always runs from
-// corner to corner of the tile (block, block), also if there are fewer queries than keys; the first block of queries
-// may then start in the middle. A tile of scores is stored transposed, [key][query]: a vector holds neighbouring
+// Blocks of queries and of keys both start at multiples of 64 tokens, so that the causal diagonal always runs from
+// corner to corner of the tile (block, block), wherever the queries stand; their first block may start in the middle,
+// and their last block may end there. A tile of scores is stored transposed, [key][query]: a vector holds neighbouring
 // queries of one key, so that the softmax needs no horizontal sums, and keys and values are read in their own layout.
 #pragma once
 
 #include "api.h"
 #include "gemm.h"
+#include "rows.h"
 
 namespace relpos {
 namespace RELPOS_ISA {
@@ -15,48 +16,61 @@ namespace RELPOS_ISA {
 constexpr int kTile = RELPOS_TILE;
 
 struct Geometry {
-    int queries, keys, head_dim;
-    int width;        // head_dim, rounded up to a multiple of the vector size
-    int offset;       // position of the first query
+    int queries, keys, head_dim, value_dim;
+    int width, value_width;  // head_dim and value_dim, rounded up to a multiple of the vector size
+    int offset;              // index of the first query
     int key_blocks;
-    int first_block;  // of the queries
+    int first_block, last_block;  // of the queries
     int query_blocks;
-    int group;        // query heads per key head
+    int group;  // query heads per key head
 
     explicit Geometry(const relpos_problem& p)
-        : queries(int(p.queries)), keys(int(p.keys)), head_dim(int(p.head_dim)), width(round_up(head_dim)),
-          offset(keys - queries), key_blocks((keys + kTile - 1) / kTile), first_block(offset / kTile),
-          query_blocks(key_blocks - first_block), group(int(p.heads / p.key_heads)) {}
+        : queries(int(p.queries)), keys(int(p.keys)), head_dim(int(p.head_dim)), value_dim(int(p.value_dim)),
+          width(round_up(head_dim)), value_width(round_up(value_dim)), offset(int(p.start)),
+          key_blocks((keys + kTile - 1) / kTile), first_block(offset / kTile),
+          last_block((offset + queries - 1) / kTile), query_blocks(last_block - first_block + 1),
+          group(int(p.heads / p.key_heads)) {}
 };
 
 // A block of queries, and the keys that its lanes may see.
 struct QueryBlock {
-    int start;               // position of lane 0
+    int start;               // index of lane 0
     int begin, end;          // lanes that hold a query
     int from, to;            // the same, rounded outwards to vectors
     int low, high;           // the keys seen by any lane: low ≤ key < high
     int all_from, all_to;    // the keys seen by every lane
     alignas(64) int32_t first[kTile];
-    alignas(64) int32_t last[kTile];  // one past the last key; lanes without a query see no key
+    alignas(64) int32_t last[kTile];  // one past the last key; lanes that see no key have 0 in both
 
     QueryBlock(const relpos_problem& p, const Geometry& g, int64_t b, int block) {
         start = block * kTile;
         begin = most(0, g.offset - start);
-        end = least(kTile, g.keys - start);
+        end = least(kTile, g.offset + g.queries - start);
         from = round_down(begin);
         to = round_up(end);
         low = g.keys, high = 0, all_from = 0, all_to = g.keys;
         for (int lane = 0; lane < kTile; lane++) {
-            const int position = start + lane;
             first[lane] = last[lane] = 0;
             if (lane < begin || lane >= end) continue;
-            first[lane] = p.first ? p.first[b * g.keys + position] : 0;
-            last[lane] = p.end ? p.end[b * g.keys + position] : g.keys;
-            if (p.causal) last[lane] = least(last[lane], int32_t(position + 1));
+            const int64_t index = start + lane, query = b * g.queries + index - g.offset;
+            int64_t from_key = p.first ? p.first[query] : 0, to_key = p.end ? p.end[query] : g.keys;
+            if (p.causal) to_key = least(to_key, index + 1);
+            if (p.window_left >= 0) from_key = most(from_key, index - p.window_left);
+            if (p.window_right >= 0) to_key = least(to_key, index + p.window_right + 1);
+            to_key = least(to_key, int64_t(g.keys));
+            if (from_key >= to_key) {
+                all_to = 0;
+                continue;
+            }
+            first[lane] = int32_t(from_key), last[lane] = int32_t(to_key);
             low = least(low, int(first[lane])), high = most(high, int(last[lane]));
             all_from = most(all_from, int(first[lane])), all_to = least(all_to, int(last[lane]));
         }
     }
+
+    // The blocks of keys that any lane may see: from lowest() to highest(), none if lowest() > highest().
+    int lowest() const { return low < high ? low / kTile : 0; }
+    int highest() const { return low < high ? (high - 1) / kTile : -1; }
 };
 
 // The keys of a tile, and whether any of its entries is masked.
@@ -65,7 +79,7 @@ struct KeyBlock {
     bool visible;   // by any query
     bool masked;    // from any query
     bool diagonal;  // nothing above the diagonal needs to be computed
-    alignas(64) int32_t index[kTile];  // position of a key, or a position that no query sees
+    alignas(64) int32_t index[kTile];  // index of a key, or one that no query sees
 
     KeyBlock(const relpos_problem& p, const Geometry& g, const QueryBlock& rows, int64_t b, int block) {
         start = block * kTile;
@@ -121,46 +135,81 @@ static void pack_transposed(const float* rows, int64_t stride, int begin, int en
         for (int c = 0; c < columns; c++) *place(lane, c) = rows[(lane - begin) * stride + c] * scale;
 }
 
-// Rows → contiguous rows of `width` ≥ columns, padded with 0.
-static void pack_rows(const float* rows, int64_t stride, int64_t count, int columns, int width, float* out) {
-    for (int64_t i = 0; i < count; i++, rows += stride, out += width) {
-        memcpy(out, rows, sizeof(float) * columns);
-        for (int c = columns; c < width; c++) out[c] = 0.0f;
-    }
-}
-
 RELPOS_INLINE const float* rows_of(const relpos_array& x, int64_t b, int64_t h) {
-    return x.data + b * x.batch + h * x.head;
+    return static_cast<const float*>(x.data) + b * x.batch + h * x.head;
 }
 
-// The keys and values of one key head, in rows that are a multiple of the vector size.
-struct KeyHead {
-    const float* keys;
-    int64_t key_row;
-    const float* values;
-    int64_t value_row;
+// How the tiles read keys, or values.
+enum class Source {
+    direct,  // where they lie
+    packed,  // from a copy of the head, made before its many tiles
+    by_tile  // converted for each tile from half precision, so that no copy in float32 exists
 };
 
-// Rows far apart in memory share few sets of the cache, and rows that are no multiple of the vector size cannot be read
-// by full vectors: both are copied once, before the many tiles that read them.
-RELPOS_INLINE bool needs_packing(const relpos_problem& p, const Geometry& g) {
-    return g.width != g.head_dim || p.k.row != g.head_dim || p.v.row != g.head_dim;
+// Rows far apart in memory share few sets of the cache, rows that are no multiple of the vector size cannot be read by
+// full vectors, and keys may have to be rotated: these are copied.
+RELPOS_INLINE Source key_source(const relpos_problem& p, const Geometry& g) {
+    if (p.dtype != RELPOS_FLOAT32) return Source::by_tile;
+    return g.width != g.head_dim || p.k.row != g.head_dim || p.k_cos ? Source::packed : Source::direct;
 }
-RELPOS_INLINE int64_t packed_floats(const Geometry& g) { return int64_t(2) * g.keys * g.width; }
+RELPOS_INLINE Source value_source(const relpos_problem& p, const Geometry& g) {
+    if (p.dtype != RELPOS_FLOAT32) return Source::by_tile;
+    return g.value_width != g.value_dim || p.v.row != g.value_dim ? Source::packed : Source::direct;
+}
 
-// Copies keys [begin, end) of the head into `packed`.
-static void pack_keys(const relpos_problem& p, const Geometry& g, int64_t b, int64_t key_head, int64_t begin,
-                      int64_t end, float* packed) {
-    const float* k = rows_of(p.k, b, key_head);
-    const float* v = rows_of(p.v, b, key_head);
-    pack_rows(k + begin * p.k.row, p.k.row, end - begin, g.head_dim, g.width, packed + begin * g.width);
-    pack_rows(v + begin * p.v.row, p.v.row, end - begin, g.head_dim, g.width, packed + (g.keys + begin) * g.width);
-}
-RELPOS_INLINE KeyHead key_head(const relpos_problem& p, const Geometry& g, int64_t b, int64_t head,
-                               const float* packed) {
-    if (packed) return {packed, g.width, packed + int64_t(g.keys) * g.width, g.width};
-    return {rows_of(p.k, b, head), p.k.row, rows_of(p.v, b, head), p.v.row};
-}
+// Where the rows of a tile are.
+struct TileRows {
+    const float* data;
+    int64_t row;
+};
+
+// The keys and values of one key head, in rows that are a multiple of the vector size.
+class KeyHead {
+public:
+    // Floats of the copies of one head.
+    static int64_t packed_floats(const relpos_problem& p, const Geometry& g) {
+        return (key_source(p, g) == Source::packed ? int64_t(g.keys) * g.width : 0) +
+               (value_source(p, g) == Source::packed ? int64_t(g.keys) * g.value_width : 0);
+    }
+    // Floats of the two buffers of a tile.
+    static int64_t tile_floats(const Geometry& g) { return int64_t(kTile) * (g.width + g.value_width); }
+
+    KeyHead(const relpos_problem& p, const Geometry& g, int64_t b, int64_t head, float* packed)
+        : g_(g), k_(p, p.k, b, head), v_(p, p.v, b, head), rotation_(Rotation::of_keys(p, b)),
+          key_source_(key_source(p, g)), value_source_(value_source(p, g)), keys_(packed),
+          values_(packed + (key_source_ == Source::packed ? int64_t(g.keys) * g.width : 0)) {}
+
+    // Makes the copies of keys [begin, end).
+    void pack(int64_t begin, int64_t end) const {
+        if (key_source_ == Source::packed)
+            read_rows(k_, rotation_, begin, end - begin, g_.head_dim, g_.width, keys_ + begin * g_.width);
+        if (value_source_ == Source::packed)
+            read_rows(v_, Rotation(), begin, end - begin, g_.value_dim, g_.value_width,
+                      values_ + begin * g_.value_width);
+    }
+
+    // `buffer` has tile_floats; keys and values have separate parts of it.
+    TileRows keys(int64_t start, int count, float* buffer) const {
+        if (key_source_ == Source::direct) return {k_.floats(start), k_.stride()};
+        if (key_source_ == Source::packed) return {keys_ + start * g_.width, g_.width};
+        read_rows(k_, rotation_, start, count, g_.head_dim, g_.width, buffer);
+        return {buffer, g_.width};
+    }
+    TileRows values(int64_t start, int count, float* buffer) const {
+        if (value_source_ == Source::direct) return {v_.floats(start), v_.stride()};
+        if (value_source_ == Source::packed) return {values_ + start * g_.value_width, g_.value_width};
+        float* own = buffer + int64_t(kTile) * g_.width;
+        read_rows(v_, Rotation(), start, count, g_.value_dim, g_.value_width, own);
+        return {own, g_.value_width};
+    }
+
+private:
+    const Geometry& g_;
+    HeadRows k_, v_;
+    Rotation rotation_;
+    Source key_source_, value_source_;
+    float *keys_, *values_;
+};
 
 }  // namespace RELPOS_ISA
 }  // namespace relpos

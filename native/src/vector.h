@@ -73,6 +73,24 @@ RELPOS_INLINE Vec exp2(Vec x) {
     return x < -126.0f ? Vec{} : power;
 }
 
+// tanh(x) and 1 − tanh(x)², both to a few units in the last place; NaN for NaN.
+struct Tanh {
+    Vec value, slope;
+};
+RELPOS_INLINE Tanh tanh(Vec x) {
+    const Vec size = absolute(x), square = x * x;
+    Vec p = splat(-5.70498872745e-3f);  // an odd polynomial where 1 − … would cancel
+    p = p * square + 2.06390887954e-2f;
+    p = p * square - 5.37397155531e-2f;
+    p = p * square + 1.33314422036e-1f;
+    p = p * square - 3.33332819422e-1f;
+    const Vec small = x + x * square * p;
+    const Vec rest = 2.0f / (exp2(smaller(splat(126.0f), size * (2.0f * kLog2e))) + 1.0f);  // 1 − tanh|x|
+    const Vec large = (Vec)((VecInt)(1.0f - rest) | ((VecInt)x & INT32_MIN));
+    const VecInt is_small = size < 0.625f;
+    return {is_small ? small : large, is_small ? 1.0f - small * small : rest * (2.0f - rest)};
+}
+
 template <class T>
 RELPOS_INLINE constexpr T least(T a, T b) { return a < b ? a : b; }
 template <class T>

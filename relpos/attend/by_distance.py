@@ -104,10 +104,10 @@ def mass(
             scale=scale,
         )
         q, k, form, call = positioned(q, k, position, call)
-        reason = native.refuses(q, form, call)
+        reason = native.refuses_mass(q, form, call)
         if backend == "native" and reason:
             raise ValueError(f"the backend 'native' cannot run this: {reason}")
-        sums = sums_by_block if reason or backend == "chunks" else getattr(native, "mass", sums_by_block)
+        sums = sums_by_block if reason or backend == "chunks" else native.mass
         by_distance, first_key, rows = sums(q, k, form, call)
         rows = rows.clamp(min=1)
         return Mass(call.distances.long(), by_distance / rows[..., None], first_key / rows)

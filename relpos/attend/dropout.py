@@ -54,4 +54,5 @@ def factors(seed: Tensor, share: float, batch: int, heads: int, i: Tensor, j: Te
     """
     b = torch.arange(batch, device=i.device)[:, None, None, None]
     h = torch.arange(heads, device=i.device)[:, None, None]
-    return kept(seed.to(i.device), share, b, h, i[:, None], j, heads).to(dtype) / (1 - share)
+    seed = seed.to(i.device, non_blocking=True)  # no wait for an accelerator
+    return kept(seed, share, b, h, i[:, None], j, heads).to(dtype) / (1 - share)

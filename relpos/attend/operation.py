@@ -198,13 +198,17 @@ def positioned(q: Tensor, k: Tensor, position: Encoding | None, call: Call) -> t
     """
     if position is None:
         return q, k, None, call
-    rotation = position.rotation(call)
+    rotation, factor = position.rotation(call), position.query_factor(call)
+    if rotation is None and factor is None and "query and key" in position.places:
+        # In float32 at least: half precision would lose the angles to rounding.
+        q, k = position.rotate(q.to(call.dtype), k.to(call.dtype), call)
+    if factor is not None:
+        check_finite("factor of the queries", factor)
+        q, k = q.to(call.dtype) * factor, k.to(call.dtype)
     if rotation is not None:
         call = replace(call, rotation=rotation)
-    elif "query and key" in position.places:  # in float32 at least: half precision would lose the angles to rounding
-        q, k = position.rotate(q.to(call.dtype), k.to(call.dtype), call)
     form = position.located_bias(call)
     if form is not None:
         for name, numbers in form.tensors():
-            check_finite(name, numbers)
+            check_finite(f"{name} of the bias", numbers)
     return q, k, form, call

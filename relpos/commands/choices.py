@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+import typer
+
 from relpos.encodings.registry import names
 from relpos.lab.evaluate.defaults import PROTOCOLS, ROPE_SCALINGS, SPLITS
 from relpos.models.presets import PRESETS
@@ -20,6 +22,11 @@ def metavar(choices: Iterable[str]) -> str:
 def complete_encoding(incomplete: str) -> list[str]:
     """Encodings by name."""
     return _beginning(names(), incomplete)
+
+
+def complete_encoding_or_task(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Encodings by name, or tasks after --tasks."""
+    return complete_task(incomplete) if ctx.params.get("tasks") else complete_encoding(incomplete)
 
 
 def complete_encoding_or_folder(incomplete: str) -> list[str]:

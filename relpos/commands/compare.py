@@ -90,7 +90,7 @@ def compare(
     ] = None,
     lr: Annotated[
         float | None,
-        typer.Option(help=f"Peak learning rate.  {default('chosen by the preset')}", rich_help_panel=TRAINING),
+        typer.Option(help=f"Peak learning rate.  {default('that of the preset and family')}", rich_help_panel=TRAINING),
     ] = None,
     lengths: Annotated[
         str | None,
@@ -116,13 +116,22 @@ def compare(
             rich_help_panel=EVALUATION,
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="The comparison's folder.", rich_help_panel=RUN)] = Path(
-        defaults.OUT
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            help=f"The comparison's folder.  {default(defaults.OUT)}",
+            show_default=False,
+            rich_help_panel=RUN,
+        ),
+    ] = Path(defaults.OUT),
     workers: Annotated[
         int,
         typer.Option(
-            help="Trials at a time on this machine; the cores are divided among them.", min=1, rich_help_panel=RUN
+            help=f"Trials at a time on this machine; the cores are divided among them.  {default(defaults.WORKERS)}",
+            min=1,
+            show_default=False,
+            rich_help_panel=RUN,
         ),
     ] = defaults.WORKERS,
     report_only: Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from relpos.commands.choices import complete_encoding
+from relpos.commands.choices import complete_encoding_or_task
 from relpos.commands.options import console
 from relpos.encodings.cards import HEAD_DIM, HEADS, Card
 from relpos.encodings.registry import card, names
@@ -16,7 +16,11 @@ from relpos.encodings.registry import card, names
 def list_encodings(
     name: Annotated[
         str | None,
-        typer.Argument(help="Show this encoding in detail. Default: list all.", autocompletion=complete_encoding),
+        typer.Argument(
+            metavar="[NAME]",
+            help="Show this encoding (with --tasks, this task) in detail.  [default: list all]",
+            autocompletion=complete_encoding_or_task,
+        ),
     ] = None,
     tasks: Annotated[bool, typer.Option("--tasks", help="List the tasks of relpos train --task instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
@@ -29,7 +33,7 @@ def list_encodings(
         list_tasks(name, as_json)
         return
     if as_json and markdown:
-        raise ValueError("--json and --markdown exclude each other: give one of them.")
+        raise ValueError("--json and --markdown exclude each other: give only one of them.")
     cards = [card(each) for each in ([name] if name else names())]
     if as_json:
         entries = [dataclasses.asdict(each) for each in cards]

@@ -37,13 +37,19 @@ def evaluate(
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(help="Seed of the bootstrap resamples; with --task, of the sequences.")
+        int,
+        typer.Option(
+            help=f"Seed of the bootstrap resamples; with --task, of the sequences.  {default(defaults.SEED)}",
+            show_default=False,
+        ),
     ] = defaults.SEED,
     protocol: Annotated[
         str,
         typer.Option(
             metavar=metavar(defaults.PROTOCOLS),
-            help="Which tokens are scored, and with how much context: docs/evaluation.md.",
+            help="Which tokens are scored, and with how much context: docs/evaluation.md.  "
+            f"{default(defaults.PROTOCOL)}",
+            show_default=False,
             autocompletion=complete_protocol,
             rich_help_panel=TEXT,
         ),
@@ -109,7 +115,13 @@ def evaluate(
         ),
     ] = None,
     samples: Annotated[
-        int, typer.Option(help="Sequences of the task at each length.", min=1, rich_help_panel=TASK)
+        int,
+        typer.Option(
+            help=f"Sequences of the task at each length.  {default(defaults.SAMPLES)}",
+            min=1,
+            show_default=False,
+            rich_help_panel=TASK,
+        ),
     ] = defaults.SAMPLES,
     out: Annotated[
         Path | None,
@@ -126,8 +138,9 @@ def evaluate(
 ) -> None:
     """Evaluate trained models at lengths that they were not trained on.
 
-    Prints perplexity and bits per byte with 95 % intervals, or with --task the share of right answers. Writes the
-    numbers (JSON) and the curve (PNG) next to the model. If interrupted, rerun the command to resume.
+    Prints perplexity (of a model that predicts masked tokens, pseudo-perplexity) and bits per byte with 95 % intervals,
+    or with --task the share of right answers. Writes the numbers (JSON) and the curve (PNG) next to the model. If
+    interrupted, rerun the command to resume.
 
     - relpos evaluate runs/cable
     - relpos evaluate runs/cable runs/rope --lengths 512,2048,8192 --out runs/both

@@ -51,7 +51,8 @@ def draw(
         str,
         typer.Option(
             metavar="last|all|N",
-            help="Layer of a trained model; 1 is the first, all gives a contact sheet.",
+            help=f"Layer of a trained model; 1 is the first, all gives a contact sheet.  {default('last')}",
+            show_default=False,
             autocompletion=complete_layer,
             rich_help_panel=SHOWN,
         ),
@@ -78,7 +79,9 @@ def draw(
     seed: Annotated[
         int,
         typer.Option(
-            help="Seed that chooses the window of held-out text; of an untrained encoding, of its initial values.",
+            help="Seed that chooses the window of held-out text; for an untrained encoding, of its initial values.  "
+            f"{default(0)}",
+            show_default=False,
             rich_help_panel=SHOWN,
         ),
     ] = 0,
@@ -96,7 +99,13 @@ def draw(
     ] = False,
     columns: Annotated[
         int,
-        typer.Option(help="Width in columns of a printed page: 1 or 2.", min=1, max=2, rich_help_panel=LOOKS),
+        typer.Option(
+            help=f"Width in columns of a printed page: 1 or 2.  {default(COLUMNS)}",
+            min=1,
+            max=2,
+            show_default=False,
+            rich_help_panel=LOOKS,
+        ),
     ] = COLUMNS,
     width: Annotated[
         float | None,
@@ -156,15 +165,29 @@ def draw(
 
 
 def figures(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write to.")] = Path(paper_defaults.OUT),
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help=f"Folder to write to.  {default(paper_defaults.OUT)}", show_default=False),
+    ] = Path(paper_defaults.OUT),
     figure: Annotated[
         list[int] | None, typer.Option(help=f"Number of a figure. May be repeated.  {default('all')}")
     ] = None,
     preset: Annotated[
-        str, typer.Option(metavar=metavar(PRESETS), help="Size of the models.", autocompletion=complete_preset)
+        str,
+        typer.Option(
+            metavar=metavar(PRESETS),
+            help=f"Size of the models.  {default(PRESET)}",
+            show_default=False,
+            autocompletion=complete_preset,
+        ),
     ] = PRESET,
     runs: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Folder of the trained models; finished ones are used again.")
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            help=f"Folder of the trained models; finished ones are reused.  {default(paper_defaults.RUNS)}",
+            show_default=False,
+        ),
     ] = Path(paper_defaults.RUNS),
     minutes: Annotated[
         float | None, typer.Option(help="Train each model for this many minutes, instead of --steps.")
@@ -185,11 +208,13 @@ def figures(
             min=1,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed that chooses the window of held-out text.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help=f"Seed that chooses the window of held-out text.  {default(0)}", show_default=False)
+    ] = 0,
 ) -> None:
     """Make the figures of the CABLE paper: train the missing models, draw, and put all on one page (index.html).
 
-    Figure 12 (ALiBi) needs no training and is ready at once.
+    Figure 12 (ALiBi) needs no training and is ready within seconds.
 
     The others: 8 CABLE, 10 Kerple, 13 FIRE, 14 T5-bias (clipped), 15 RoPE.
 

@@ -118,7 +118,7 @@ def train(
     ] = None,
     lr: Annotated[
         float | None,
-        typer.Option(help=f"Peak learning rate.  {default('chosen by the preset')}", rich_help_panel=TRAINING),
+        typer.Option(help=f"Peak learning rate.  {default('that of the preset and family')}", rich_help_panel=TRAINING),
     ] = None,
     seed: Annotated[
         int | None,
@@ -131,7 +131,7 @@ def train(
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help=f"The run's folder.  {default('runs/ENCODING-PRESET', 'runs/TASK-ENCODING-PRESET')}",
+            help=f"The run's folder.  {default('runs/[TASK-][FAMILY-]ENCODING-PRESET')}",
             rich_help_panel=RUN,
         ),
     ] = None,
@@ -153,6 +153,7 @@ def train(
     - relpos train --encoding rope --option scaling=yarn --option factor=4 --steps 1000
     - relpos train --data my/texts --preset small --batch-size 16 --lr 6e-4
     - relpos train --task recall --encoding rope --out runs/recall-rope
+    - relpos train --family bert --encoding alibi --steps 300
     - relpos train --config paper-small --encoding fire optimizer.weight_decay=0
     """
     from relpos.lab.runs.load_settings import parse_overrides

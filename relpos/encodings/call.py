@@ -50,6 +50,12 @@ class Call:
         """A copy of this call with other gates."""
         return replace(self, gates=gates)
 
+    def on_axes(self, axes: int) -> "Call":
+        """The call for an encoding with so many axes: with one, it counts tokens where the positions have more."""
+        if axes > 1 or self.token_positions is None or self.token_positions.dim() == 2:
+            return self
+        return replace(self, token_positions=None)
+
     def rotated(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys, rotated where the encoding rotates; then in `dtype`, as half precision is too coarse."""
         return (q, k) if self.rotation is None else self.rotation.apply(q.to(self.dtype), k.to(self.dtype))
@@ -115,8 +121,8 @@ class Call:
     def even(self) -> bool:
         """Whether the distance of two tokens of a document is the difference of their indices.
 
-        That is so unless given positions have gaps. Values of a graph or of an accelerator are not read: there, given
-        positions may have gaps.
+        That is so unless given positions have gaps; padding on the left may have any positions. Values of a graph or of
+        an accelerator are not read: there, given positions may have gaps.
         """
         if self.token_positions is None:
             return True
@@ -125,6 +131,8 @@ class Call:
         one_apart = self.token_positions.diff(dim=1) == 1
         if self.documents is not None:
             one_apart = one_apart | (self.documents.diff(dim=1) != 0)
+        elif self.padding is not None and self.causal:  # padding on the left is seen by nobody, and sees nothing
+            one_apart = one_apart | ~self.padding[:, :-1].cummax(dim=1).values
         return bool(one_apart.all())
 
     @property
@@ -201,8 +209,8 @@ def check_documents(documents: Tensor, batch: int, keys: int) -> None:
     check_shape("documents", documents, (batch, keys))
     if documents.is_floating_point() or documents.is_complex():
         raise TypeError(f"documents must be integers, one id per token, not {documents.dtype}.")
-    if not has_values(documents):
-        return
+    if documents.device.type != "cpu" or not has_values(documents):
+        return  # reading values would stall an accelerator
     runs = (documents[:, 1:] != documents[:, :-1]).sum(1) + 1
     ordered = documents.sort(dim=1).values
     distinct = (ordered[:, 1:] != ordered[:, :-1]).sum(1) + 1

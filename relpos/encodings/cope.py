@@ -26,6 +26,8 @@ class Cope(Encoding):
         "e interpolated linearly, starts at 0"
     )
 
+    alternatives = ("cable", "dape")
+
     def __init__(self, heads: int, head_dim: int, *, npos: int = 64, scaled: bool = True) -> None:
         super().__init__(heads, head_dim)
         self.npos = integer_at_least("npos", npos, least=2)

@@ -49,6 +49,7 @@ class Dape(Encoding):
             )
         super().__init__(heads, head_dim, inner.width)
         self.base, self.gate_size = inner, inner.gate_size
+        self.alternatives = tuple(f"{base} as its base" for base in inner.alternatives)
         self.first, self.second = self.layers(2 * heads, integer_at_least("units", units), heads)
 
     @classmethod

@@ -19,8 +19,8 @@ class Encoding(nn.Module):
     """A positional encoding for attention with `heads` heads of size `head_dim`.
 
     A subclass states its paper and its formula, documents its options in the section Args of its docstring, and
-    overrides the method of the place where it acts: `embed`, `rotation` (or `rotate`) or `bias`. Everything else that
-    relpos reports about it (its places, the form of its bias, its learned values) is derived from these.
+    overrides the method of the place where it acts: `embed`; `rotation`, `query_factor` or `rotate`; `bias`. Everything
+    else that relpos reports about it (its places, the form of its bias, its learned values) is derived from these.
 
     Args:
         heads: Number of attention heads.
@@ -34,6 +34,8 @@ class Encoding(nn.Module):
         tables: Names of parameters with one entry per distance. Most entries get little gradient, so training may
             give them a learning rate of their own.
         gate_size: Values per token and head that `gates` computes from the layer's input.
+        alternatives: Of an encoding that is causal only: encodings for both directions in its place, as in
+            ("rope", "fire with symmetric=True").
 
     Example:
         >>> class Linear(relpos.Encoding):
@@ -48,6 +50,7 @@ class Encoding(nn.Module):
     formula: ClassVar[str]
     tables: ClassVar[tuple[str, ...]] = ()
     gate_size: int = 0
+    alternatives: tuple[str, ...] = ()
     options: dict[str, Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -86,12 +89,12 @@ class Encoding(nn.Module):
     def places(self) -> tuple[str, ...]:
         """Where it acts: any of "embedding", "query and key" and "score", in this order."""
         cls = type(self)
-        acts = (
-            cls.embed is not Encoding.embed,
-            cls.rotate is not Encoding.rotate or cls.rotation is not Encoding.rotation,
-            cls.bias is not Encoding.bias,
+        methods = (("embed",), ("rotate", "rotation", "query_factor"), ("bias",))  # of each place
+        return tuple(
+            place
+            for place, names in zip(PLACES, methods, strict=True)
+            if any(getattr(cls, name) is not getattr(Encoding, name) for name in names)
         )
-        return tuple(place for place, does in zip(PLACES, acts, strict=True) if does)
 
     @property
     def place(self) -> str:
@@ -117,6 +120,14 @@ class Encoding(nn.Module):
     def bidirectional(self) -> bool:
         """Whether it is defined for keys after the query."""
         return True
+
+    @property
+    def advice_for_both_directions(self) -> str:
+        """What to use in both directions in place of an encoding that is causal only, as a sentence."""
+        if not self.alternatives:
+            return "In both directions, use an encoding whose directions in `relpos ls` are both."
+        *others, last = self.alternatives
+        return f"In both directions, use {' or '.join(filter(None, [', '.join(others), last]))}."
 
     @property
     def axes(self) -> int:
@@ -153,7 +164,8 @@ class Encoding(nn.Module):
         return x
 
     def rotate(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """Put position into queries and keys. An encoding that rotates overrides `rotation` instead.
+        """Put position into queries and keys. An encoding that rotates them overrides `rotation` instead, one that
+        scales queries `query_factor`.
 
         Args:
             q: Queries, (batch, heads, queries, head_dim).
@@ -163,7 +175,9 @@ class Encoding(nn.Module):
         Returns:
             Queries and keys of the same shapes.
         """
-        rotation = self.rotation(call)
+        rotation, factor = self.rotation(call), self.query_factor(call)
+        if factor is not None:
+            q = q * factor
         return (q, k) if rotation is None else rotation.apply(q, k)
 
     def rotation(self, call: Call) -> Rotation | None:
@@ -174,6 +188,17 @@ class Encoding(nn.Module):
 
         Returns:
             The rotation, or None if the encoding does not rotate, or does so by `rotate`.
+        """
+        return None
+
+    def query_factor(self, call: Call) -> Tensor | None:
+        """Return the factor of each query, (1 or batch, 1 or heads, queries, 1).
+
+        Args:
+            call: The call of attention.
+
+        Returns:
+            The factors, or None if the encoding does not scale queries, or does so by `rotate`.
         """
         return None
 

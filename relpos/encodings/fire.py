@@ -20,18 +20,30 @@ class Fire(Encoding):
         c: Start value of c.
         units: Hidden units of the network f.
         leak: Slope below 0 of f's ReLU, from 0 to 1; 0.01 is the LeakyReLU in the official code of DAPE over FIRE.
+        symmetric: Whether it also runs in both directions: B_ij = f_h(ψ(|i − j|) / ψ(max(i, j, ℓ))), the same for
+            causal attention.
     """
 
     paper = "Li et al. 2024, arXiv 2310.04418"
     formula = "B_ij = f_h(ψ(i − j) / ψ(max(i, ℓ))),  ψ(x) = log(c·x + 1);  f: Linear–ReLU–Linear, c starts at 0.1"
 
+    alternatives = ("fire with symmetric=True", "kerple_log", "t5")
+
     def __init__(
-        self, heads: int, head_dim: int, *, length: int = 512, c: float = 0.1, units: int = 32, leak: float = 0.0
+        self,
+        heads: int,
+        head_dim: int,
+        *,
+        length: int = 512,
+        c: float = 0.1,
+        units: int = 32,
+        leak: float = 0.0,
+        symmetric: bool = False,
     ) -> None:
         super().__init__(heads, head_dim)
         if not isinstance(leak, int | float) or isinstance(leak, bool) or not 0 <= leak <= 1:
             raise ValueError(f"leak must be a number from 0 (ReLU) to 1, not {leak!r}.")
-        self.leak = float(leak)
+        self.leak, self.symmetric = float(leak), symmetric
         self.length = integer_at_least("length", length)
         self.c = Positive(torch.tensor([positive_number("c", c)]))  # a vector of one value: FSDP cannot shard a scalar
         self.stretch = Positive(torch.tensor([1.0]))  # ℓ = length × stretch
@@ -40,14 +52,20 @@ class Fire(Encoding):
 
     @property
     def bidirectional(self) -> bool:
-        return False
+        return self.symmetric
 
     def bias(self, call: Call) -> Scaled:
         c = self.c(call.dtype)
         threshold = self.length * self.stretch(call.dtype)
-        table = torch.log1p(c * call.distances)
-        row = torch.log1p(c * torch.maximum(call.query_positions.to(call.dtype), threshold))
-        return Scaled(table, row, *self.network(call.dtype), first=call.first)
+
+        def scale(positions: Tensor) -> Tensor:
+            return torch.log1p(c * torch.maximum(positions.to(call.dtype), threshold))
+
+        farthest = max(call.zero, len(call.distances) - 1 - call.zero)
+        distances = torch.arange(farthest + 1, device=call.device, dtype=call.dtype)
+        column = None if call.causal else scale(call.key_positions)  # (1 or batch, keys)
+        table, row = torch.log1p(c * distances), scale(call.query_positions)
+        return Scaled(table, row, *self.network(call.dtype), first=call.first, column=column)
 
     def network(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The network f as ReLU units: slope (units,), shift (units,), out (heads, units) and offset (heads,)."""

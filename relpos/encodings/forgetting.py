@@ -24,6 +24,7 @@ class Forgetting(Encoding):
     formula = "B_ij = Σ_{t=j+1..i} log σ(w·x_t + b);  w starts at N(0, 0.02), b at 0"
 
     gate_size = 1
+    alternatives = ("cable_nw with step=softplus", "cable")
 
     def __init__(self, heads: int, head_dim: int, *, width: int | None = None) -> None:
         super().__init__(heads, head_dim, width)

@@ -211,11 +211,12 @@ def read_positions(positions: Tensor, batch: int, keys: int, position: Encoding 
         positions = positions[None]
     if positions.dim() == 3 and positions.shape[2] == axes == 1:
         positions = positions[..., 0]
-    expected = (batch, keys) if axes == 1 else (batch, keys, axes)
-    if tuple(positions.shape) not in (expected, (1, *expected[1:])):
+    shape = tuple(positions.shape)
+    if shape[:1] not in ((1,), (batch,)) or shape[1:] not in ((keys,), (keys, axes) if axes > 1 else (keys,)):
+        expected = f"({batch}, {keys})" + (f" or ({batch}, {keys}, {axes})" if axes > 1 else "")
         raise ValueError(
-            f"positions must be {expected}, or one row for the whole batch, not {tuple(positions.shape)}: one "
-            f"{'position' if axes == 1 else f'position per axis (here {axes})'} for each key."
+            f"positions must be {expected}, or one row for the whole batch, not {shape}: one position for each key"
+            f"{', or one for each of its axes' if axes > 1 else ''}."
         )
     return positions
 
@@ -309,7 +310,7 @@ def check_position(
             f"head_dim {head_dim}."
         )
     if not causal and not position.bidirectional:
-        raise ValueError(f"{name} is defined for causal attention only.")
+        raise ValueError(f"{name} is defined for causal attention only. {position.advice_for_both_directions}")
     if not position.needs_hidden:
         return None
     if gates is None:
@@ -327,7 +328,7 @@ def check_position(
 
 
 def check_finite(name: str, numbers: Tensor) -> None:
-    """Refuse NaN and +inf in a tensor of a bias; −inf is allowed, as a mask.
+    """Refuse NaN and +inf in a tensor of an encoding; −inf is allowed, as a mask.
 
     Raises:
         ValueError: The tensor holds NaN or +inf.
@@ -337,4 +338,4 @@ def check_finite(name: str, numbers: Tensor) -> None:
     # One reduction: the maximum is NaN if any entry is, and +inf if any is.
     top = float(numbers.detach().max())
     if math.isnan(top) or top == math.inf:
-        raise ValueError(f"the {name} of the bias holds {top}: a parameter or an input of the encoding is broken.")
+        raise ValueError(f"the {name} holds {top}: a parameter or an input of the encoding is broken.")

@@ -32,8 +32,10 @@ FILES = {  # name: file and class
     "rope": ("rope", "Rope"),
     "sandwich": ("sandwich", "Sandwich"),
     "sinusoidal": ("sinusoidal", "Sinusoidal"),
+    "ssmax": ("ssmax", "Ssmax"),
     "sum": ("sum", "Together"),
     "t5": ("t5", "T5"),
+    "temperature": ("temperature", "Temperature"),
     "window": ("window", "Window"),
     "xpos": ("xpos", "Xpos"),
 }

@@ -1,13 +1,13 @@
 """RoPE: queries and keys rotated by an angle that grows with their position."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from torch import Tensor
 
 from relpos.encodings.call import Call
 from relpos.encodings.encoding import Encoding
-from relpos.encodings.rope_scaling import Scaling, read_parameters
+from relpos.encodings.rope_scaling import Scaling, SectionOrder, read_parameters
 from relpos.encodings.rotation import Rotation
 
 
@@ -24,6 +24,10 @@ class Rope(Encoding):
         scaling: Scaling of the frequencies, named as in transformers.
         factor: Factor of the scaling; if None, 1, or for yarn and longrope the length over the original length.
         length: Trained length, for the scalings that depend on it.
+        sections: Number of pairs that each axis of the positions rotates, for positions (batch, keys, axes): M-RoPE,
+            with time, height and width in Qwen's models. Positions with one axis, or none, are those of text.
+        section_order: Which pairs are an axis's. "blocks": one axis after the other (Qwen2-VL); "interleaved": the axes
+            take turns (Qwen3-VL).
         rope_parameters: The dictionary of a transformers configuration; its entries override all of the above.
     """
 
@@ -41,16 +45,30 @@ class Rope(Encoding):
         scaling: Scaling = "default",
         factor: float | None = None,
         length: int = 2048,
+        sections: Sequence[int] | None = None,
+        section_order: SectionOrder = "blocks",
         rope_parameters: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(heads, head_dim)
         self.layout = layout
-        numbers = {"base": base, "fraction": fraction, "scaling": scaling, "factor": factor, "length": length}
+        numbers = {
+            "base": base,
+            "fraction": fraction,
+            "scaling": scaling,
+            "factor": factor,
+            "length": length,
+            "sections": sections,
+            "section_order": section_order,
+        }
         self.rope = read_parameters(head_dim, numbers, rope_parameters)
 
     @property
     def depends_on_length(self) -> bool:
         return self.rope.depends_on_length
+
+    @property
+    def axes(self) -> int:
+        return self.rope.axes
 
     def rotation(self, call: Call) -> Rotation:
         k_cos, k_sin = self.waves(call.key_positions, call.key_lengths, call)
@@ -65,9 +83,10 @@ class Rope(Encoding):
         """Cosines and sines of the angles of tokens, (1 or batch, tokens, pairs).
 
         Args:
-            positions: Of the tokens, (1 or batch, tokens).
+            positions: Of the tokens, (1 or batch, tokens) or (1 or batch, tokens, axes).
             lengths: Of their documents, (1 or batch, tokens).
             call: The call of attention.
         """
-        angle = positions[..., None].to(call.dtype) * self.rope.frequencies(lengths, call.dtype)
+        of_pairs = positions[..., None] if positions.dim() == 2 else positions[..., self.rope.axis_of_pair]
+        angle = of_pairs.to(call.dtype) * self.rope.frequencies(lengths, call.dtype)  # (1 or batch, tokens, pairs)
         return angle.cos() * self.rope.amplitude, angle.sin() * self.rope.amplitude

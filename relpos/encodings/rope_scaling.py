@@ -15,6 +15,7 @@ from torch import Tensor
 from relpos.encodings.checks import integer_at_least, positive_number
 from relpos.errors import unknown
 
+SectionOrder = Literal["blocks", "interleaved"]
 Scaling = Literal["default", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "proportional"]
 
 
@@ -39,6 +40,8 @@ class RopeParameters:
     high_freq_factor: float = 4.0
     short_factor: Sequence[float] = field(default_factory=tuple)  # longrope
     long_factor: Sequence[float] = field(default_factory=tuple)
+    sections: Sequence[int] | None = None  # mrope_section
+    section_order: SectionOrder = "blocks"  # mrope_interleaved
 
     @property
     def dim(self) -> int:
@@ -52,6 +55,20 @@ class RopeParameters:
     @property
     def depends_on_length(self) -> bool:
         return self.scaling in ("dynamic", "longrope")
+
+    @property
+    def axes(self) -> int:
+        """Axes of the positions: 1, or one per section."""
+        return 1 if self.sections is None else len(self.sections)
+
+    @property
+    def axis_of_pair(self) -> list[int]:
+        """The axis whose position rotates each pair: (pairs,)."""
+        pairs, sections = range(self.dim // 2), self.sections or [self.dim // 2]
+        if self.section_order == "blocks":
+            return [axis for axis, size in enumerate(sections) for _ in range(size)]
+        # The axes take turns, until each but the first has its number of pairs; the first has the rest.
+        return [pair % self.axes if pair // self.axes < sections[pair % self.axes] else 0 for pair in pairs]
 
     @property
     def amplitude(self) -> float:
@@ -157,8 +174,13 @@ _OURS = {  # transformers' keys that have another name here
     "type": "scaling",
     "original_max_position_embeddings": "trained",
     "max_position_embeddings": "length",
+    "mrope_section": "sections",
 }
-_KEYS = {*_OURS, *(set(RopeParameters.__dataclass_fields__) - {"head_dim", *_OURS.values()})}
+_KEYS = {
+    *_OURS,
+    "mrope_interleaved",
+    *(set(RopeParameters.__dataclass_fields__) - {"head_dim", "section_order", *_OURS.values()}),
+}
 
 
 def read_parameters(
@@ -168,7 +190,7 @@ def read_parameters(
 
     Args:
         head_dim: Size of a head.
-        options: base, fraction, scaling, factor and length, as in `Rope`.
+        options: base, fraction, scaling, factor, length, sections and section_order, as in `Rope`.
         rope_parameters: A dictionary of transformers; its entries override the options.
 
     Returns:
@@ -181,8 +203,10 @@ def read_parameters(
     for key, value in (rope_parameters or {}).items():
         if key not in _KEYS:
             raise unknown("key of rope_parameters", key, _KEYS)
-        if value is not None:
-            numbers[_OURS.get(key, key)] = value
+        if key == "mrope_interleaved":
+            numbers["section_order"] = "interleaved" if value else "blocks"
+        elif value is not None:
+            numbers[_OURS.get(key, key)] = "default" if value == "mrope" else value  # Qwen2-VL's name of the type
     if numbers.get("scaling") not in SCALINGS:
         raise unknown("RoPE scaling", numbers.get("scaling"), SCALINGS)
     numbers.setdefault("trained", numbers["length"])
@@ -225,6 +249,28 @@ def check(r: RopeParameters) -> None:
             f"longrope needs short_factor and long_factor of {r.dim // 2} numbers each, "
             f"not {len(r.short_factor)} and {len(r.long_factor)}."
         )
+    if r.sections is not None:
+        check_sections(r, r.sections)
+
+
+def check_sections(r: RopeParameters, sections: Sequence[int]) -> None:
+    """Refuse sections that do not divide the pairs.
+
+    Raises:
+        ValueError: They are no integers, do not add up to the pairs, or cannot be interleaved.
+    """
+    pairs = r.dim // 2
+    if isinstance(sections, str) or not isinstance(sections, Sequence) or len(sections) < 2:
+        raise ValueError(f"sections must be the number of pairs for each of 2 or more axes, not {sections!r}.")
+    for size in sections:
+        integer_at_least("each of the sections", size, least=0)
+    if sum(sections) != pairs:
+        raise ValueError(
+            f"sections must add up to the {pairs} pairs that are rotated, not to {sum(sections)}: {list(sections)}."
+        )
+    counts = [r.axis_of_pair.count(axis) for axis in range(len(sections))]
+    if counts != list(sections):
+        raise ValueError(f"the sections {list(sections)} cannot be interleaved: the axes would get {counts} pairs.")
 
 
 def _yarn_amplitude(factor: float, mscale: float = 1.0) -> float:

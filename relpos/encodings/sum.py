@@ -1,6 +1,7 @@
 """Several encodings together: each acts in its own place, and their biases add up."""
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -20,12 +21,13 @@ class Together(Encoding):
     Args:
         heads: Number of attention heads.
         head_dim: Size of a head.
-        parts: Names of the encodings, in the order in which they act.
+        parts: Names of the encodings, in the order in which they act. Where positions have several axes, parts that
+            read one axis count tokens.
         part_options: Options of the parts, by the name of the part; they apply to every part of that name.
     """
 
     paper = "those of its parts; rope with forgetting: Lin et al. 2025, arXiv 2503.02130"
-    formula = "B_ij = Σ of the parts' biases;  parts that rotate or embed do so, in order"
+    formula = "B_ij = Σ of the parts' biases;  parts that rotate, scale or embed do so, in order"
 
     def __init__(
         self,
@@ -39,9 +41,17 @@ class Together(Encoding):
         encodings = [encoding(name, heads, head_dim, **options.get(name, {})) for name in parts]
         if len({part.width for part in encodings}) > 1:
             raise ValueError(f"the parts read inputs of different widths: {[part.width for part in encodings]}.")
+        if len({part.axes for part in encodings} - {1}) > 1:
+            raise ValueError(f"the parts read positions of different axes: {[part.axes for part in encodings]}.")
         super().__init__(heads, head_dim, encodings[0].width)
         self.parts = nn.ModuleList(encodings)
         self.gate_size = sum(part.gate_size for part in encodings)
+        self.alternatives = tuple(
+            f"{instead} in place of {name}"
+            for name, part in dict(zip(parts, encodings, strict=True)).items()
+            if not part.bidirectional
+            for instead in part.alternatives
+        )
 
     @classmethod
     def options_for_length(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
@@ -81,12 +91,19 @@ class Together(Encoding):
 
     def rotate(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         for part in self._each():
-            q, k = part.rotate(q, k, call)
+            q, k = part.rotate(q, k, call.on_axes(part.axes))
         return q, k
 
     def rotation(self, call: Call) -> Rotation | None:
-        turning = [part for part in self._each() if "query and key" in part.places]
-        return turning[0].rotation(call) if len(turning) == 1 else None
+        rotating = self._overriding("rotation")
+        return rotating[0].rotation(call.on_axes(rotating[0].axes)) if rotating and self._separable else None
+
+    def query_factor(self, call: Call) -> Tensor | None:
+        if not self._separable:
+            return None
+        of_parts = [part.query_factor(call.on_axes(part.axes)) for part in self._overriding("query_factor")]
+        factors = [factor for factor in of_parts if factor is not None]
+        return reduce(torch.mul, factors) if factors else None
 
     def gates(self, hidden: Tensor) -> Tensor | None:
         of_parts = [part.gates(hidden) for part in self._each()]
@@ -98,10 +115,32 @@ class Together(Encoding):
         for part in self._each():
             own = None if call.gates is None else call.gates[..., start : start + part.gate_size]
             start += part.gate_size
-            term = part.located_bias(call.with_gates(own))
+            term = part.located_bias(call.with_gates(own).on_axes(part.axes))
             if term is not None:
                 terms.append(term)
         return Sum(tuple(terms)) if terms else None
+
+    def located_bias(self, call: Call) -> Form | None:
+        return self.bias(call)  # each part has located its own
+
+    @property
+    def _separable(self) -> bool:
+        """Whether one rotation and factors of the queries are all that happens to q and k: their order is irrelevant.
+
+        Otherwise `rotate` lets the parts act one after another.
+        """
+        return not self._overriding("rotate") and len(self._overriding("rotation")) <= 1
+
+    def _overriding(self, method: str) -> list[Encoding]:
+        """The parts, also those of inner sums, that override a method of `Encoding`."""
+        parts = self._each()
+        inner = [each for part in parts if isinstance(part, Together) for each in part._overriding(method)]
+        own = [
+            part
+            for part in parts
+            if not isinstance(part, Together) and getattr(type(part), method) is not getattr(Encoding, method)
+        ]
+        return own + inner
 
     def _each(self) -> list[Encoding]:
         return list(self.parts)  # type: ignore[arg-type]

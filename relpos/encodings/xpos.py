@@ -24,6 +24,8 @@ class Xpos(Encoding):
         "pair k rotated as in rope (interleaved), q_i × ζ_k^(i/512), k_j ÷ ζ_k^(j/512),  ζ_k = (2k + 0.4d) / (1.4d)"
     )
 
+    alternatives = ("rope",)
+
     def __init__(self, heads: int, head_dim: int, *, base: float = 10000.0, scale_base: float = 512.0) -> None:
         super().__init__(heads, head_dim)
         if head_dim % 2:

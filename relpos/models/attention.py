@@ -9,9 +9,9 @@ from relpos.models.cache import remember
 
 
 class SelfAttention(nn.Module):
-    """Attention of one layer, with the layer's own encoding or with the one that all layers share.
+    """Attention of one layer, with the layer's own encoding or with one that all layers share.
 
-    A family derives from it, makes its projections, and overrides `project` and `merge`.
+    A family subclasses it, creates its projections, and overrides `project` and `merge`.
 
     Args:
         heads: Number of query heads.
@@ -19,9 +19,9 @@ class SelfAttention(nn.Module):
         head_dim: Size of a head.
         layer: Number of the layer, 0 is the first.
         position: The layer's own encoding, if it has one.
-        scale: Of the products of queries and keys.
+        scale: Factor of q·k; head_dim^−½ by default.
         causal: Whether a token sees only those up to its own position.
-        dropout: Of the attention weights. They are never materialised, so training refuses values other than 0.
+        dropout: Dropout of the attention weights. They are never materialised, so training refuses values other than 0.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SelfAttention(nn.Module):
         """
         if self.training and self.dropout_of_weights:
             raise ValueError(
-                "attention weights are never materialised, so none can be dropped, and their dropout is "
+                "attention weights are never materialised, so they cannot have a dropout of "
                 f"{self.dropout_of_weights}: set it to 0 in the configuration to train."
             )
         position = self.position if shared is None else shared

@@ -1,9 +1,9 @@
 """Our models in transformers' Auto classes, before either transformers or the models are imported.
 
 transformers has no entry point for other packages' models, and `import relpos` must stay light. Its Auto classes are
-lazy themselves: tables of names, and the module transformers.models.<model type> imported when a name is looked up. So
-our names are written into the tables when the modules that hold them have run, and such a module, when asked for, is a
-window on relpos.models. Nothing is imported until a folder is opened.
+lazy themselves: they hold tables of names, and import the module transformers.models.<model type> when a name is looked
+up. So an import hook adds our names to the tables when the modules that hold the tables are imported, and provides
+modules transformers.models.relpos_… that forward to relpos.models. Nothing is imported until a folder is opened.
 """
 
 import importlib
@@ -41,7 +41,7 @@ def name_models(auto: ModuleType) -> None:
 
 
 def register_classes(auto: ModuleType) -> None:
-    """Register with Auto classes that are imported already: their tables have been read, so the classes themselves."""
+    """Register our classes with Auto classes that are already imported, and have therefore read their tables."""
     models = importlib.import_module("relpos.models")
     for model_type, classes in CLASSES.items():
         config = getattr(models, classes["AutoConfig"])
@@ -50,8 +50,8 @@ def register_classes(auto: ModuleType) -> None:
             getattr(auto, auto_class).register(config, getattr(models, classes[auto_class]), exist_ok=True)
 
 
-class _Then(Loader):
-    """A module's own loader, and one more thing to do once the module has run."""
+class _CallAfter(Loader):
+    """Wraps a module's own loader, and calls a function after the module has been executed."""
 
     def __init__(self, loader: Loader, act: Callable[[ModuleType], None]) -> None:
         self.loader, self.act = loader, act
@@ -64,8 +64,8 @@ class _Then(Loader):
         self.act(module)
 
 
-class _Window(Loader):
-    """Makes a module that shows relpos.models."""
+class _Forward(Loader):
+    """Loads a module that forwards its attributes to relpos.models."""
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None
@@ -76,7 +76,7 @@ class _Window(Loader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds the windows, and wraps what others find for the modules that hold the tables."""
+    """Finds the forwarding modules, and wraps the loaders of the modules that hold the tables."""
 
     def __init__(self, awaited: dict[str, Callable[[ModuleType], None]]) -> None:
         self.awaited = awaited
@@ -86,18 +86,18 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         package, _, last = fullname.rpartition(".")
         if package == "transformers.models" and last in CLASSES:
-            return ModuleSpec(fullname, _Window())
+            return ModuleSpec(fullname, _Forward())
         act = self.awaited.pop(fullname, None)
         if act is None:
             return None
-        spec = importlib.util.find_spec(fullname)  # the others' answer: this name is no longer awaited here
+        spec = importlib.util.find_spec(fullname)  # by the other finders: this name is no longer awaited here
         if spec is not None and spec.loader is not None:
-            spec.loader = _Then(spec.loader, act)
+            spec.loader = _CallAfter(spec.loader, act)
         return spec
 
 
 def register_when_imported() -> None:
-    """Register now where transformers' Auto classes are imported, and else when they will be."""
+    """Register our models now if transformers' Auto classes are imported; otherwise when they are imported."""
     if MODELING in sys.modules:
         register_classes(sys.modules[MODELING])
         return

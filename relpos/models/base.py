@@ -1,4 +1,4 @@
-"""What the models of every family have in common: opening saved weights, start values, reading their arguments."""
+"""What the models of all families share: loading saved weights, initialisation, reading their arguments."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,47 +16,47 @@ from relpos.models.positions import start_again
 
 
 class RelposModel(PreTrainedModel):
-    """A transformers model whose attention is ours."""
+    """Base class: a transformers model that uses `relpos.attention`."""
 
     supports_gradient_checkpointing = True
     _skip_keys_device_placement = ["past_key_values"]
 
     @classmethod
     def from_pretrained(cls, folder: Any, *args: Any, **options: Any) -> Any:
-        """Open a saved model, as with every transformers model; weights that do not fit it are refused.
+        """Open a saved model, as with every transformers model; weights that do not fit the model are refused.
 
         Raises:
-            ValueError: The file cannot be read, or lacks tensors, or has others, or has them in other shapes.
+            ValueError: The file cannot be read, or tensors are missing, unknown or of other shapes.
         """
         return open_exactly(super().from_pretrained, folder, *args, **options)
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        # For code outside transformers it skips modules without weights of their own, and those here speak for their
-        # children. What has been loaded is safe: `initialization` writes on no tensor that came from a file.
+        # For code outside transformers it skips modules without weights of their own, but here such modules initialise
+        # their children. Loaded weights are safe: `initialization` does not overwrite a tensor that came from a file.
         super()._initialize_weights(module)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, Encoding):
-            # An encoding has its own start values; the general rule has just overwritten its linear layers.
+            # An encoding has its own start values, and the call above has just overwritten its linear layers.
             start = start_again(module)
             for own, fresh in zip(module.parameters(), start.parameters() if start else (), strict=start is not None):
                 initialization.copy_(own, fresh)
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
-        """The mask as it is: attention here never takes one with an entry per query and key."""
+        """Return the mask unchanged: relpos does not use masks with an entry per query and key."""
         return attention_mask
 
     def returns_dict(self, return_dict: bool | None) -> bool:
-        """Whether a forward pass returns an object with names, and not a tuple."""
+        """Whether a forward pass returns an object with named fields instead of a tuple."""
         return bool(self.config.return_dict if return_dict is None else return_dict)
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Who attends to whom, as the arguments of a forward pass say it."""
+    """Which tokens attend to which, read from the arguments of a forward pass."""
 
     cache: Cache | None
     documents: Tensor | None  # (batch, total)
@@ -74,15 +74,15 @@ def read_tokens(
     use_cache: bool | None,
     position_ids: Tensor | None,
 ) -> Tokens:
-    """Read the arguments that every transformers model takes, as attention here understands them.
+    """Convert the arguments that every transformers model takes to those of `relpos.attention`.
 
     Args:
-        model: Whose configuration says whether a cache is used by default.
+        model: The model; its configuration says whether a cache is used by default.
         x: Embeddings of the new tokens (batch, length, width).
         attention_mask: (batch, tokens so far), 1 for tokens that count.
         documents: (batch, tokens so far), ids of packed documents.
-        cache: Of earlier tokens.
-        use_cache: Whether to make a cache where there is none.
+        cache: The cache of earlier tokens.
+        use_cache: Whether to create a cache if there is none.
         position_ids: (batch, length), of the new tokens.
 
     Raises:
@@ -102,12 +102,12 @@ def read_tokens(
 
 
 def check_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None, output_attentions: bool | None) -> None:
-    """Refuse inputs that no model here takes.
+    """Refuse inputs that no relpos model accepts.
 
     Raises:
-        ValueError: Both or neither of input_ids and inputs_embeds are there, or attention weights are asked for.
+        ValueError: Both or neither of input_ids and inputs_embeds are passed, or attention weights are requested.
     """
     if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError("give input_ids or inputs_embeds, one of the two.")
+        raise ValueError("give either input_ids or inputs_embeds.")
     if output_attentions:
         raise ValueError("attention weights are never materialised: look at them with relpos.scores.")

@@ -25,12 +25,12 @@ from relpos.models.presets import Preset
 
 @strict
 class RelposBertConfig(PositionedConfig, BertConfig):
-    """BERT's configuration, and which encoding it has.
+    """BERT's configuration with a positional encoding.
 
     Args:
-        position: {"name": "kerple_log", …options}, see `relpos.models.positions`; None is what BERT has, learned
+        position: {"name": "kerple_log", …options}, see `relpos.models.positions`. Default: that of BERT, learned
             positions up to max_position_embeddings.
-        share_position: One encoding for all layers, and not one per layer.
+        share_position: One encoding for all layers instead of one per layer.
     """
 
     model_type = "relpos_bert"
@@ -46,7 +46,9 @@ class RelposBertConfig(PositionedConfig, BertConfig):
         super().__post_init__(**kwargs)
         position = read_position(self.position, {"name": "learned", "length": self.max_position_embeddings})
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"hidden_size {self.hidden_size} is no multiple of the {self.num_attention_heads} heads.")
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of the {self.num_attention_heads} heads."
+            )
         if self.is_decoder or self.add_cross_attention:
             raise ValueError("this BERT is an encoder: leave is_decoder and add_cross_attention at False.")
         if self.hidden_act != "gelu":
@@ -131,7 +133,7 @@ class Block(GradientCheckpointingLayer):
 
 
 class _Weights:
-    """What the model with and without its head have in common."""
+    """What the models with and without the head share."""
 
     config_class = RelposBertConfig
     base_model_prefix = "bert"
@@ -175,8 +177,8 @@ class RelposBertModel(_Weights, RelposModel):
         """Hidden states of input_ids, or of inputs_embeds.
 
         The arguments are those of transformers' BERT, and one more: `documents` (batch, length), ids of packed
-        documents, between which there is no attention. Positions follow from the order of the tokens, so position_ids
-        that say something else are refused. The only limit of length is the encoding's own.
+        documents, between which there is no attention. Positions follow from the order of the tokens, so other
+        position_ids are refused. The length is limited only by the encoding.
         """
         check_inputs(input_ids, inputs_embeds, output_attentions)
         x = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds  # (batch, length, width)
@@ -212,7 +214,7 @@ class Predictions(nn.Module):
 class RelposBertForMaskedLM(_Weights, RelposModel):
     """The masked language model: token ids to logits, or to the loss."""
 
-    accepts_loss_kwargs = True  # Trainer gives num_items_in_batch
+    accepts_loss_kwargs = True  # Trainer passes num_items_in_batch
     _tied_weights_keys = {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -248,9 +250,10 @@ class RelposBertForMaskedLM(_Weights, RelposModel):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> Any:
-        """Logits of every token; with labels their cross-entropy instead, and the logits only with output_logits.
+        """Logits of every token; with labels, the cross-entropy instead, and the logits only with output_logits.
 
-        Labels are the tokens at the places that are predicted, and −100 elsewhere. Only these cost anything.
+        Labels are the original tokens where a token is predicted, and −100 elsewhere. The loss is computed for the
+        predicted tokens only.
         """
         states = self.bert(
             input_ids,
@@ -274,7 +277,7 @@ class RelposBertForMaskedLM(_Weights, RelposModel):
 
 
 class Bert(Family):
-    """BERT, as the rest of relpos sees it."""
+    """The family BERT."""
 
     name = "bert"
     config_class = RelposBertConfig

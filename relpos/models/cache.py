@@ -1,8 +1,8 @@
 """Gates in transformers' key-value caches, which have room for keys and values only.
 
-The values that an input-dependent encoding needs of each token are appended to the token's value vector, bit for bit.
-So every cache that stores what it receives can be used, and whatever it does to values (reorder for beams, crop,
-repeat, offload) it does to the gates.
+The values that an input-dependent encoding needs for each token are appended to the token's value vector, bit for bit.
+So any cache that stores values unchanged can be used, and what it does to values (reorder for beams, crop, repeat,
+offload) it also does to the gates.
 """
 
 import torch
@@ -16,7 +16,7 @@ def remember(
     """Add the new tokens' keys, values and gates to the cache, and return those of all `total` tokens so far.
 
     Args:
-        cache: Of transformers.
+        cache: A cache of transformers.
         layer: Number of the layer, 0 is the first.
         keys: (batch, key_heads, length, head_dim), unrotated.
         values: (batch, key_heads, length, head_dim).
@@ -33,8 +33,8 @@ def remember(
     dtype, size = gates.dtype, gates.shape[-1]
     # Each key head carries the gates of the query heads that it serves: (batch, key_heads, length, group × gate_size).
     grouped = gates.view(len(gates), key_heads, -1, *gates.shape[2:]).transpose(2, 3).flatten(3)
-    riding = grouped.contiguous().view(values.dtype)  # float32 beside bfloat16: twice as many numbers, the same bits
-    keys, both = cache.update(keys, torch.cat([values, riding], dim=-1), layer)
+    appended = grouped.contiguous().view(values.dtype)  # float32 beside bfloat16: twice as many numbers, the same bits
+    keys, both = cache.update(keys, torch.cat([values, appended], dim=-1), layer)
     both = both[:, :, :total]  # a cache of fixed size is longer
     grouped = both[..., head_dim:].contiguous().view(dtype)
     gates = grouped.view(*grouped.shape[:3], -1, size).transpose(2, 3).flatten(1, 2)

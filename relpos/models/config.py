@@ -1,4 +1,4 @@
-"""What the configurations of every family have in common: encodings, sizes by name, opening others' folders."""
+"""What the configurations of all families share: encodings, presets, reading transformers' own configurations."""
 
 from typing import TYPE_CHECKING, Any, Self
 
@@ -34,7 +34,7 @@ class PositionedConfig(_Config):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A folder of transformers' own model is one of ours with the encoding that the model has."""
+        """Read a configuration; that of transformers' own model is read as a relpos model with the same encoding."""
         entries, rest = super().get_config_dict(*args, **kwargs)
         if entries.get("model_type") == cls.model_type.removeprefix(PREFIX):
             entries = {**entries, "model_type": cls.model_type}
@@ -42,7 +42,7 @@ class PositionedConfig(_Config):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Nothing: the class is relpos's own, and its source is not copied into the folders that it saves."""
+        """Do nothing: transformers would copy the source of the class into every saved folder."""
 
     @property
     def size_of_head(self) -> int:
@@ -54,13 +54,13 @@ class PositionedConfig(_Config):
         """New encodings for all of a model.
 
         Raises:
-            ValueError: The entries do not go together; a sentence says why.
+            ValueError: The entries contradict each other.
         """
         assert isinstance(self.position, dict)
         return make_positions(self.position, self.share_position, self.num_hidden_layers, *self._sizes())
 
     def make_position(self, layer: int = 1) -> Encoding:
-        """A new encoding as that of one layer, 1 is the first."""
+        """A new encoding like that of one layer; 1 is the first."""
         assert isinstance(self.position, dict)
         return make_encoding(layer_positions(self.position, self.num_hidden_layers)[layer - 1], *self._sizes())
 

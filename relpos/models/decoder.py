@@ -13,7 +13,7 @@ from relpos.models.loss import next_token_loss
 
 
 class Decoder(RelposModel):
-    """Token ids to hidden states. A family says what its parts are called."""
+    """Token ids to hidden states. A family overrides the methods that return its modules."""
 
     position: Encoding | None  # the encoding that all layers share
 
@@ -26,7 +26,7 @@ class Decoder(RelposModel):
         raise NotImplementedError
 
     def embedding_dropout(self, x: Tensor) -> Tensor:
-        """Dropout on the embedding, where the family has it."""
+        """Dropout on the embedding, if the family has it."""
         return x
 
     def final_norm(self, x: Tensor) -> Tensor:
@@ -49,9 +49,9 @@ class Decoder(RelposModel):
         """Hidden states of input_ids, or of inputs_embeds.
 
         The arguments are those of every transformers decoder, and one more: `documents` (batch, tokens so far), ids of
-        packed documents, between which there is no attention. `position_ids` (batch, length) may say the same by
-        starting again at 0. Positions follow from the order of the tokens, so other position_ids are refused. The only
-        limit of length is the encoding's own.
+        packed documents, between which there is no attention. `position_ids` (batch, length) that restart at 0 mean
+        the same. Positions follow from the order of the tokens, so other position_ids are refused. The length is
+        limited only by the encoding.
         """
         check_inputs(input_ids, inputs_embeds, output_attentions)
         x = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds  # (batch, length, width)
@@ -83,10 +83,11 @@ class Decoder(RelposModel):
 class CausalLM(RelposModel, GenerationMixin):
     """A language model over a decoder: token ids to logits, or to the loss."""
 
-    accepts_loss_kwargs = True  # Trainer gives num_items_in_batch
+    accepts_loss_kwargs = True  # Trainer passes num_items_in_batch
 
     def _prepare_position_ids_for_generation(self, *_: Any) -> None:
-        # generate would derive them from the mask: they would be ours anyway, and checking them costs at every step.
+        # generate would derive them from the mask: they would equal our positions, and checking them takes time at
+        # every step.
         return None
 
     def forward(
@@ -105,13 +106,13 @@ class CausalLM(RelposModel, GenerationMixin):
         return_dict: bool | None = None,
         position_ids: Tensor | None = None,
     ) -> Any:
-        """Logits of the next token; with labels their cross-entropy instead.
+        """Logits of the next token; with labels, the cross-entropy instead.
 
-        Labels are the input ids, shifted here, −100 where nothing is predicted; with one more at the end, the token
-        after the last is predicted too.
+        Labels are the input ids (they are shifted here), −100 where nothing is predicted. If there is one label more
+        than input ids, the last position also predicts a token.
 
-        The loss is computed in chunks, so that no length × vocabulary tensor exists; logits come with it only when
-        asked for: logits_to_keep is how many of the last positions have them (0: all), or their indices.
+        The loss is computed in chunks, so that no length × vocabulary tensor is materialised. With labels, logits are
+        returned only if logits_to_keep is set: the number of last positions that have logits (0: all), or indices.
         """
         if labels is not None and use_cache is None:
             use_cache = False

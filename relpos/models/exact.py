@@ -1,7 +1,7 @@
-"""Opening saved weights that fit the model exactly.
+"""Loading saved weights that fit the model exactly.
 
-transformers gives a tensor that the file lacks its start value, and says so in a log that nobody reads: what is then
-measured is a model that was never trained.
+If a tensor is missing in the file, transformers initialises it and only logs a warning, which is easily overlooked.
+The numbers measured are then those of a model that was never trained.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,51 +14,51 @@ SHOWN = 3  # names of tensors in a sentence
 
 
 def open_exactly(from_pretrained: Callable[..., Any], folder: Any, *args: Any, **options: Any) -> Any:
-    """What `from_pretrained` opens, if the file's tensors are the model's: no more, no fewer, of the same shapes.
+    """Open a model with `from_pretrained`, if the file has exactly the model's tensors, in the same shapes.
 
     Args:
-        from_pretrained: that of transformers, bound to the model's class.
-        folder: where the model is, or its name on the hub.
-        args: for `from_pretrained`.
-        options: for `from_pretrained`; with `ignore_mismatched_sizes=True` other shapes are allowed, as it says.
+        from_pretrained: The method of transformers, bound to the model's class.
+        folder: The model's folder, or its name on the hub.
+        args: Passed to `from_pretrained`.
+        options: Passed to `from_pretrained`; with `ignore_mismatched_sizes=True` other shapes are allowed.
 
     Returns:
-        The model; with `output_loading_info=True` the model and transformers' account of what was loaded.
+        The model; with `output_loading_info=True` the model and transformers' description of what was loaded.
 
     Raises:
-        ValueError: the file cannot be read, or lacks tensors, or has others, or has them in other shapes.
+        ValueError: The file cannot be read, or tensors are missing, unknown or of other shapes.
     """
     with_info = options.pop("output_loading_info", False)
     other_shapes = options.pop("ignore_mismatched_sizes", False)
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # its report is in the sentence below
+    logging.set_verbosity_error()  # the error below reports the same
     try:
         model, info = from_pretrained(folder, *args, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     except SafetensorError as error:
         raise ValueError(
-            f"the weights in {folder} cannot be read: {error}. The file is damaged or was cut short; copy it again, or "
-            "run the same relpos train again where it was trained."
+            f"the weights in {folder} cannot be read: {error}. The file is damaged or truncated; copy it again, or "
+            "rerun relpos train in the folder where it was trained."
         ) from error
     finally:
         logging.set_verbosity(verbosity)
     shapes = [] if other_shapes else info["mismatched_keys"]
     problems = [
-        *_told("lacks", sorted(info["missing_keys"])),
-        *_told("has unknown", sorted(info["unexpected_keys"])),
-        *_told(
+        *_listed("lacks", sorted(info["missing_keys"])),
+        *_listed("has unknown", sorted(info["unexpected_keys"])),
+        *_listed(
             "has other shapes of", [f"{name} {tuple(saved)}, not {tuple(own)}" for name, saved, own in sorted(shapes)]
         ),
     ]
     if problems:
         raise ValueError(
             f"the weights in {folder} do not fit its model: the file {'; it '.join(problems)}. It is damaged, or its "
-            "config.json belongs to other weights. To start another model from what fits, build it and use "
-            "load_state_dict(..., strict=False)."
+            "config.json belongs to other weights. To initialise another model from the tensors that fit, build it and "
+            "use load_state_dict(..., strict=False)."
         )
     return (model, info) if with_info else model
 
 
-def _told(verb: str, names: Iterable[str]) -> list[str]:
+def _listed(verb: str, names: Iterable[str]) -> list[str]:
     """The first names, and how many there are; nothing if there are none."""
     known = list(names)
     if not known:

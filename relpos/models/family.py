@@ -1,7 +1,7 @@
 """A family of models, as training, scoring and drawing see it.
 
-Nothing outside this folder knows what a GPT-2 is: whoever needs a model asks its family to build it, for its hidden
-states, for what its output matrix multiplies, and for its attention layers in order.
+Nothing outside this folder knows the modules or the weights of a particular model. Other code asks the model's family
+to build it, for its hidden states, for what its output matrix multiplies, and for its attention layers in order.
 """
 
 import importlib
@@ -37,26 +37,26 @@ class Output:
 
 
 class Family(ABC):
-    """What the rest of relpos asks of a family. Each family's file ends with one object of this type, `FAMILY`."""
+    """The interface of a family. Each family's file ends with one object of this type, `FAMILY`."""
 
     name: ClassVar[str]
     config_class: ClassVar[type[PreTrainedConfig]]
     model_class: ClassVar[type[PreTrainedModel]]  # with the head that predicts tokens
-    tokenizer: ClassVar[str | None] = None  # of a published folder that has none
+    tokenizer: ClassVar[str | None] = None  # used for a published folder without a tokenizer
 
     @property
     def title(self) -> str:
-        """The family's name as people write it."""
+        """The family's name in text, as in "GPT-2"."""
         return FAMILIES[self.name].title
 
     @property
     def causal(self) -> bool:
-        """Whether it predicts the next token, and a token sees no later one; else it predicts masked tokens."""
+        """Whether attention is causal and the model predicts the next token; otherwise it predicts masked tokens."""
         return FAMILIES[self.name].causal
 
     @abstractmethod
     def sizes(self, preset: Preset) -> dict[str, Any]:
-        """The entries of its configuration for a size."""
+        """The entries of the configuration for a preset."""
 
     def config(
         self,
@@ -71,10 +71,10 @@ class Family(ABC):
         """The configuration of a new model.
 
         Args:
-            preset: Its size.
+            preset: Size of the model.
             position: Name and options of the encoding, and a plan by layer; see `relpos.models.positions`.
             vocab_size: Rows of the embedding.
-            tokenizer: Whose special tokens the configuration names.
+            tokenizer: The configuration takes its special tokens from it.
             share_position: One encoding for all layers.
             dropout: On the embedding and on what each layer adds.
         """
@@ -91,7 +91,10 @@ class Family(ABC):
         )
 
     def dropout(self, share: float) -> dict[str, Any]:
-        """The entries of its configuration that say how much is dropped.
+        """The entries of the configuration that set the dropout.
+
+        Args:
+            share: Probability that a value is dropped.
 
         Raises:
             ValueError: The family has no dropout, and the share is not 0.
@@ -104,7 +107,7 @@ class Family(ABC):
         """Hidden states after the last layer: (batch, length, width).
 
         Args:
-            model: Of this family.
+            model: A model of this family.
             ids: Token ids (batch, length).
             documents: (batch, length), ids of packed documents between which there is no attention.
         """
@@ -134,12 +137,12 @@ def get_family(name: str) -> Family:
 
 
 def family_of(model: PreTrainedModel) -> Family:
-    """The family of a model of ours.
+    """The family of a relpos model.
 
     Raises:
-        ValueError: It is not one of ours.
+        ValueError: It is not a relpos model.
     """
     name = family_of_type(model.config.model_type)
     if name is None or not isinstance(model, get_family(name).model_class):
-        raise ValueError(f"{type(model).__name__} is no model of relpos; these are {', '.join(FAMILIES)}.")
+        raise ValueError(f"{type(model).__name__} is not a relpos model; the families are {', '.join(FAMILIES)}.")
     return get_family(name)

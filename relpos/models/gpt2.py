@@ -24,12 +24,12 @@ from relpos.models.presets import Preset
 
 @strict
 class RelposGPT2Config(PositionedConfig, GPT2Config):
-    """GPT-2's configuration, and which encoding it has.
+    """GPT-2's configuration with a positional encoding.
 
     Args:
-        position: {"name": "kerple_log", …options}, see `relpos.models.positions`; None is what GPT-2 has, learned
+        position: {"name": "kerple_log", …options}, see `relpos.models.positions`. Default: that of GPT-2, learned
             positions up to n_positions.
-        share_position: One encoding for all layers, and not one per layer.
+        share_position: One encoding for all layers instead of one per layer.
     """
 
     model_type = "relpos_gpt2"
@@ -41,16 +41,16 @@ class RelposGPT2Config(PositionedConfig, GPT2Config):
     resid_pdrop: float | int = 0.0
     embd_pdrop: float | int = 0.0
     attn_pdrop: float | int = 0.0
-    bos_token_id: int | None = None  # whatever the tokenizer says
+    bos_token_id: int | None = None  # set from the tokenizer
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, auto_map: object = None, **kwargs: Any) -> None:
-        # auto_map is for people without relpos, and belongs to the folder that holds its module: a copy saved elsewhere
-        # would name a file that is not there.
+        # auto_map names a module in the folder of a run, for people without relpos. It is dropped here, because a copy
+        # saved elsewhere would name a file that does not exist there.
         super().__post_init__(**kwargs)
         position = read_position(self.position, {"name": "learned", "length": self.n_positions})
         if self.n_embd % self.n_head:
-            raise ValueError(f"the width {self.n_embd} (n_embd) is no multiple of the {self.n_head} heads (n_head).")
+            raise ValueError(f"the width {self.n_embd} (n_embd) is not a multiple of the {self.n_head} heads (n_head).")
         if self.add_cross_attention:
             raise ValueError("this GPT-2 has no cross-attention: leave add_cross_attention at False.")
         if position["name"] == "learned":
@@ -123,7 +123,7 @@ class Block(GradientCheckpointingLayer):
 
 
 class _Weights:
-    """What the model with and without its head have in common."""
+    """What the models with and without the head share."""
 
     config_class = RelposGPT2Config
     base_model_prefix = "transformer"
@@ -201,7 +201,7 @@ class RelposGPT2ForCausalLM(_Weights, CausalLM):
 
 
 class GPT2(Family):
-    """GPT-2, as the rest of relpos sees it."""
+    """The family GPT-2."""
 
     name = "gpt2"
     config_class = RelposGPT2Config

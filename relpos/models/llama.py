@@ -22,19 +22,19 @@ from relpos.models.presets import Preset
 
 @strict
 class RelposLlamaConfig(PositionedConfig, LlamaConfig):
-    """Llama's configuration, and which encoding it has.
+    """Llama's configuration with a positional encoding.
 
     Args:
-        position: {"name": "kerple_log", …options}, see `relpos.models.positions`; None is what Llama has, rope with the
+        position: {"name": "kerple_log", …options}, see `relpos.models.positions`. Default: that of Llama, rope with the
             configuration's rope_parameters.
-        share_position: One encoding for all layers, and not one per layer.
+        share_position: One encoding for all layers instead of one per layer.
     """
 
     model_type = "relpos_llama"
 
     position: dict[str, Any] | str | None = None
     share_position: bool = False
-    bos_token_id: int | None = None  # whatever the tokenizer says
+    bos_token_id: int | None = None  # set from the tokenizer
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, auto_map: object = None, **kwargs: Any) -> None:
@@ -43,7 +43,8 @@ class RelposLlamaConfig(PositionedConfig, LlamaConfig):
         self.position = read_position(self.position, {"name": "rope", "rope_parameters": rope})
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"the {self.num_attention_heads} heads are no multiple of the {self.num_key_value_heads} key heads."
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
+                f"{self.num_key_value_heads}."
             )
 
 
@@ -105,7 +106,7 @@ class Block(GradientCheckpointingLayer):
 
 
 class _Weights:
-    """What the model with and without its head have in common."""
+    """What the models with and without the head share."""
 
     config_class = RelposLlamaConfig
     base_model_prefix = "model"
@@ -152,7 +153,7 @@ class RelposLlamaForCausalLM(_Weights, CausalLM):
 
 
 class Llama(Family):
-    """Llama, as the rest of relpos sees it."""
+    """The family Llama."""
 
     name = "llama"
     config_class = RelposLlamaConfig

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-LOGITS = 2**25  # numbers of logits that exist at a time: 128 MB in float32
-IGNORED = -100  # the label that counts for nothing, as everywhere in transformers
+LOGITS = 2**25  # logits materialised at a time: 128 MB in float32
+IGNORED = -100  # the label of a token without a loss, as in transformers
 
 
 class _ChunkedCrossEntropy(Function):
     """Loss and gradients in one pass over chunks of tokens.
 
-    The gradient of a chunk's logits is at hand when its loss is, so it is used at once: the logits are computed once,
-    as without chunks, and dropped. What waits for the backward has the sizes of hidden, weight and bias.
+    The gradient of a chunk's logits is computed together with its loss, so that the logits are computed only once and
+    then freed. Only the gradients of hidden, weight and bias are kept for the backward pass.
     """
 
     @staticmethod
@@ -92,7 +92,7 @@ def masked_token_loss(
 ) -> Tensor:
     """Mean cross-entropy of each label given the hidden state at its own place.
 
-    Only the labels that are predicted cost anything, as a masked model predicts few of its tokens.
+    Logits are computed for the predicted tokens only: a masked model predicts few of its tokens.
 
     Args:
         hidden: (batch, length, width).
@@ -170,7 +170,7 @@ def token_losses(
 
 
 def _pairs(hidden: Tensor, labels: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Hidden states (tokens, width), and the label that each is to predict (tokens,)."""
+    """Hidden states (tokens, width), and the label that each predicts (tokens,)."""
     batch, length, width = hidden.shape
     if labels.dim() != 2 or len(labels) != batch or labels.shape[1] - length not in (0, 1):
         raise ValueError(
@@ -184,16 +184,16 @@ def _pairs(hidden: Tensor, labels: Tensor, vocabulary: int) -> tuple[Tensor, Ten
 def check_labels(targets: Tensor, vocabulary: int) -> None:
     """Refuse labels that are neither a token of the vocabulary nor −100.
 
-    On an accelerator and in compiled code, where looking at values would stall or cannot be done, they are refused by
-    the bounds check of the gather that reads the label's logit.
+    On an accelerator and in compiled code, reading values would stall or is not possible. There they are refused by the
+    bounds check of the gather that reads the label's logit.
 
     Args:
-        targets: (tokens,), whole numbers.
-        vocabulary: how many tokens there are.
+        targets: Labels (tokens,).
+        vocabulary: Number of tokens in the vocabulary.
 
     Raises:
-        TypeError: the labels are not whole numbers of 64 bits.
-        ValueError: a label is out of range; it is named.
+        TypeError: The labels are not torch.int64.
+        ValueError: A label is out of range.
     """
     if targets.dtype != torch.int64:
         raise TypeError(f"labels must be torch.int64, not {targets.dtype}: use labels.long().")
@@ -202,8 +202,8 @@ def check_labels(targets: Tensor, vocabulary: int) -> None:
     wrong = targets[((targets < 0) | (targets >= vocabulary)) & (targets != IGNORED)]
     if len(wrong):
         raise ValueError(
-            f"the label {int(wrong[0])} is no token of a vocabulary of {vocabulary}: labels are 0 to {vocabulary - 1}, "
-            f"or {IGNORED} where nothing is predicted."
+            f"the label {int(wrong[0])} is not in the vocabulary of {vocabulary} tokens: labels are 0 to "
+            f"{vocabulary - 1}, or {IGNORED} where nothing is predicted."
         )
 
 

@@ -1,13 +1,13 @@
-"""transformers' attention masks, as attention here understands them."""
+"""transformers' attention masks, converted to the arguments of `relpos.attention`."""
 
 from torch import Tensor
 
 
 def read_mask(mask: Tensor | None, batch: int, total: int) -> tuple[Tensor | None, Tensor | None]:
-    """The mask (batch, total), 1 for tokens that count, as `documents` and `padding` of attention.
+    """Convert a mask (batch, total), 1 for tokens that count, to `documents` and `padding` of `relpos.attention`.
 
-    Padding on the left becomes a document of its own: the text begins at position 0, so every encoding gives what it
-    gives without padding. Whatever else is masked is hidden and moves nothing.
+    Padding on the left becomes a document of its own, so that the text begins at position 0 and every encoding gives
+    the same result as without padding. Other masked tokens are hidden and do not change the positions of the rest.
     """
     if mask is None:
         return None, None

@@ -1,4 +1,4 @@
-"""transformers' position_ids, as attention here understands them."""
+"""transformers' position_ids, checked and converted to the documents of `relpos.attention`."""
 
 import torch
 from torch import Tensor
@@ -15,27 +15,27 @@ def read_position_ids(
     length: int,
     total: int,
 ) -> Tensor | None:
-    """Check position_ids, and give the documents that they describe.
+    """Check position_ids, and return the documents that they describe.
 
-    Positions here follow from the order of the tokens: they continue from the cache and start again at 0 where a
-    document begins. That is all an encoding of distances can honour, so anything else is refused. While compiling,
-    values cannot be looked at: documents are read from the ids and the check is left out.
+    In relpos, positions follow from the order of the tokens: they continue from the cache and restart at 0 where a
+    document begins. An encoding of distances cannot represent other positions, so they are refused. While compiling,
+    values cannot be read: documents are computed from the ids without the check.
 
     Args:
         position_ids: (batch or 1, length) or (length,), of the new tokens.
-        documents: (batch, total) of the tokens so far: packed ones as the caller gave them, or padding on the left.
-        packed: whether the caller gave `documents`.
-        mask: attention_mask (batch, total), False or 0 where a token does not count; its position is not looked at.
-        batch: number of rows.
-        length: number of new tokens.
-        total: tokens so far, those in the cache included.
+        documents: (batch, total) of the tokens so far: packed documents, or padding on the left.
+        packed: Whether `documents` are packed documents.
+        mask: attention_mask (batch, total), False or 0 where a token does not count; its position is ignored.
+        batch: Number of rows.
+        length: Number of new tokens.
+        total: Number of tokens so far, those in the cache included.
 
     Returns:
-        Documents (batch, total), or None where each row is one.
+        Documents (batch, total), or None if each row is one document.
 
     Raises:
-        ValueError: the shape is wrong, or a position is not the token's place in its document.
-        TypeError: position_ids are not integers.
+        ValueError: The shape is wrong, or a position is not the token's place in its document.
+        TypeError: The position_ids are not integers.
     """
     if position_ids.is_floating_point() or position_ids.is_complex() or position_ids.dtype == torch.bool:
         raise TypeError(f"position_ids must be integers, not {position_ids.dtype}.")
@@ -48,7 +48,7 @@ def read_position_ids(
     seen = total - length
     looking = not torch.compiler.is_compiling()
     if documents is None and looking and torch.equal(ids, torch.arange(seen, total, device=ids.device).expand_as(ids)):
-        return None  # the usual case: nothing to tell attention
+        return None  # the usual case: a single document
     ids = ids.expand(batch, length)
     counted = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, seen:].bool()
     if not packed:
@@ -66,6 +66,6 @@ def _check(ids: Tensor, expected: Tensor, counted: Tensor, seen: int) -> None:
         row, token = wrong[0].tolist()
         raise ValueError(
             f"position_ids have {int(ids[row, token])} at row {row}, token {token}, where {int(expected[row, token])} "
-            f"is expected: positions continue from the {seen} tokens in the cache, without gaps, and start again at 0 "
-            "where a document begins. Leave position_ids out, or give documents= where packed documents were cached."
+            f"is expected: positions continue from the {seen} tokens in the cache, without gaps, and restart at 0 "
+            "where a document begins. Leave position_ids out, or pass documents= if packed documents were cached."
         )

@@ -6,8 +6,8 @@
     {"name": "rope", "plan": [{"layers": [1, 3], "window": 256}]}           a sliding window in layers 1 and 3
 
 A rule of the plan selects layers, by `layers` (1 is the first) or `every` (n, 2n, …), and says what differs there:
-with `name` another encoding with its own options, without it other options of the same one, and `window` how many
-tokens a query sees. Later rules act on what earlier ones have left.
+`name` is another encoding, with its own options; without `name`, options change those of the same encoding; `window` is
+how many tokens a query sees. Rules are applied in order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ def layer_positions(position: Position, layers: int) -> list[dict[str, Any]]:
 
 
 def make_encoding(position: Position, heads: int, head_dim: int, width: int | None = None) -> Encoding:
-    """A new encoding as a dictionary of `layer_positions` names it.
+    """Create the encoding that a dictionary of `layer_positions` describes.
 
     Args:
         position: Name, options, and possibly `window`.
@@ -93,9 +93,9 @@ def make_encoding(position: Position, heads: int, head_dim: int, width: int | No
         own = {name: options} if options else {}
         windowed = {**own, "window": {"size": position["window"]}}
         name, options = "sum", {"parts": [name, "window"], "part_options": windowed}
-    made = encoding(name, heads, head_dim, **options)
-    made.origin = (dict(position), heads, head_dim, width)  # type: ignore[assignment]  # for `start_again`
-    return made
+    new = encoding(name, heads, head_dim, **options)
+    new.origin = (dict(position), heads, head_dim, width)  # type: ignore[assignment]  # for `start_again`
+    return new
 
 
 def start_again(position: Encoding) -> Encoding | None:
@@ -110,7 +110,7 @@ def make_positions(
     """The encodings of a model.
 
     Raises:
-        ValueError: Parts of the entry do not go together.
+        ValueError: Entries contradict each other, or a rule of the plan is not valid.
     """
     rows = layer_positions(position, layers)
     base = {key: value for key, value in position.items() if key != "plan"}
@@ -123,7 +123,7 @@ def make_positions(
         return Positions(None, first, [None] * layers)
     if "embedding" in first.places:
         raise ValueError(
-            f"the encoding {dict(base)} acts on the embedding, once, and in every layer: set share_position=True."
+            f"the encoding {dict(base)} acts both on the embedding and in every layer: set share_position=True."
         )
     return Positions(None, None, [_own(row, None, heads, head_dim, width) for row in rows])
 
@@ -132,17 +132,17 @@ def _own(row: Position, embedded: Position | None, heads: int, head_dim: int, wi
     """The encoding of a layer; None for what acts on the embedding already."""
     if row == embedded:
         return None
-    made = make_encoding(row, heads, head_dim, width)
-    if "embedding" in made.places:
-        raise ValueError(f"{row['name']} acts on the token embedding, once: it cannot be the encoding of some layers.")
-    return made
+    new = make_encoding(row, heads, head_dim, width)
+    if "embedding" in new.places:
+        raise ValueError(f"{row['name']} acts once, on the token embedding: it cannot be the encoding of some layers.")
+    return new
 
 
 def _selected(rule: Position, layers: int) -> list[int]:
     """The numbers of the layers that a rule selects."""
     every, named = rule.get("every"), rule.get("layers")
     if (every is None) == (named is None):
-        raise ValueError(f"the rule {dict(rule)!r} of the plan must select by layers or by every, one of the two.")
+        raise ValueError(f"the rule {dict(rule)!r} of the plan must have either layers or every.")
     if every is not None:
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every must be a positive integer, not {every!r}.")

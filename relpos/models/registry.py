@@ -10,10 +10,10 @@ from relpos.errors import unknown
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of a family before its file is imported."""
+    """What can be known about a family without importing its file."""
 
     prefix: str  # of its classes in the file: RelposGPT2Config, RelposGPT2Model, RelposGPT2ForCausalLM
-    title: str  # as people write it
+    title: str  # the name in text
     causal: bool = True  # predicts the next token; a family that is not causal predicts masked tokens
     lr_scale: float = 1.0  # its learning rate relative to the preset's
 
@@ -21,8 +21,8 @@ class Entry:
     def metric(self) -> str:
         """What evaluation by length measures.
 
-        Of a family that predicts masked tokens it is the pseudo-perplexity: one token in seven is masked, always the
-        same ones, and predicted from all others of its window.
+        For a family that predicts masked tokens it is the pseudo-perplexity: one token in seven is masked, the same
+        ones at every length, and predicted from all other tokens of its window.
         """
         return "perplexity" if self.causal else "pseudo-perplexity"
 

@@ -116,15 +116,15 @@ def open_layer(
 
 @torch.no_grad()
 def model_layers(model: "PreTrainedModel", ids: Tensor, numbers: Iterable[int]) -> list[Layer]:
-    """The layers of a model that reads some tokens.
+    """The layers of a model for an input.
 
     Args:
-        model: Of one of our families.
+        model: A model of one of the families.
         ids: Token ids (length,).
-        numbers: Of the layers, 1 is the first.
+        numbers: Numbers of the layers; 1 is the first.
 
     Raises:
-        ValueError: What a layer reads is not finite.
+        ValueError: The input of a layer is not finite.
     """
     from relpos.models.family import family_of
 
@@ -145,7 +145,7 @@ def model_layers(model: "PreTrainedModel", ids: Tensor, numbers: Iterable[int]) 
     for number, layer in chosen.items():
         x = inputs[number]
         if not bool(x.isfinite().all()):
-            raise ValueError(f"what layer {number} reads is not finite: the model's weights are broken.")
+            raise ValueError(f"the input of layer {number} is not finite: the model's weights are damaged.")
         q, k, _ = layer.attention.project(x)
         layers.append(open_layer(number, q, k, layer.position, x, layer.attention.scale, layer.attention.causal))
     return layers
@@ -153,14 +153,14 @@ def model_layers(model: "PreTrainedModel", ids: Tensor, numbers: Iterable[int]) 
 
 @torch.no_grad()
 def input_free_layers(model: "PreTrainedModel", length: int, numbers: Iterable[int]) -> list[Layer]:
-    """The layers of a model for any input of so many tokens: only their bias may be looked at.
+    """The layers of a model without an input. Only their bias can be drawn, and it must be the same for every input.
 
-    The bias must be the same for every input. Nothing is read, which for a long input takes far longer than the bias.
+    The model is not run, which for a long input would take far longer than computing the bias.
 
     Args:
-        model: Of one of our families.
+        model: A model of one of the families.
         length: Number of tokens.
-        numbers: Of the layers, 1 is the first.
+        numbers: Numbers of the layers; 1 is the first.
     """
     from relpos.models.family import family_of
 

@@ -29,7 +29,7 @@ class Map:
     low: NDArray[np.float32]  # (heads, cells, cells): minimum, mean and maximum of each; NaN where no key is seen
     mean: NDArray[np.float32]
     high: NDArray[np.float32]
-    profile: NDArray[np.float32]  # (3, heads, distances): minimum, mean and maximum at each of `distances`
+    profile: NDArray[np.float32]  # (3, heads, distances): minimum, mean and maximum at each distance; NaN likewise
     uniformity: Share
     context: Share | None  # None if there was no second input to compare with
 
@@ -96,7 +96,10 @@ def compute_map(
             done = (last + 1) / length
             progress(done**2 if causal else done)
     low, mean, high = cells.finished()
-    profile = torch.stack([diagonals.low, diagonals.mean, diagonals.high]).float().numpy()
+    unseen = diagonals.count == 0  # distances beyond a sliding window
+    profile = (
+        torch.stack([diagonals.low, diagonals.mean, diagonals.high]).masked_fill(unseen, torch.nan).float().numpy()
+    )
     context = None if other is None else context_dependence(diagonals, compared, difference)
     uniform = uniformity(diagonals)
     return Map(layer.number, show, causal, length, cells.size, low, mean, high, profile, uniform, context)

@@ -183,12 +183,12 @@ def _values(subjects: list[Subject], show: Show | None) -> Values:
     """Which values are drawn: bias, scores or weights."""
     kinds: dict[str, Values] = {}
     for subject in subjects:
-        adds = subject.layers[0].form is not None
-        if show == "bias" and not adds:
-            raise ValueError(
-                f"{subject.encoding} (enters at: {subject.place}) adds no bias: show the scores or the weights."
-            )
-        default: Values = "bias" if adds and subject.place == "score" else "scores"
+        without = [layer.number for layer in subject.layers if layer.form is None]
+        if show == "bias" and without:
+            some = len(without) < len(subject.layers)
+            name = f"layer {without[0]} of {subject.label}" if some else f"{subject.encoding} (place: {subject.place})"
+            raise ValueError(f"{name} adds no bias: show the scores or the weights.")
+        default: Values = "bias" if not without and subject.place == "score" else "scores"
         kinds[subject.label] = show if show is not None and show != "profile" else default
     if len(set(kinds.values())) > 1:
         listed = ", ".join(f"{kind} of {label}" for label, kind in kinds.items())
@@ -211,9 +211,11 @@ def _labels(subject: Subject, label_tokens: bool, small: bool) -> list[str] | No
     if not label_tokens:
         return None
     if subject.tokens is None:
-        raise ValueError("an encoding alone reads no tokens that could be named: give a run's folder.")
+        raise ValueError("an encoding without a model has no tokens to name: give a run's folder.")
     if small:
-        raise ValueError("tokens can be named on the heat maps of one layer only: leave --tokens out, or give a layer.")
+        raise ValueError(
+            "tokens can be named on the heat maps of one layer only: leave --label-tokens out, or give a layer."
+        )
     if subject.layers[0].length > MOST_LABELS:
         raise ValueError(
             f"{subject.layers[0].length} tokens are too many to be named on the axes: give a length of at most "

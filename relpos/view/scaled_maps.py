@@ -108,5 +108,7 @@ class ScaledMap:
 
 
 def has_pieces(form: object) -> bool:
-    """Whether a form can be reduced by its pieces: it is Scaled, and neither its table nor its rows decrease."""
-    return isinstance(form, Scaled) and bool((form.table.diff() >= 0).all()) and bool((form.row.diff() >= 0).all())
+    """Whether a form can be reduced by its pieces: causal and Scaled, and neither its table nor its rows decrease."""
+    if not isinstance(form, Scaled) or form.column is not None:
+        return False
+    return bool((form.table.diff() >= 0).all()) and bool((form.row.diff() >= 0).all())

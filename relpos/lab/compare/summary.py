@@ -166,7 +166,7 @@ def notes(comparison: Comparison, records: Records) -> list[str]:
 
 def findings(comparison: Comparison, table: Perplexities, standings: Standings) -> list[str]:
     """Sentences on what the table shows: at the trained length, and how each encoding changes at other lengths."""
-    trained = comparison.length
+    trained, metric = comparison.length, comparison.family.metric
     at_home = {encoding: row[trained].mean for encoding, row in table.items()}
     known = {encoding: mean for encoding, mean in at_home.items() if mean is not None}
     if not known:
@@ -189,7 +189,7 @@ def findings(comparison: Comparison, table: Perplexities, standings: Standings) 
             if mean is not None
         ]
         if beyond:
-            sentences.append(f"`{encoding}` against its own perplexity at the trained length: {', '.join(beyond)}")
+            sentences.append(f"`{encoding}` against its own {metric} at the trained length: {', '.join(beyond)}")
     return [f"{sentence}." for sentence in sentences]
 
 

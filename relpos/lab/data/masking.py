@@ -1,4 +1,4 @@
-"""Which tokens a masked language model is asked for: at random in training, always the same in evaluation.
+"""Which tokens a masked language model predicts: random ones in training, always the same in evaluation.
 
 Training follows BERT (Devlin et al. 2019, arXiv 1810.04805): 15 % of the tokens are predicted; 80 % of these are
 replaced by the mask, 10 % by a random token, and 10 % stay. With `words`, all tokens of a word are chosen together
@@ -52,12 +52,15 @@ class MaskedWindows(Dataset[dict[str, Tensor]]):
     """Windows of text with some tokens masked: the input, and the labels of the masked tokens.
 
     Args:
-        windows: What is masked.
-        tokenizer: With a mask token.
-        seed: Of the masks.
-        share: Of the tokens that are predicted.
-        words: Mask whole words.
-        fixed: The same masks in every epoch, as for held-out text.
+        windows: The windows of text.
+        tokenizer: A tokenizer with a mask token.
+        seed: Seed of the masks.
+        share: Share of the tokens that are predicted.
+        words: Whether to mask whole words.
+        fixed: Whether to use the same masks in every epoch, as for held-out text.
+
+    Raises:
+        ValueError: The tokenizer has no mask token.
     """
 
     def __init__(

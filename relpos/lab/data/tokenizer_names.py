@@ -6,10 +6,10 @@ FEWEST_ENTRIES, MOST_ENTRIES = 257, 2**20  # of a tokenizer trained on the data
 
 
 def bpe_entries(tokenizer: str) -> int | None:
-    """How many entries a trained tokenizer has by its name, bpe-N; None for GPT-2's own.
+    """The number of entries in the name of a trained tokenizer, bpe-N; None for GPT-2's tokenizer.
 
     Raises:
-        ValueError: it is no tokenizer's name.
+        ValueError: There is no such tokenizer.
     """
     if tokenizer == "gpt2":
         return None

@@ -46,13 +46,16 @@ def tokenize(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> dict[Portion
 
     Args:
         corpus: The corpus.
-        tokenizer: A fast tokenizer with an end-of-text token, which ends every document.
+        tokenizer: A fast tokenizer with a separator (`separator_of`), which ends every document.
 
     Returns:
         The tokens of the portions "train" and "heldout".
+
+    Raises:
+        ValueError: The tokenizer has no separator.
     """
     rules = tokenizer.backend_tokenizer.to_str()
-    key = hashlib.sha256(f"{corpus.hash} {rules}".encode()).hexdigest()[:24]
+    key = hashlib.sha256(f"{corpus.hash} {separator_of(tokenizer)} {rules}".encode()).hexdigest()[:24]
     folder = cache_folder() / "tokens" / key
     if not folder.exists():
         with atomic_folder(folder) as temporary:
@@ -65,10 +68,23 @@ def tokenize(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> dict[Portion
     return {portion: _open(folder, portion, dtype) for portion in PORTIONS}
 
 
+def separator_of(tokenizer: PreTrainedTokenizerFast) -> int:
+    """The id of the token that ends a document: the end-of-text token, or the separator of a BERT.
+
+    Raises:
+        ValueError: The tokenizer has neither.
+    """
+    for separator in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+        if separator is not None:
+            return int(separator)
+    raise ValueError("the tokenizer has no token that ends a document: set its eos_token or sep_token.")
+
+
 def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, dtype: np.dtype[Any]) -> None:
     """Write both portions in one pass, because a large corpus is slow to read."""
     starts: dict[Portion, list[int]] = {portion: [] for portion in PORTIONS}
     totals = dict.fromkeys(starts, 0)
+    separator = separator_of(tokenizer)
     line = LiveLine(sys.stderr)
     countdown = Countdown(sum(corpus.counts.values()), line)
     with contextlib.ExitStack() as files:
@@ -78,7 +94,7 @@ def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, dty
             encoded = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
             for document, encoding in zip(batch, encoded, strict=True):
                 portion = corpus.portion_of(document)
-                ids = np.array([*encoding.ids, tokenizer.eos_token_id], dtype=dtype)
+                ids = np.array([*encoding.ids, separator], dtype=dtype)
                 starts[portion].append(totals[portion])
                 totals[portion] += len(ids)
                 ids.tofile(ids_files[portion])
@@ -118,8 +134,8 @@ class Windows(Dataset[dict[str, Tensor]]):
         length: Tokens per window.
         separate: Include the document of each token, so that attention does not cross documents; the first token of a
             document is then not predicted.
-        limit: Take at most so many windows, spread over the text.
-        multiple: Take a multiple of so many windows, so that every batch is full.
+        limit: The most windows to take, spread over the text.
+        multiple: The number of windows is a multiple of this, so that every batch is full.
 
     Raises:
         ValueError: The text is too short.

@@ -58,8 +58,8 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate trained models at lengths that they were not trained on, and write the results and their curve.
 
-    Measures perplexity and bits per byte with 95 % intervals; with `task`, the share of right answers. If interrupted,
-    call it again to resume.
+    Measures perplexity (of a model that predicts masked tokens, pseudo-perplexity) and bits per byte with 95 %
+    intervals; with `task`, the share of right answers. If interrupted, call it again to resume.
 
     Args:
         runs: One or several runs: folders of trained models, or runs from `relpos.open`.

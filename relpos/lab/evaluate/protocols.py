@@ -15,7 +15,7 @@ from relpos.lab.evaluate.defaults import EVAL_TOKENS, LAST, ProtocolName
 
 
 class Window(NamedTuple):
-    """A stretch of the text that the model reads at once, and which of its predictions count."""
+    """A part of the text that the model reads in one pass, and which of its predictions are scored."""
 
     start: int  # index in the text of the first token read
     first: int  # index of the first token scored; the last token scored is the one after the last read

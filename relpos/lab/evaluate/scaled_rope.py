@@ -1,12 +1,13 @@
 """Scalings of RoPE on a model that was trained without them: the same weights, other angles."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from relpos.encodings.registry import card
 from relpos.encodings.rope_scaling import SCALINGS
 from relpos.errors import unknown
 from relpos.lab.runs.run import Run, open_run
-from relpos.models.positions import make_encoding
+from relpos.models.positions import layer_positions, make_encoding
 
 
 def scaled_run(run: Run, scaling: str, length: int) -> Run:
@@ -34,12 +35,12 @@ def check_scaling(run: Run, scaling: str) -> None:
         raise ValueError(f"a RoPE scaling is for models with rope, and {run.folder} has {run.encoding}.")
     if run.trained_length is None:
         raise ValueError(f"{run.folder} does not say at which length it was trained, which a scaling needs.")
-    options = _position(run, scaling, run.trained_length)
-    make_encoding(options, config.num_attention_heads, config.size_of_head)
+    for position in layer_positions(_position(run, scaling, run.trained_length), config.num_hidden_layers):
+        make_encoding(position, config.num_attention_heads, config.size_of_head, config.hidden_size)
 
 
 def _position(run: Run, scaling: str, length: int) -> dict[str, Any]:
-    """The run's encoding with a scaling.
+    """The run's encoding with a scaling, also in the layers that a plan gives a rope of their own.
 
     The default factor is length / trained length, and 1 up to the trained length. That of dynamic is 1, because dynamic
     reads the length itself.
@@ -53,7 +54,18 @@ def _position(run: Run, scaling: str, length: int) -> dict[str, Any]:
         factor = float(text) if colon else max(1.0, length / trained) if name != "dynamic" else 1.0
     except ValueError:
         raise ValueError(f"a scaling is a name or name:factor, as in yarn:4, not {scaling!r}.") from None
-    position = dict(run.model.config.position)
-    parameters = {**(position.get("rope_parameters") or {}), "rope_type": name, "factor": factor}
-    parameters |= {"max_position_embeddings": trained, "original_max_position_embeddings": trained}
-    return {**position, "rope_parameters": parameters}
+    scaled = {"rope_type": name, "factor": factor}
+    scaled |= {"max_position_embeddings": trained, "original_max_position_embeddings": trained}
+
+    def with_scaling(position: Mapping[str, Any]) -> dict[str, Any]:
+        return {**position, "rope_parameters": {**(position.get("rope_parameters") or {}), **scaled}}
+
+    position = with_scaling(run.model.config.position)
+    if position.get("plan"):
+        position["plan"] = [with_scaling(rule) if _names_rope(rule) else rule for rule in position["plan"]]
+    return position
+
+
+def _names_rope(rule: Mapping[str, Any]) -> bool:
+    """Whether a rule of a plan names an encoding of its own that can be scaled."""
+    return "name" in rule and "rope_parameters" in card(rule["name"]).options

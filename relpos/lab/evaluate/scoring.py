@@ -113,15 +113,15 @@ class Scorer:
     def _predicted(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which places of the text hold a token that the model predicts.
 
-        A causal model predicts all of them, but for the first token of a document where documents are kept apart; a
-        masked model those that are masked.
+        A causal model predicts all of them, except the first token of each document if documents are separated; a
+        masked model predicts those that are masked.
         """
         if not self.family.causal:
             return masked_places(places)
         return ~np.isin(places, self.text.starts) if self.separate else np.ones_like(places, dtype=np.bool_)
 
     def _cells(self, batch: list[Window], length: int, edges: NDArray[np.int64] | None) -> list[list[float]]:
-        """Unit, bin, number of tokens and sum of their losses, wherever there are any."""
+        """One entry per unit and bin with scored tokens: unit, bin, number of tokens and sum of their losses."""
         places = np.array([window.start for window in batch])[:, None] + np.arange(length + 1)  # (batch, length + 1)
         first, origin = np.array([window.first for window in batch]), np.array([window.origin for window in batch])
         documents = np.searchsorted(self.text.starts, places, side="right") - 1
@@ -177,15 +177,15 @@ def _config(run: Run) -> dict[str, Any]:
 
 
 def _read(file: Path) -> dict[int, dict[str, Any]]:
-    """The batches that are known; a line cut short by a kill is left out."""
-    found: dict[int, dict[str, Any]] = {}
+    """The finished batches by number; an incomplete last line, left by a kill, is skipped."""
+    batches: dict[int, dict[str, Any]] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
         try:
             entry = json.loads(line)
         except ValueError:
             continue
-        found.setdefault(entry["batch"], entry)
-    return found
+        batches.setdefault(entry["batch"], entry)
+    return batches
 
 
 def _append(file: Path, entry: dict[str, Any]) -> None:
@@ -195,6 +195,6 @@ def _append(file: Path, entry: dict[str, Any]) -> None:
         end = handle.tell()
         if end:
             handle.seek(end - 1)
-            if handle.read(1) != b"\n":  # after a line that was cut short
+            if handle.read(1) != b"\n":  # after an incomplete line
                 handle.write(b"\n")
         handle.write((json.dumps(entry) + "\n").encode())

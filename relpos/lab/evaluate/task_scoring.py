@@ -158,9 +158,9 @@ def _batches(task: Task, length: int, samples: int, seed: int) -> Iterator[list[
 
 @torch.inference_mode()
 def answers_right(model: PreTrainedModel, samples: Sequence[Example]) -> list[Tensor]:
-    """Of each sequence, which of its answers the model holds most likely.
+    """For each sequence, which of its answers are the model's most likely token.
 
-    Logits exist for the answers alone; the rest of a sequence costs its hidden states.
+    Logits are computed for the answers only.
     """
     ids = torch.from_numpy(np.stack([sample.ids for sample in samples])).to(model.device)  # (batch, length)
     asked = torch.from_numpy(np.stack([sample.answers for sample in samples]))[:, 1:].to(model.device)

@@ -198,7 +198,7 @@ def _train(trainings: Mapping[PaperFigure, dict[str, Any]], workers: int, thread
     from relpos.system.mappings import read_json
 
     named = {figure.encoding: figure for figure in trainings}
-    together = f"{workers} at once, " if workers > 1 else ""
+    together = f"{workers} at a time, " if workers > 1 else ""
     album.say(f"Training {', '.join(named)} ({together}{threads} thread{'s' * (threads > 1)} each).")
     settings = {figure.encoding: own for figure, own in trainings.items()}
     with contextlib.closing(train_in_parallel(settings, workers, threads)) as ended:

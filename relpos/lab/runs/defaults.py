@@ -1,4 +1,4 @@
-"""What a run is unless its settings say otherwise. Imports nothing: `relpos train --help` prints these numbers."""
+"""The defaults of a training run. Imports nothing: `relpos train --help` prints these values."""
 
 PRESET = "nano"
 ENCODING = "kerple_log"

@@ -1,4 +1,4 @@
-"""Inputs for pictures and for the explorer: windows of held-out text, or the user's own text."""
+"""Inputs for pictures: windows of held-out text, or the user's own text."""
 
 import itertools
 from dataclasses import dataclass

@@ -37,7 +37,7 @@ def write_card(folder: Path, result: dict[str, Any]) -> Path | None:
     if file.exists() and MARK not in file.read_text(encoding="utf-8"):
         return None
     run = yaml.safe_load((folder / ABOUT).read_text(encoding="utf-8"))
-    blocks = [_front_matter(run), MARK, *_about(folder, run, result), *_figures(folder, result), *_origin(run)]
+    blocks = [_front_matter(run), MARK, *_about(folder, run, result), *_results(folder, result), *_origin(run)]
     write_text(file, "\n\n".join(blocks) + "\n")
     return file
 
@@ -67,13 +67,14 @@ def _about(folder: Path, run: dict[str, Any], result: dict[str, Any]) -> list[st
     model, data, about = run["model"], run["data"], run["about"]
     name = str(model["encoding"])
     options = "".join(f", {key}={value}" for key, value in (model["options"] or {}).items())
+    plan = f" and the layer plan `{json.dumps(model['plan'])}`" if model["plan"] else ""
     source = f"the task `{data['task']}`" if data["task"] else f"`{_corpus_name(str(data['source']))}`"
     return [
         f"# {folder.resolve().name}: {entry(model['family']).title} {model['preset']} with {name}",
-        f"A language model with the positional encoding `{name}{options}` ({encoding_card(name).paper}), trained by "
-        f"relpos on {source}: {result['step']:,} steps, {result['tokens']:,} tokens in windows of {data['length']:,}, "
-        f"seed {run['run']['seed']}; {about['parameters']:,} parameters. It is a model for experiments with positional "
-        "encodings and not meant for other use.",
+        f"A language model with the positional encoding `{name}{options}` ({encoding_card(name).paper}){plan}, trained "
+        f"by relpos on {source}: {result['step']:,} steps, {result['tokens']:,} tokens in windows of "
+        f"{data['length']:,}, seed {run['run']['seed']}; {about['parameters']:,} parameters. It is a model for "
+        "experiments with positional encodings and not meant for other use.",
         "## How to open it",
         "`pip install relpos`, then",
         OPENING.format(folder=folder.resolve().name, auto_class=entry(model["family"]).auto_class),
@@ -87,7 +88,7 @@ def _corpus_name(name: str) -> str:
     return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
 
 
-def _figures(folder: Path, result: dict[str, Any]) -> list[str]:
+def _results(folder: Path, result: dict[str, Any]) -> list[str]:
     before, after = result["heldout_at_start"], result["heldout"]
     lines = []
     if before is not None and after is not None:
@@ -100,7 +101,7 @@ def _figures(folder: Path, result: dict[str, Any]) -> list[str]:
             lines.append(_task_title(evaluation) if of_task else _title(evaluation))
             trained = evaluation["trained_length"]
             lines.append(_task_table(rows, trained) if of_task else _table(rows, trained, evaluation["metric"]))
-    return ["## Figures", *lines]
+    return ["## Results", *lines]
 
 
 def _evaluations(folder: Path) -> list[dict[str, Any]]:

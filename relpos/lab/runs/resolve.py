@@ -39,7 +39,7 @@ def resolve(settings: Settings) -> Settings:
         The same settings.
 
     Raises:
-        ValueError: Settings are out of range, unknown, or do not go together.
+        ValueError: Settings are out of range, unknown, or contradict each other.
     """
     model, data, optimizer, run = settings.model, settings.data, settings.optimizer, settings.run
     entry(model.family)
@@ -63,7 +63,7 @@ def resolve(settings: Settings) -> Settings:
     if run.steps is None and run.minutes is None:
         run.steps = defaults.STEPS if data.task is None else defaults.TASK_STEPS
     if 0 in (run.steps, run.minutes):
-        raise ValueError("a run must have at least one step, and some time.")
+        raise ValueError("run.steps must be at least 1, and run.minutes above 0.")
     if optimizer.warmup_steps is None:
         optimizer.warmup_steps = min(715, (run.steps or defaults.STEPS) // 10)
     _fill_length(model, data.length)
@@ -96,7 +96,7 @@ def check_encoding(model: ModelSettings) -> None:
         if position is not None and not position.bidirectional:
             raise ValueError(
                 f"{model.encoding} is defined for causal attention only, and {entry(model.family).title} attends in "
-                "both directions: choose another encoding (relpos ls shows the directions of each)."
+                f"both directions: choose another encoding. {position.advice_for_both_directions}"
             )
 
 
@@ -104,9 +104,9 @@ def _check_numbers(settings: Settings) -> None:
     """Refuse values that are not numbers or are out of range."""
     for key, value in flatten(dataclasses.asdict(settings)).items():
         if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or not math.isfinite(value)):
-            raise ValueError(f"{key} must not be {value}.")
+            raise ValueError(f"{key} must be a finite number and at least 0, not {value}.")
         if key == "optimizer.table_eps" and value == 0:
-            raise ValueError(f"{key} must be above 0: a parameter without a gradient divides by it.")
+            raise ValueError(f"{key} must be above 0: AdamW divides by it where the gradient is 0.")
     for key in ("batch_size", "log_every", "eval_every", "eval_windows", "save_every", "keep_checkpoints"):
         if getattr(settings.run, key) < 1:
             raise ValueError(f"run.{key} must be at least 1, not {getattr(settings.run, key)}.")
@@ -127,8 +127,8 @@ def _resolve_data(data: DataSettings, tokenizer: str) -> None:
     for key in ("source", "tokenizer", "subset", "separate_documents", "keep_line_ends"):
         if getattr(data, key):
             raise ValueError(
-                f"a run is trained on a task or on text: the task {data.task} makes sequences of words of its own, "
-                f"and takes no data.{key}={getattr(data, key)}."
+                f"a run is trained either on a task or on text: leave out data.{key}={getattr(data, key)}, or the task "
+                f"{data.task}."
             )
     data.task_loss = data.task_loss or "answers"
     if data.task_loss not in LOSSES:
@@ -140,7 +140,7 @@ def _resolve_data(data: DataSettings, tokenizer: str) -> None:
 
 
 def _resolve_masking(data: DataSettings, family: str) -> None:
-    """Families that predict masked tokens say how tokens are masked; the others have no masks."""
+    """Fill in how tokens are masked, for a family that predicts masked tokens; the others have no masks."""
     if entry(family).causal:
         if data.masking is not None:
             raise ValueError(
@@ -150,8 +150,8 @@ def _resolve_masking(data: DataSettings, family: str) -> None:
         return
     if data.task is not None:
         raise ValueError(
-            f"a task is answered token after token, and {entry(family).title} predicts masked tokens: choose another "
-            "--family."
+            f"tasks are for families that predict the next token, and {entry(family).title} predicts masked tokens: "
+            "choose another --family."
         )
     data.masking = data.masking or MASKINGS[0]
     if data.masking not in MASKINGS:
@@ -163,6 +163,9 @@ def _resolve_masking(data: DataSettings, family: str) -> None:
 def _fill_length(model: ModelSettings, length: int) -> None:
     """Give the trained length to the encodings that have an option for it (learned, fire, scaled rope)."""
     model.options = encoding_class(model.encoding).options_for_length(model.options, length)
-    for rule in model.plan:
-        if isinstance(rule, dict) and rule.get("name") in names():
-            rule.update(encoding_class(rule["name"]).options_for_length(rule, length))
+    model.plan = [
+        encoding_class(rule["name"]).options_for_length(rule, length)
+        if isinstance(rule, dict) and rule.get("name") in names()
+        else rule
+        for rule in model.plan
+    ]

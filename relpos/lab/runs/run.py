@@ -1,4 +1,4 @@
-"""A trained model and what belongs to it: opened from a run's folder, or from any folder of weights of ours."""
+"""Opening a trained model: from the folder of a run, or from any folder with a model of one of the families."""
 
 import hashlib
 from collections.abc import Mapping
@@ -23,16 +23,16 @@ from relpos.models.family import Family, family_of, get_family
 from relpos.models.registry import family_of_type, model_types
 from relpos.system.mappings import read_json, read_yaml
 
-ABOUT, RESULT = "run.yaml", "result.json"  # in a run's folder: its settings and surroundings, and how it ended
+ABOUT, RESULT = "run.yaml", "result.json"  # in a run's folder: its settings with versions and data, and its result
 EVALUATION = "evaluation"  # the folder in it of what was measured
 
 
 @dataclass
 class Run:
-    """A model with its tokenizer, and how it was trained where that is known."""
+    """A model with its tokenizer, and how it was trained, if that is known."""
 
     folder: Path
-    model: PreTrainedModel  # of one of our families, in evaluation mode
+    model: PreTrainedModel  # of one of the families, in evaluation mode
     tokenizer: PreTrainedTokenizerFast
     settings: Settings | None  # None for a folder that relpos train did not write
     about: dict[str, Any]  # versions, corpus, number of parameters; empty for such a folder
@@ -50,7 +50,7 @@ class Run:
 
     @property
     def trained_length(self) -> int | None:
-        """The length of the windows it was trained on, where known."""
+        """The length of the windows it was trained on; None if it is not known."""
         if self.settings is not None:
             return self.settings.data.length
         length = self.model.config.position.get("length")
@@ -99,7 +99,7 @@ class Run:
         data = None if self.settings is None else self.settings.data
         if data is not None and data.task is not None:
             raise ValueError(
-                f"{self.folder} was trained on the task {data.task} and knows no other words: "
+                f"{self.folder} was trained on the task {data.task} and its vocabulary has no other words: "
                 f"evaluate it with relpos evaluate {self.folder} --task {data.task}."
             )
         keep = data is not None and data.keep_line_ends
@@ -118,7 +118,7 @@ class Run:
             return True
         try:
             return self.corpus(name).hash == str(self.about["corpus"]["hash"])
-        except ValueError:  # too little to be divided, so it was not trained on
+        except ValueError:  # too short to be split, so it was not trained on
             return False
 
     def heldout(self, corpus: str | None = None) -> Tokens:
@@ -127,18 +127,22 @@ class Run:
 
 
 def open_run(folder: str | Path, position: Mapping[str, Any] | None = None) -> Run:
-    """Open a run's folder, one of its checkpoints, or any folder with a model of one of our families.
+    """Open the folder of a run, one of its checkpoints, or any folder with a model of one of the families.
 
     Args:
-        folder: of the model.
-        position: replaces the encoding that the folder names: the same weights under, say, a scaled rope.
+        folder: The model's folder.
+        position: Replaces the encoding in the folder's config.json: the same weights with, for example, a scaled rope.
 
     Returns:
-        The model in evaluation mode, its tokenizer, and how it was trained where the folder says so.
+        The model in evaluation mode, its tokenizer, and how it was trained if the folder says so.
 
     Raises:
-        FileNotFoundError: there is no model in the folder, or no tokenizer.
-        ValueError: a file in it is damaged or belongs to another model; it is named.
+        FileNotFoundError: There is no model or no tokenizer in the folder.
+        ValueError: A file in it is damaged or belongs to another model.
+
+    Example:
+        >>> run = relpos.open("runs/cable")
+        >>> run.encoding, run.trained_length, run.result["heldout"]
     """
     folder = Path(folder)
     family, config = _read_config(folder, position)
@@ -149,17 +153,17 @@ def open_run(folder: str | Path, position: Mapping[str, Any] | None = None) -> R
     wrong = damage(folder, only=WEIGHTS) if (folder / SEAL).exists() else None
     if wrong is not None:
         raise ValueError(f"the checkpoint {folder} is damaged: {wrong}. Open another one, or the run's folder.")
-    transformers.utils.logging.disable_progress_bar()  # of reading the weights, which takes no time
+    transformers.utils.logging.disable_progress_bar()  # of loading the weights, which is fast
     model = family.model_class.from_pretrained(folder, config=config).eval()
     return Run(folder, model, tokenizer, settings, about, result)
 
 
 def read_about(folder: Path) -> tuple[Settings, dict[str, Any]]:
-    """What a run's run.yaml says: its settings, and versions, data and sizes.
+    """Read a run's run.yaml: its settings, and versions, data and sizes.
 
     Raises:
-        FileNotFoundError: there is no run.yaml.
-        ValueError: it is damaged, or lacks what every run's has.
+        FileNotFoundError: There is no run.yaml.
+        ValueError: It is damaged, or entries are missing.
     """
     file = folder / ABOUT
     tree = read_yaml(file)
@@ -172,7 +176,7 @@ def read_about(folder: Path) -> tuple[Settings, dict[str, Any]]:
     if lacking or not isinstance(about, dict):
         raise ValueError(
             f"{file} is not what relpos train wrote: it has no {' and no '.join(lacking)}. "
-            "Put a copy back, or train in another folder."
+            "Restore the file, or train in another folder."
         )
     return load_settings(str(file), {}), about
 
@@ -180,7 +184,7 @@ def read_about(folder: Path) -> tuple[Settings, dict[str, Any]]:
 def _read_config(folder: Path, position: Mapping[str, Any] | None) -> tuple[Family, PreTrainedConfig]:
     file = folder / "config.json"
     if not file.exists():
-        begun = " A run has begun there: rerun relpos train to finish it." if (folder / ABOUT).exists() else ""
+        begun = " A run has been started there: rerun relpos train to finish it." if (folder / ABOUT).exists() else ""
         raise FileNotFoundError(f"there is no model in {folder}: it has no config.json.{begun}")
     model_type = read_json(file).get("model_type")
     name = family_of_type(model_type)
@@ -193,7 +197,7 @@ def _read_config(folder: Path, position: Mapping[str, Any] | None) -> tuple[Fami
         entries = {} if position is None else {"position": dict(position)}
         return family, family.config_class.from_pretrained(folder, **entries)
     except StrictDataclassError as error:
-        raise ValueError(f"{file} is no configuration of a {family.title}: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{file} is not a configuration of {family.title}: {' '.join(str(error).split())}") from None
 
 
 def _read_tokenizer(folder: Path, vocabulary: int, usual: str | None) -> PreTrainedTokenizerFast:

@@ -52,7 +52,7 @@ class DataSettings:
 class OptimizerSettings:
     """Settings of AdamW and its schedule."""
 
-    lr: float | None = None  # default: that of the preset
+    lr: float | None = None  # default: that of the preset and family
     final_lr_ratio: float = 0.1  # learning rate at the end of the cosine, relative to lr
     warmup_steps: int | None = None  # default: a tenth of the run, at most 715
     beta1: float = 0.9
@@ -69,7 +69,7 @@ class OptimizerSettings:
 class RunSettings:
     """Settings of the run."""
 
-    out: str | None = None  # default: runs/ENCODING-PRESET
+    out: str | None = None  # default: runs/ENCODING-PRESET, with the task and another family before it
     steps: int | None = None
     tokens: float | None = None
     minutes: float | None = None

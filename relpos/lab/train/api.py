@@ -69,14 +69,13 @@ def train(
         tokens: Stop after this many training tokens.
         minutes: Stop after this many minutes.
         batch_size: Windows per step, over all processes. Default: 8 (32 for a task).
-        lr: Peak learning rate. Default: chosen by the preset.
+        lr: Peak learning rate. Default: that of the preset and family.
         seed: Seed of the initial weights and of the order of the data. Default: 0.
-        out: The run's folder. Default: runs/ENCODING-PRESET, for a task runs/TASK-ENCODING-PRESET.
+        out: The run's folder. Default: runs/ENCODING-PRESET, with the task and a family other than gpt2 before it.
         config: A YAML file with settings, or the name of a recipe: paper-tiny, paper-small or paper-medium.
         overrides: Further settings by dotted key, as in {"optimizer.weight_decay": 0}. They win over the other
             arguments, and these over `config`.
-        say: Called with the settings and with how training begins and ends. The line of progress is printed in any
-            case.
+        say: Called with the settings and with messages at the start and the end. The progress line is always printed.
 
     Returns:
         The trained run: its model, tokenizer and settings, and its losses and times in `result`.

@@ -1,4 +1,4 @@
-"""A module in every saved folder that tells people without relpos what to install, named in transformers' auto_map.
+"""A module in every saved folder, named in transformers' auto_map, that asks people without relpos to install it.
 
 If relpos is imported, the Auto classes know our model types and never run the module, so that no `trust_remote_code` is
 needed.

@@ -21,15 +21,21 @@ OPTIMIZER = "optimizer.safetensors"
 
 
 def save_model(model: PreTrainedModel, folder: Path, writes: bool) -> None:
-    """What `save_pretrained` would write of the whole model. Called by all, written by the one that `writes`."""
-    found = {name: gather(parameter) for name, parameter in model.named_parameters()}
+    """Save a sharded model as `save_pretrained` saves a complete one. All processes must call this.
+
+    Args:
+        model: The sharded model.
+        folder: The folder to write to.
+        writes: Whether this process writes the files.
+    """
+    full = {name: gather(parameter) for name, parameter in model.named_parameters()}
     if not writes:
         return
     with torch.device("meta"):
-        alone = type(model)(copy.deepcopy(model.config))
-    alone.load_state_dict(found, strict=False, assign=True)
-    alone.tie_weights()
-    alone.save_pretrained(folder)
+        complete = type(model)(copy.deepcopy(model.config))
+    complete.load_state_dict(full, strict=False, assign=True)
+    complete.tie_weights()
+    complete.save_pretrained(folder)
 
 
 def load_model(model: nn.Module, folder: Path) -> None:

@@ -43,13 +43,13 @@ def train(settings: Settings, say: Callable[[str], None] = print) -> dict[str, A
 
     Args:
         settings: The settings; run.out is the run's folder.
-        say: Receives the settings and messages about the beginning and the end. The line of progress is printed anyway.
+        say: Receives the settings and messages at the start and the end. The progress line is always printed.
 
     Returns:
         The contents of result.json: steps, tokens, seconds and losses.
 
     Raises:
-        ValueError: A setting is wrong, another process trains in the folder, or the folder was started with others.
+        ValueError: A setting is wrong, another process trains in the folder, or its run has other settings.
         OSError: A file could not be written.
 
     Example:
@@ -100,7 +100,7 @@ def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict
                 raise
             raise cannot_write(out, error.filename or "a file", error) from error
     else:
-        say(f"{out} has finished at step {step_of(checkpoint)}: give more steps, or another --out.")
+        say(f"{out} is already finished at step {step_of(checkpoint)}: to train on, give more steps or another --out.")
     if state.is_main_process:
         finish(settings, out, clock, say)
     state.wait_for_everyone()
@@ -108,16 +108,17 @@ def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict
 
 
 def build_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """A new model as the settings say.
+    """Create the model that the settings describe.
 
-    What two encodings have in common starts with the same numbers: those of a model without an encoding.
+    With the same seed, the weights that two encodings have in common start with the same values: those of a model
+    without an encoding.
 
     Args:
-        settings: Of the run.
-        tokenizer: Whose entries the embedding has.
+        settings: The settings of the run.
+        tokenizer: The embedding has at least one row per entry of the tokenizer.
 
     Raises:
-        ValueError: The embedding would be smaller than the tokenizer, or settings of the model do not go together.
+        ValueError: model.vocab_size is smaller than the tokenizer, or settings of the model contradict each other.
     """
     own = settings.model
     vocab_size = own.vocab_size or len(tokenizer)
@@ -218,7 +219,7 @@ def _shares(batch: int, micro: int | None, processes: int) -> tuple[int, int]:
     micro = min(micro or share, share)
     if share % micro:
         raise ValueError(
-            f"each process has {share} windows per step, which is no multiple of run.micro_batch_size={micro}."
+            f"each process has {share} windows per step, which is not a multiple of run.micro_batch_size={micro}."
         )
     return micro, share // micro
 

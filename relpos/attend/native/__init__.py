@@ -1,0 +1,196 @@
+"""Attention by the compiled CPU kernel: exact, in memory linear in the length, forward and backward.
+
+`attention` converts a form to the kernel's inputs by differentiable torch (one file per form); the two operators of
+`operators` run it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from relpos.attend.native import library, operators, rank_one, scaled, toeplitz
+from relpos.attend.native.inputs import DTYPES, TENSORS, Inputs, columns
+from relpos.attend.native.library import MAX_DIM, isa, isas
+from relpos.attend.native.operators import skipped_fraction
+from relpos.encodings.call import Call
+from relpos.encodings.forms import Form, RankOne, Scaled, Toeplitz, terms
+from relpos.encodings.tracing import is_transformed
+
+__all__ = ["FASTEST_ON", "attention", "available", "isa", "isas", "mass", "refuses", "refuses_mass", "skipped_fraction"]
+
+FASTEST_ON: tuple[str, ...] = ("cpu",)
+FILES = {Toeplitz: toeplitz, RankOne: rank_one, Scaled: scaled}
+
+
+def available() -> tuple[bool, str]:
+    """Whether the kernel can run here, and the reason if not."""
+    try:
+        library.load()
+    except RuntimeError as error:
+        return False, str(error)
+    return True, ""
+
+
+def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
+    """Why the kernel cannot run this call, as a sentence; None if it can."""
+    if not torch.compiler.is_compiling():  # tracing does not load the library; the operator does, when it runs
+        loaded, reason = available()
+        if not loaded:
+            return reason
+    if q.device.type != "cpu":
+        return f"the native kernel runs on the CPU, but q is on {q.device}."
+    if q.dtype not in DTYPES:
+        return f"the native kernel computes in float32, but q is {q.dtype}."
+    if q.shape[-1] > MAX_DIM:
+        return f"the native kernel runs head_dim up to {MAX_DIM}, not {q.shape[-1]}."
+    if is_transformed():
+        return (
+            "the native kernel has reverse-mode gradients only, and this call is inside a transform of torch.func or "
+            "forward-mode differentiation: leave backend= out, and the reference runs (in memory length²)."
+        )
+    return refuses_call(form, call)
+
+
+def refuses_call(form: Form | None, call: Call) -> str | None:
+    """Why the kernel cannot run a form or the masks of a call, as a sentence; None if it can."""
+    kinds = [type(term) for term in terms(form)]
+    runs = not kinds or kinds == [Scaled] or (set(kinds) <= {Toeplitz, RankOne} and kinds.count(RankOne) <= 1)
+    if not runs:
+        names = " + ".join(kind.__name__ for kind in kinds)
+        return f"the native kernel cannot run the form {names}: it runs Toeplitz, RankOne, their sum, and Scaled."
+    if any(isinstance(term, Scaled) and term.column is not None for term in terms(form)):
+        return "the native kernel runs a Scaled bias that is scaled per query, and this one is scaled per key too."
+    if call.mask is not None:
+        return "the native kernel cannot run mask=: it runs causal=, window=, documents= and padding=."
+    return refuses_places(kinds, call)
+
+
+def refuses_places(kinds: Sequence[type[Form]], call: Call) -> str | None:
+    """Why the kernel cannot run the indices and positions of a call, as a sentence; None if it can."""
+    last = call.first + call.queries - 1
+    if call.first < 0:
+        return f"the native kernel counts tokens from 0, and the first query has the index {call.first}."
+    if {Toeplitz, Scaled} & set(kinds) and not call.even:
+        return (
+            "the native kernel reads a bias over distances by the difference of two indices, and with these positions= "
+            "the distance is another one."
+        )
+    if not call.among_keys and (RankOne in kinds or call.documents is not None):
+        what = "a RankOne bias has" if RankOne in kinds else "documents= have"
+        return f"{what} one value per key, and the queries, {call.first} to {last}, are not all among {call.keys} keys."
+    return None
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, skip: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """Compute attention by the compiled kernel; gradients flow to q, k, v, the sinks and every tensor of the form.
+
+    Args:
+        q: Queries, (batch, heads, queries, head_dim), not rotated where the call has a rotation.
+        k: Keys, (batch, key_heads, keys, head_dim), likewise.
+        v: Values, (batch, key_heads, keys, value_dim).
+        form: The bias, or None.
+        call: The call of attention.
+        skip: Whether the kernel may leave out tiles whose weights are provably below 2^−24 of their rows.
+            `skipped_fraction` returns how many the last call left out.
+
+    Returns:
+        The output, (batch, heads, queries, value_dim) in the dtype of q, and the log-sum-exp of each row, (batch,
+        heads, queries) in float32, or None if the call does not ask for it.
+
+    Raises:
+        RuntimeError: The kernel cannot run this call.
+    """
+    inputs = make_inputs(q, k, v, form, call, skip)
+    if operators.needs_operator(getattr(inputs, name) for name in TENSORS):
+        out, lse, _, _ = operators.forward(*inputs.values())
+    else:
+        out, lse, _, _ = operators.run(inputs)
+    return out, lse if call.return_lse else None
+
+
+def refuses_mass(q: Tensor, form: Form | None, call: Call) -> str | None:
+    """Why the kernel cannot sum the weights of this call by distance, as a sentence; None if it can."""
+    if not call.even:
+        return "the native kernel sums weights by the difference of two indices, and these positions= have gaps."
+    return refuses(q, form, call)
+
+
+@torch.no_grad()
+def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum the attention weights by the difference of indices, in memory linear in the length.
+
+    Args:
+        q: Queries, (batch, heads, queries, head_dim), not rotated where the call has a rotation.
+        k: Keys, (batch, key_heads, keys, head_dim), likewise.
+        form: The bias, or None.
+        call: The call of attention. Its dropout has no effect here.
+
+    Returns:
+        Sums of the weights over `call.distances`, without the first token of each query's document, (batch, heads,
+        distances); the sum of the weights of those tokens, (batch, heads); and how many queries see a key, (batch,
+        heads).
+
+    Raises:
+        RuntimeError: The kernel cannot run this call.
+    """
+    inputs = make_inputs(q, k, k, form, call, skip=False)
+    inputs.dropout = 0.0
+    prepared, _ = operators.prepare(inputs)
+    p, pad = prepared.problem, library.constant("TABLE_PAD")
+    heads, (zero, distances) = tuple(q.shape[:2]), columns(call)
+    p.zero, p.distances = zero + pad, distances
+    sums = torch.empty(*heads, distances + 2 * pad, dtype=torch.float64)
+    first, rows = torch.empty(heads, dtype=torch.float64), torch.empty(heads, dtype=torch.int64)
+    p.mass, p.mass_first, p.mass_rows = sums.data_ptr(), first.data_ptr(), rows.data_ptr()
+    prepared.run("relpos_mass")
+    return sums[..., pad : pad + distances].to(call.dtype), first.to(call.dtype), rows
+
+
+def make_inputs(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, skip: bool) -> Inputs:
+    """The kernel's inputs for a call.
+
+    Raises:
+        RuntimeError: The kernel cannot run this call.
+    """
+    reason = refuses(q, form, call)
+    if reason is None and v.shape[-1] > MAX_DIM:
+        reason = f"the native kernel runs values of size up to {MAX_DIM}, not {v.shape[-1]}."
+    if reason is not None:
+        raise RuntimeError(reason)
+    rotation = call.rotation
+    if rotation is not None and any(x.requires_grad for x in (rotation.q_cos, rotation.q_sin)):
+        q, k = rotation.apply(q, k)  # the kernel has no gradient of the angles
+        rotation = None
+    inputs = Inputs(
+        q,
+        k.to(q.dtype),
+        v.to(q.dtype),
+        sinks=call.sinks,
+        documents=call.documents,
+        padding=call.padding,
+        start=call.first,
+        zero=columns(call)[0],
+        causal=call.causal,
+        skip=skip,
+        return_lse=call.return_lse,
+        scale=call.scale,
+        softcap=call.softcap or 0.0,
+        dropout=call.dropout,
+        seed=call.seed,
+    )
+    if call.window is not None:
+        inputs.window_left, inputs.window_right = call.window
+    if rotation is not None:
+        inputs.q_cos, inputs.q_sin, inputs.k_cos, inputs.k_sin = (
+            rotation.q_cos,
+            rotation.q_sin,
+            rotation.k_cos,
+            rotation.k_sin,
+        )
+        inputs.interleaved = rotation.layout == "interleaved"
+    for term in terms(form):
+        FILES[type(term)].describe(term, call, inputs)
+    return inputs

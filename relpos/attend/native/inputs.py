@@ -1,0 +1,147 @@
+"""The inputs of the kernel's operators, and the problem that the kernel receives: padded, scaled, kept alive."""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos.attend.native import library
+from relpos.attend.native.library import Array
+from relpos.encodings.call import Call, document_ends
+
+WORK_FOR_A_THREAD = 1 << 21  # multiplications of q·k, about 0.1 ms: starting a thread for less costs more than it saves
+DTYPES = {torch.float32: "FLOAT32", torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}
+
+Keep = Callable[[Tensor], Tensor]  # returns the tensor, contiguous, and keeps it alive
+
+
+@dataclass(slots=True)
+class Inputs:
+    """The arguments of the operator, in its order."""
+
+    q: Tensor  # (batch, heads, queries, head_dim)
+    k: Tensor  # (batch, key_heads, keys, head_dim)
+    v: Tensor  # (batch, key_heads, keys, value_dim)
+    # The bias: see the file of each form.
+    table: Tensor | None = None
+    total: Tensor | None = None
+    weight: Tensor | None = None
+    inverse: Tensor | None = None
+    knot: Tensor | None = None
+    base: Tensor | None = None
+    gain: Tensor | None = None
+    bend: Tensor | None = None
+    sinks: Tensor | None = None  # (heads,)
+    # What has no gradient.
+    q_cos: Tensor | None = None  # (1 or batch, queries, pairs)
+    q_sin: Tensor | None = None
+    k_cos: Tensor | None = None  # (1 or batch, keys, pairs)
+    k_sin: Tensor | None = None
+    documents: Tensor | None = None  # (batch, keys)
+    padding: Tensor | None = None  # (batch, keys)
+    seed: Tensor | None = None  # of the dropout, 0-d
+    start: int = 0  # index of the first query
+    zero: int = 0  # column of distance 0
+    window_left: int = -1  # −1: no limit
+    window_right: int = -1
+    causal: bool = True
+    symmetric: bool = False
+    interleaved: bool = False
+    skip: bool = True
+    return_lse: bool = False
+    scale: float = 1.0
+    softcap: float = 0.0  # 0: none
+    dropout: float = 0.0
+
+    def values(self) -> tuple[Any, ...]:
+        """All arguments, in order."""
+        return tuple(getattr(self, name) for name in NAMES)
+
+
+NAMES = tuple(item.name for item in fields(Inputs))
+TENSORS = tuple(item.name for item in fields(Inputs) if "Tensor" in str(item.type))
+LEARNED = TENSORS[: TENSORS.index("sinks") + 1]  # those with a gradient
+BIAS = LEARNED[3:-1]
+
+
+def columns(call: Call) -> tuple[int, int]:
+    """Column of distance 0 of a table over the differences of indices, and number of its columns."""
+    zero = 0 if call.causal else max(0, call.keys - 1 - call.first)
+    return zero, zero + call.first + call.queries
+
+
+class Prepared:
+    """A problem for the kernel, and the tensors it points to, kept alive."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        q, k, v = inputs.q, inputs.k, inputs.v
+        self.problem = p = library.interface().problem()
+        self.kept: list[Tensor] = []
+        p.batch, p.heads, p.queries, p.head_dim = q.shape
+        p.key_heads, p.keys, p.value_dim = v.shape[1:]
+        p.dtype, p.form = library.constant(DTYPES[q.dtype]), library.constant("NONE")
+        p.start, p.causal, p.scale, p.skip = inputs.start, inputs.causal, inputs.scale, inputs.skip
+        p.window_left, p.window_right = inputs.window_left, inputs.window_right
+        seen = k.shape[2]
+        if inputs.window_left >= 0 and (inputs.causal or inputs.window_right >= 0):
+            seen = min(seen, inputs.window_left + 1 + max(0, inputs.window_right))
+        p.threads = min(torch.get_num_threads(), 1 + q.numel() * seen // WORK_FOR_A_THREAD)
+        p.q, p.k, p.v = self.array(q), self.array(k), self.array(v)
+        if inputs.documents is not None:
+            queries = slice(inputs.start, inputs.start + q.shape[2])
+            first, end = (self.keep(x[:, queries].int()) for x in document_ends(inputs.documents))
+            p.first, p.end = first.data_ptr(), end.data_ptr()
+        if inputs.padding is not None:
+            p.padding = self.keep(inputs.padding.to(torch.uint8)).data_ptr()
+        if inputs.sinks is not None:
+            p.sinks = self.keep(inputs.sinks.float()).data_ptr()
+        p.softcap = inputs.softcap
+        if inputs.dropout > 0.0:
+            assert inputs.seed is not None
+            # Of 24 bits, as the generator compares them, so that float32 holds it exactly.
+            p.dropout, p.seed = round(inputs.dropout * 2**24) / 2**24, int(inputs.seed)
+        if inputs.q_cos is not None:
+            self.set_rotation(inputs)
+
+    def keep(self, x: Tensor) -> Tensor:
+        """The tensor, contiguous, kept alive as long as this object."""
+        self.kept.append(x.contiguous())
+        return self.kept[-1]
+
+    def array(self, x: Tensor) -> Array:
+        """The tensor as rows that the kernel can read, copied only if the rows are not contiguous."""
+        if x.stride(-1) != 1:
+            x = x.contiguous()
+        self.kept.append(x)
+        return Array.of(x)
+
+    def set_rotation(self, inputs: Inputs) -> None:
+        """Set the tables of cosines and sines."""
+        p = self.problem
+        p.interleaved = inputs.interleaved
+        for name in ("q_cos", "q_sin", "k_cos", "k_sin"):
+            table = self.keep(getattr(inputs, name).float())
+            setattr(p, name, table.data_ptr())
+            p.pairs = table.shape[2]
+            stride = table.shape[1] * table.shape[2] if table.shape[0] > 1 else 0
+            setattr(p, f"{name[0]}_rotation_stride", stride)
+
+    def run(self, function: str) -> None:
+        """Call the kernel; other Python threads run meanwhile.
+
+        Raises:
+            MemoryError: There was no memory for its tiles.
+            RuntimeError: The kernel does not know such a problem.
+        """
+        answer = getattr(library.load(), function)(ctypes.byref(self.problem))
+        if answer == library.constant("OUT_OF_MEMORY"):
+            raise MemoryError("the native attention kernel could not allocate memory for its tiles.")
+        if answer != library.constant("OK"):
+            p = self.problem
+            raise RuntimeError(
+                f"the native attention kernel refused its input: form {p.form}, dtype {p.dtype}, head_dim "
+                f"{p.head_dim}, value_dim {p.value_dim}, {p.queries} queries from {p.start} on, {p.keys} keys."
+            )

@@ -1,0 +1,209 @@
+"""The kernel as torch operators: `relpos::attention` and its backward, with fake versions for tracing and autograd.
+
+The arguments of the forward are the fields of `Inputs`, in their order; the schema is made of them.
+"""
+
+import ctypes
+import math
+from collections.abc import Iterable
+from dataclasses import fields
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos.attend.native import library, rank_one, scaled, toeplitz
+from relpos.attend.native.inputs import BIAS, LEARNED, NAMES, TENSORS, Inputs, Prepared
+from relpos.attend.native.library import Array, constant
+
+FORMS: tuple[ModuleType, ...] = (toeplitz, rank_one, scaled)
+SKIPPED = (toeplitz, rank_one)  # forms with which tiles may be left out
+# What PyTorch's schemas call the types of the fields.
+TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", bool: "bool", float: "float"}
+ARGUMENTS = ", ".join(f"{TYPES[item.type]} {item.name}" for item in fields(Inputs))  # type: ignore[index]
+
+_last_counts: Tensor | None = None
+
+
+def skipped_fraction() -> float:
+    """Share of the visible tiles that the last forward, in any thread, did not compute."""
+    counts = _last_counts
+    if counts is None:
+        return 0.0
+    visible, scored = counts[:, 1].sum().item(), counts[:, 2].sum().item()
+    return 1.0 - scored / visible if visible else 0.0
+
+
+def prepare(inputs: Inputs) -> tuple[Prepared, list[ModuleType]]:
+    """The problem for the kernel, and the forms of its bias."""
+    prepared = Prepared(inputs)
+    forms = [form for form in FORMS if form.present(inputs)]
+    for form in forms:
+        form.fill(prepared.problem, inputs, prepared.keep)
+        prepared.problem.form |= constant(form.FORM)  # the number of a sum is made of the bits of its terms
+    return prepared, forms
+
+
+def skipping_words(inputs: Inputs) -> int:
+    """Length of the record of skipped tiles, in 64-bit words, as relpos_skipping_words computes it."""
+    forms = [form for form in FORMS if form.present(inputs)]
+    if not (inputs.skip and forms and all(form in SKIPPED for form in forms)) or inputs.softcap or inputs.dropout:
+        return 0
+    tile, first = constant("TILE"), inputs.start
+    batch, heads, queries, _ = inputs.q.shape
+    key_blocks = (inputs.k.shape[2] + tile - 1) // tile
+    query_blocks = (first + queries - 1) // tile - first // tile + 1
+    return batch * heads * constant("SKIP_COUNTS") + (batch * heads * query_blocks * key_blocks + 7) // 8
+
+
+def empty_out(inputs: Inputs) -> Tensor:
+    """An empty output, laid out so that merging the heads copies nothing."""
+    batch, heads, queries, _ = inputs.q.shape
+    return inputs.q.new_empty(batch, queries, heads, inputs.v.shape[-1]).transpose(1, 2)
+
+
+def run(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Run the forward, as the operator does, but without the operator's cost of some ten microseconds."""
+    global _last_counts  # noqa: PLW0603
+    prepared, _ = prepare(inputs)
+    p = prepared.problem
+    rows = inputs.q.shape[:3]
+    out, lse = empty_out(inputs), torch.empty(2, *rows, dtype=torch.float32)
+    words = library.load().relpos_skipping_words(ctypes.byref(p))
+    skipping = torch.zeros(words, dtype=torch.int64)
+    p.out, p.lse, p.skipping = Array.of(out), lse.data_ptr(), skipping.data_ptr() or None
+    prepared.run("relpos_forward")
+    heads, counts = rows[0] * rows[1], constant("SKIP_COUNTS")
+    _last_counts = skipping[: heads * counts].view(heads, counts).clone() if words else None
+    return out, natural(lse) if inputs.return_lse else lse.new_empty(0), lse, skipping
+
+
+def natural(lse: Tensor) -> Tensor:
+    """The natural logarithm of the sum, from the kernel's two parts in base 2; −inf for a row without any term."""
+    return torch.where(lse[0] == math.inf, -math.inf, (lse[0] + lse[1]) * math.log(2.0))
+
+
+@torch.library.custom_op(
+    "relpos::attention", mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return output, natural log-sum-exp (empty unless asked for), log-sum-exp for the backward, record of skipping.
+
+    The output is (batch, heads, queries, value_dim). The log-sum-exp for the backward, (2, batch, heads, queries), has
+    base 2 and two parts: the largest score of a row, and the logarithm of the remaining sum.
+    """
+    return run(Inputs(*arguments))
+
+
+@forward.register_fake
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    inputs = Inputs(*arguments)
+    rows, q = inputs.q.shape[:3], inputs.q
+    return (
+        empty_out(inputs),
+        q.new_empty(rows if inputs.return_lse else 0, dtype=torch.float32),
+        q.new_empty(2, *rows, dtype=torch.float32),
+        q.new_empty(skipping_words(inputs), dtype=torch.int64),
+    )
+
+
+@torch.library.custom_op(
+    "relpos::attention_backward",
+    mutates_args=(),
+    schema=f"(Tensor? grad, Tensor? grad_lse, Tensor out, Tensor lse, Tensor skipping, bool learns, {ARGUMENTS}) "
+    "-> Tensor[]",
+)
+def backward(
+    grad: Tensor | None, grad_lse: Tensor | None, out: Tensor, lse: Tensor, skipping: Tensor, learns: bool,
+    *arguments: Any,
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of q, k, v, of the tensors of the bias if it `learns`, and of the sinks, in the order of LEARNED.
+
+    Where there is none, the tensor is empty.
+    """
+    inputs = Inputs(*arguments)
+    prepared, forms = prepare(inputs)
+    p = prepared.problem
+    grad = torch.zeros_like(out) if grad is None else grad
+    grads = {
+        name: torch.empty_like(x, memory_format=torch.contiguous_format)
+        for name, x in zip("qkv", arguments, strict=False)
+    }
+    p.grad_q, p.grad_k, p.grad_v = (Array.of(x) for x in grads.values())
+    p.grad_out, p.out, p.lse = prepared.array(grad), prepared.array(out), prepared.keep(lse).data_ptr()
+    p.skipping = prepared.keep(skipping).data_ptr() or None
+    if grad_lse is not None:
+        p.grad_lse = prepared.keep(grad_lse.float()).data_ptr()
+    sums: dict[str, Tensor] = {}
+    if learns:
+        slots = library.load().relpos_slots(ctypes.byref(p))
+        for form in forms:
+            sums |= form.buffers(inputs, slots)
+        for name, x in sums.items():
+            setattr(p, name, x.data_ptr())
+    prepared.run("relpos_backward")
+    if learns:
+        for form in forms:
+            grads |= form.gradients(sums, inputs, p)
+    if inputs.sinks is not None:
+        grads["sinks"] = sinks_gradient(inputs.sinks, out, lse, grad, grad_lse)
+    return [grads.get(name, lse.new_empty(0)) for name in LEARNED]
+
+
+def sinks_gradient(sinks: Tensor, out: Tensor, lse: Tensor, grad: Tensor, grad_lse: Tensor | None) -> Tensor:
+    """A sink takes its share of every row from the output, and adds to its log-sum-exp: (heads,)."""
+    share = (sinks.float()[:, None] - natural(lse)).exp()  # (batch, heads, queries)
+    moved = -(out.float() * grad.float()).sum(-1)
+    if grad_lse is not None:
+        moved = moved + grad_lse
+    return (share * moved).sum((0, 2)).to(sinks.dtype)
+
+
+@backward.register_fake
+def _(
+    grad: Tensor | None, grad_lse: Tensor | None, out: Tensor, lse: Tensor, skipping: Tensor, learns: bool,
+    *arguments: Any,
+) -> list[Tensor]:  # fmt: skip
+    inputs = Inputs(*arguments)
+    names = {*"qkv", "sinks", *(BIAS if learns else ())}
+    tensors = [(name, getattr(inputs, name)) for name in LEARNED]
+    return [lse.new_empty(0) if x is None or name not in names else x.new_empty(x.shape) for name, x in tensors]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    out, _, lse, skipping = output
+    ctx.save_for_backward(*inputs[: len(TENSORS)], out, lse, skipping)
+    ctx.options = inputs[len(TENSORS) :]
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    """Gradients for every argument of `forward`."""
+    if grad is None and grad_lse is None:
+        return (None,) * len(NAMES)
+    *tensors, out, lse, skipping = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[: len(LEARNED)]
+    learns = any(wanted[3:-1])
+    grads = backward(grad, grad_lse, out, lse, skipping, learns, *tensors, *ctx.options)
+    own = [x if needed else None for x, needed in zip(grads, wanted, strict=True)]
+    return (*own, *[None] * (len(NAMES) - len(LEARNED)))
+
+
+def _refuse_second_derivatives(ctx: Any, *_: Any) -> None:
+    raise RuntimeError(
+        "the native kernel has first derivatives only: for second derivatives pass backend='reference' or 'chunks'."
+    )
+
+
+forward.register_autograd(_differentiate, setup_context=_setup)
+backward.register_autograd(_refuse_second_derivatives, setup_context=lambda ctx, inputs, output: None)
+
+
+def needs_operator(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether anything but the kernel must see the call: autograd, a trace, or a tensor that is not a plain one."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    graded = torch.is_grad_enabled()
+    plain = (Tensor, torch.nn.Parameter)
+    return any(x is not None and (type(x) not in plain or (graded and x.requires_grad)) for x in tensors)
