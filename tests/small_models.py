@@ -87,6 +87,16 @@ DECODERS: dict[str, dict[str, Any]] = {
         "local_layer_ids": [0],
         "log_scaling_n_floor": 4,
     },
+    "deepseek_v3": {
+        **{**GROUPED, **EXPERTS, "num_key_value_heads": 4, "head_dim": 4, "n_routed_experts": 4, "n_group": 1},
+        **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8},
+        **{"topk_group": 1, "first_k_dense_replace": 1},
+    },
+    "qwen3_next": {
+        **{**GROUPED, **EXPERTS, "layer_types": ["linear_attention", "full_attention"]},
+        **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "shared_expert_intermediate_size": 16},
+        **{"linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    },
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
     "mpt": {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64},
     "falcon": FALCON,

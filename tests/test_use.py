@@ -4,7 +4,18 @@ import copy
 
 import pytest
 import torch
-from small_models import DECODERS, FAMILIES, LENGTH, SEQ2SEQ, WINDOW, batch, kind_of, logits_and_gradients, small_model
+from small_models import (
+    DECODERS,
+    FAMILIES,
+    LENGTH,
+    SEQ2SEQ,
+    WINDOW,
+    batch,
+    kind_of,
+    logits_and_gradients,
+    shaken,
+    small_model,
+)
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM, StaticCache, masking_utils
 from transformers.masking_utils import (
     and_masks,
@@ -187,6 +198,60 @@ def test_torch_compile_gives_gradients_without_padding():
         run(**inputs).logits.square().mean().backward()
         logits[name] = model.model.embed_tokens.weight.grad.clone()
     torch.testing.assert_close(logits["ours"], logits["theirs"], rtol=1e-4, atol=1e-6)
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+IMAGE = {"image_size": 16, "patch_size": 4}
+SOUND = {"conv_dim": (16, 16), "conv_stride": (5, 4), "conv_kernel": (10, 8), "num_feat_extract_layers": 2}
+SOUND = {**SOUND, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+SWIN = {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+BART = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+OTHERS = {  # models of images and sound: settings, and shapes of inputs
+    "vit": ({**SMALL, **IMAGE}, {"pixel_values": (2, 3, 16, 16)}),
+    "dinov2": ({**SMALL, **IMAGE}, {"pixel_values": (2, 3, 16, 16)}),
+    "siglip_vision_model": ({**SMALL, **IMAGE}, {"pixel_values": (2, 3, 16, 16)}),
+    "beit": ({**SMALL, **IMAGE, "use_relative_position_bias": True}, {"pixel_values": (2, 3, 16, 16)}),
+    "swin": (SWIN, {"pixel_values": (2, 3, 32, 32)}),
+    "wav2vec2": ({**SMALL, **SOUND}, {"input_values": (2, 900)}),
+    "wav2vec2-conformer": ({**SMALL, **SOUND, "position_embeddings_type": "relative"}, {"input_values": (2, 900)}),
+    "whisper": (
+        {
+            **BART,
+            "d_model": 32,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "max_source_positions": 20,
+            "num_mel_bins": 8,
+        },
+        {"input_features": (2, 8, 40)},
+    ),
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_models_of_images_and_sound_equal_eager(family):
+    settings, shapes = OTHERS[family]
+    torch.manual_seed(0)
+    model = AutoModel.from_config(CONFIG_MAPPING[family](**settings), attn_implementation="eager")
+    model = shaken(model).eval()
+    inputs = {name: torch.randn(shape) for name, shape in shapes.items()}
+    if family == "whisper":
+        inputs["decoder_input_ids"] = torch.randint(4, 60, (2, 7))
+
+    def run():
+        model.zero_grad()
+        out = model(**inputs).last_hidden_state
+        (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+        return out.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    theirs = run()
+    relpos.use(model)
+    assert_same(run(), theirs)
+
+
+def test_our_own_models_are_left_alone():
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["relpos_gpt2"](n_embd=32, n_layer=1, n_head=4))
+    assert relpos.use(relpos.use(model), off=True) is model
 
 
 # What is refused

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from relpos.attend import attention
 from relpos.checkpoints.biases import Bias, ModelsOwn, dense
 from relpos.checkpoints.visible import visible_of
+from relpos.encodings.tracing import has_values
 
 NO_WEIGHTS = (
     "relpos never materialises the attention weights: set it to False, or call relpos.use(model, off=True) and "
@@ -126,6 +127,8 @@ def read_mask(mask: Any, batch: int, queries: int, keys: int, biases: list[Bias]
         )
     where: dict[str, Any] = {"causal": False, "start": max(0, keys - queries)}
     mask = mask[..., :keys]
+    if mask.is_floating_point() and is_padding(mask):
+        mask = mask == 0
     if mask.is_floating_point():
         biases.append(dense(mask))
     elif mask.shape[1] == 1 and mask.shape[2] == 1:
@@ -133,3 +136,15 @@ def read_mask(mask: Any, batch: int, queries: int, keys: int, biases: list[Bias]
     else:
         where["mask"] = mask
     return where
+
+
+def is_padding(mask: Tensor) -> bool:
+    """Whether an additive mask only hides keys, the same for all queries, and leaves each sequence some.
+
+    The lowest value of a dtype is what transformers adds to hide a key. Values of a graph are not read.
+    """
+    if mask.shape[1:3] != (1, 1) or mask.requires_grad or not has_values(mask):
+        return False
+    seen = mask == 0
+    hidden = mask <= torch.finfo(mask.dtype).min / 2
+    return bool((seen | hidden).all() and seen.any(dim=-1).all())

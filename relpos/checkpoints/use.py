@@ -14,6 +14,7 @@ from relpos.checkpoints.forwards import FORWARDS
 from relpos.checkpoints.interface import NO_WEIGHTS, relpos_attention
 from relpos.checkpoints.masks import described_mask, interval_mask
 from relpos.checkpoints.probe import silent_layers
+from relpos.models.registry import PREFIX
 
 NAME = "relpos"  # of our implementation, in transformers' interfaces
 REPLACED = "relpos_replaced"  # the same, for families whose attention we replaced
@@ -59,6 +60,8 @@ def use(model: Model, off: bool = False, *, example: Mapping[str, Any] | None = 
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"relpos.use takes a model of transformers (a PreTrainedModel), not {type(model).__name__}.")
+    if model.config.model_type.startswith(PREFIX):  # our own models run on our attention anyway
+        return model
     in_use = BEFORE in vars(model)
     if off:
         if in_use:
