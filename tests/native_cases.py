@@ -193,8 +193,8 @@ def assert_close(results: Iterable[Compared], logit: float = LOGIT, unit: float 
     output the backward computes what it subtracts from all gradients of a row. What is summed over many rows, as the
     gradient of a number that they share, collects these errors.
 
-    The gradient of a number of the bias that all `rows` share is a sum over them. Their errors are of the order of 1 / 8
-    of the bound each, and add up as a random walk.
+    The gradient of a number of the bias that all `rows` share is a sum over them. Their errors are of the order of an
+    eighth of the bound each, and add up as a random walk.
     """
     for name, ours, expected in results:
         assert ours.shape == expected.shape, name
