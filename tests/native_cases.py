@@ -181,7 +181,7 @@ def compare(
     return compared
 
 
-def assert_close(results: Iterable[Compared], logit: float = LOGIT, unit: float = 0.0, rows: int = 1) -> None:
+def assert_close(results: Iterable[Compared], logit: float = LOGIT, unit: float = 0.0, steps: int = 1) -> None:
     """Errors are rounding errors.
 
     A logit is a sum rounded to float32: it is off by a few units u = 2^−24 of the largest logit, and so, relatively, is
@@ -193,13 +193,14 @@ def assert_close(results: Iterable[Compared], logit: float = LOGIT, unit: float 
     output the backward computes what it subtracts from all gradients of a row. What is summed over many rows, as the
     gradient of a number that they share, collects these errors.
 
-    The gradient of a number of the bias that all `rows` share is a sum over them. Their errors are of the order of an
-    eighth of the bound each, and add up as a random walk.
+    The gradient of a number of the bias that all rows share is a sum over them, of gradients of weights that are sums
+    over value_dim: their errors add up as a random walk of `steps` = rows · value_dim steps, each a small part of the
+    bound.
     """
     for name, ours, expected in results:
         assert ours.shape == expected.shape, name
         error = (ours - expected).abs().max().item()
-        walk = max(1.0, rows**0.5 / 8) if name.startswith(SHARED) else 1.0
+        walk = max(1.0, steps**0.5 / 16) if name.startswith(SHARED) else 1.0
         bound = walk * (32 * 2.0**-24 * (1 + logit) + 32 * unit) * max(1.0, expected.abs().max().item())
         assert error <= bound, f"{name} is off by {error:.2e}, more than {bound:.2e}"
 
@@ -222,4 +223,4 @@ def check(
     if unit:
         tensors = [x.to(dtype).double() for x in tensors]
     compared = compare(tensors, FAMILIES[family], numbers, options, skip, isas, dtype)
-    assert_close(compared, logit, unit, rows=batch * heads * queries)
+    assert_close(compared, logit, unit, steps=batch * heads * queries * tensors[2].shape[3])
