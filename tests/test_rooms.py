@@ -12,6 +12,7 @@ ROOMS = [  # from the lowest to the highest; a room is a module or a package
     "encodings",
     "attend",
     "models",
+    "checkpoints",
     "lab.data",
     "lab.tasks",
     "lab.runs",

@@ -1,0 +1,1 @@
+"""Models that other people trained: transformers' models on our attention."""

@@ -1,0 +1,150 @@
+"""transformers' attention interface, served by `relpos.attention`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from relpos.attend import attention
+from relpos.checkpoints.biases import Bias, ModelsOwn, dense
+from relpos.checkpoints.visible import visible_of
+from relpos.encodings.tracing import has_values
+
+NO_WEIGHTS = (
+    "relpos never materialises the attention weights: set it to False, or call relpos.use(model, off=True) and "
+    "model.set_attn_implementation('eager') to see them; relpos.mass has them by distance"
+)
+LISTENERS: list[set[nn.Module]] = []  # each collects the modules that call attention
+
+
+class PositionBias:
+    """A bias by position in place of the tensor (1, heads, queries, keys) that T5-type layers pass to each other.
+
+    Args:
+        bias: The form of the bias, or None for no bias.
+        start: Index of the first query among the keys.
+    """
+
+    def __init__(self, bias: Bias | None, start: int) -> None:
+        self.bias, self.start = bias, start
+
+
+def relpos_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | PositionBias | None = None,
+    cache: Any = None,
+    output_attentions: bool | None = None,
+    key_bias: Bias | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention for transformers' AttentionInterface.
+
+    Args:
+        module: The attention layer.
+        query: (batch, heads, queries, head_dim), rotated.
+        key: (batch, key_heads, keys, head_dim), rotated.
+        value: (batch, key_heads, keys, value_dim).
+        attention_mask: From `relpos.checkpoints.masks`; or boolean or additive, broadcastable to (batch, heads,
+            queries, keys); or None.
+        scaling: Factor of q·k.
+        dropout: Share of the weights that is dropped while training.
+        is_causal: Whether attention without a mask is causal; if None, as the layer says.
+        softcap: Bound of the scores.
+        s_aux: Sinks, (heads,).
+        position_bias: Added to the scores.
+        cache: Of continuous batching, which is refused.
+        output_attentions: Refused if True.
+        key_bias: A bias per key, from the adapters of this package.
+        **kwargs: What other implementations use: windows are part of our masks.
+
+    Returns:
+        (batch, queries, heads, value_dim), and None for the weights, which are never materialised.
+
+    Raises:
+        ValueError: The weights, or a paged cache, were asked for; or the mask is of an unknown kind.
+    """
+    for listener in LISTENERS:
+        listener.add(module)
+    if output_attentions:
+        raise ValueError(f"output_attentions=True: {NO_WEIGHTS}.")
+    if cache is not None:
+        raise ValueError("relpos does not read the paged caches of continuous batching: use model.generate.")
+    batch, heads, queries, head_dim = query.shape
+    biases: list[Bias] = [] if key_bias is None else [key_bias]
+    visible = visible_of(attention_mask)
+    if visible is not None:
+        where = visible.arguments(batch, key.shape[2])
+    elif attention_mask is None:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        where = {"causal": bool(causal) and queries > 1, "start": max(0, key.shape[2] - queries)}
+        if where["causal"]:  # as in sdpa, the first query is the first token: the rest of a static cache is empty
+            key, value = key[:, :, :queries], value[:, :, :queries]
+            where["start"] = 0
+    else:
+        where = read_mask(attention_mask, batch, queries, key.shape[2], biases)
+    if isinstance(position_bias, PositionBias):
+        where["start"] = position_bias.start
+        if position_bias.bias is not None:
+            biases.append(position_bias.bias)
+    elif position_bias is not None:
+        biases.append(dense(position_bias))
+    if where["start"] == key.shape[2] - queries and (where["causal"] or queries == key.shape[2]):
+        del where["start"]  # the default
+    out = attention(
+        query,
+        key,
+        value,
+        ModelsOwn(heads, head_dim, tuple(biases)) if biases else None,
+        scale=None if scaling is None else float(scaling),
+        softcap=softcap,
+        sinks=s_aux,
+        dropout=dropout if module.training else 0.0,
+        **where,
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def read_mask(mask: Any, batch: int, queries: int, keys: int, biases: list[Bias]) -> dict[str, Any]:
+    """A mask that is not ours, as arguments of attention; an additive one joins the biases.
+
+    Raises:
+        ValueError: It is no mask with four axes.
+    """
+    if not isinstance(mask, Tensor) or mask.dim() != 4 or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        kind = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(
+            f"the attention mask is {kind}; relpos takes boolean or additive masks (batch, heads, queries, keys). If "
+            "the model is compiled in several graphs, compile it as one: torch.compile(model, fullgraph=True)."
+        )
+    where: dict[str, Any] = {"causal": False, "start": max(0, keys - queries)}
+    mask = mask[..., :keys]
+    if mask.is_floating_point() and is_padding(mask):
+        mask = mask == 0
+    if mask.is_floating_point():
+        biases.append(dense(mask))
+    elif mask.shape[1] == 1 and mask.shape[2] == 1:
+        where["padding"] = mask[:, 0, 0].expand(batch, -1)
+    else:
+        where["mask"] = mask
+    return where
+
+
+def is_padding(mask: Tensor) -> bool:
+    """Whether an additive mask only hides keys, the same for all queries, and leaves each sequence some.
+
+    The lowest value of a dtype is what transformers adds to hide a key. Values of a graph are not read.
+    """
+    if mask.shape[1:3] != (1, 1) or mask.requires_grad or not has_values(mask):
+        return False
+    seen = mask == 0
+    hidden = mask <= torch.finfo(mask.dtype).min / 2
+    return bool((seen | hidden).all() and seen.any(dim=-1).all())
