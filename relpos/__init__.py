@@ -71,7 +71,8 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'relpos' has no attribute {name!r}")
     module, attribute = _LAZY[name]
-    return getattr(importlib.import_module(module), attribute)
+    found = globals()[name] = getattr(importlib.import_module(module), attribute)  # looked up once
+    return found
 
 
 def __dir__() -> list[str]:

@@ -1,13 +1,10 @@
 """What a decoder keeps of one layer between its steps."""
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from relpos.attend import native
-from relpos.attend.kept import Kept, bias_of, runs
+from relpos.attend.kept import Kept, increments
 from relpos.attend.native.running import Running
 from relpos.encodings.call import positions
 from relpos.encodings.checks import integer_at_least
@@ -115,16 +112,6 @@ class Cache:
         seen = [self._tensors[name][:, :, :end] for name in new]
         return q, seen[0], seen[1], seen[2] if gates is not None else None
 
-    @contextlib.contextmanager
-    def unless_it_fails(self) -> Iterator[None]:
-        """Within it, an error takes back what was added: after a refused call the cache is what it was."""
-        before = self._length
-        try:
-            yield
-        except BaseException:
-            self.crop(min(before, self._length))
-            raise
-
     @property
     def rotated(self) -> bool:
         """Whether its keys are rotated."""
@@ -167,15 +154,31 @@ class Cache:
     def _extend(self, gates: Tensor | None, position: Encoding | None) -> None:
         """Extend the running sums, or give them up where they cannot be kept."""
         before, self._running = self._running, None
-        if gates is None or position is None or not runs(position, gates):
+        new = increments(position, gates)
+        if gates is None or new is None:
             return
-        tokens = gates.shape[2]
-        if before is not None and before.length == self._length and before.append(bias_of(position, gates)):
+        end = self._length + gates.shape[2]
+        if before is not None and before.length == self._length and before.append(*new):
             self._running = before
-        elif tokens <= native.FEW:  # it begins with the first step after the prompt
-            end = self._length + tokens
-            fresh = Running(bias_of(position, self._tensors["gates"][:, :, :end]), end + max(LEAST_ROOM, end // 2))
+        elif gates.shape[2] <= native.FEW:  # it begins with the first step after the prompt
+            of_all = increments(position, self._tensors["gates"][:, :, :end])
+            assert of_all is not None
+            fresh = Running(*of_all, end + max(LEAST_ROOM, end // 2))
             self._running = fresh if fresh.fits else None
+
+
+class Attempt:
+    """A context in which an error takes back what was added: after a refused call the cache is what it was."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache, self.before = cache, cache.length
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self.cache.crop(min(self.before, self.cache.length))
 
 
 def new_positions(

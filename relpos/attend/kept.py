@@ -16,7 +16,6 @@ from relpos.attend import native
 from relpos.attend.native.running import Running
 from relpos.encodings.call import Call
 from relpos.encodings.encoding import Encoding
-from relpos.encodings.forms import RankOne
 from relpos.encodings.inputs import check_finite
 from relpos.encodings.rotation import Rotation, turn
 
@@ -100,13 +99,16 @@ class Kept:
         Returns:
             The output and the log-sum-exp, as `native.attention` returns them.
         """
-        if position is None or call.queries > native.FEW or "score" not in position.places:
+        places = () if position is None or call.queries > native.FEW else position.places
+        if position is None or "score" not in places:
             return None
-        projected = "query and key" in position.places and not position.rotates_by_position  # still to be rotated
+        projected = "query and key" in places and not position.rotates_by_position  # still to be rotated
         elsewhere = backend not in (None, "native") or not call.causal or not call.among_keys
         if projected or elsewhere or call.token_positions is not None:
             return None
         if not _is_plain(position, q, k, v, call.sinks) or native.refuses(q, None, call) is not None:
+            return None
+        if v.shape[-1] > native.MAX_DIM:
             return None
         ready: native.Ready | Running | None = running
         if running is None and _is_fixed(position):
@@ -159,10 +161,11 @@ class Kept:
         Returns:
             The running sums of all tokens, or None if they cannot be kept.
         """
-        if position is None or gates is None or new > native.FEW or not runs(position, gates):
+        before, self._running = self._running, None
+        all_tokens = increments(position, gates) if new <= native.FEW else None
+        if gates is None or all_tokens is None:
             return None
         tokens = gates.shape[2]
-        before, self._running = self._running, None
         if before is not None:
             before.crop(tokens - new)
             known = before.length
@@ -170,12 +173,14 @@ class Kept:
             same = shape == (*self._gates.shape[:2], *self._gates.shape[3:]) and tokens <= self._gates.shape[2]
             if same and tokens - known <= native.FEW and torch.equal(gates[:, :, :known], self._gates[:, :, :known]):
                 self._gates[:, :, known:tokens] = gates[:, :, known:]
-                self._running = before if before.append(bias_of(position, gates[:, :, known:])) else None
+                step, weight = all_tokens
+                later = (step[..., known:], None if weight is None else weight[..., known:])
+                self._running = before if before.append(*later) else None
                 return self._running
         room = tokens + max(LEAST_ROOM, tokens // 2)
         self._gates = gates.new_empty(*gates.shape[:2], room, gates.shape[3])
         self._gates[:, :, :tokens] = gates
-        fresh = Running(bias_of(position, gates), room)
+        fresh = Running(*all_tokens, room)
         self._running = fresh if fresh.fits else None
         return self._running
 
@@ -207,18 +212,11 @@ def _ready(position: Encoding, tables: Tables) -> native.Ready | None:
     return native.Ready(form, tables.capacity)
 
 
-def runs(position: Encoding, gates: Tensor) -> bool:
-    """Whether the kernel can read the bias of an encoding from running sums."""
-    plain = gates.device.type == "cpu" and gates.dtype == torch.float32 and not native.needs_operator((gates,))
-    return position.running and plain and native.available()[0]
-
-
-def bias_of(position: Encoding, gates: Tensor) -> RankOne:
-    """The bias of tokens with these gates, (batch, heads, tokens, gate_size)."""
-    tokens = gates.shape[2]
-    form = position.bias(Call(tokens, tokens, gates=gates))
-    assert isinstance(form, RankOne)
-    return form
+def increments(position: Encoding | None, gates: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
+    """The steps and weights of tokens with these gates, if the kernel can read the bias from their running sums."""
+    if position is None or gates is None or gates.device.type != "cpu" or gates.dtype != torch.float32:
+        return None
+    return None if native.needs_operator((gates,)) or not native.available()[0] else position.increments(gates)
 
 
 def _is_fixed(position: Encoding) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from relpos.attend import reference
 from relpos.attend.backends import choose
-from relpos.attend.cache import Cache, new_positions
+from relpos.attend.cache import Attempt, Cache, new_positions
 from relpos.attend.kept import Kept
 from relpos.attend.native.running import Running
 from relpos.encodings.call import Call, MaskFunction
@@ -18,6 +18,8 @@ from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Form
 from relpos.encodings.inputs import check_finite, check_position, check_tensors, make_call, read_positions
 from relpos.encodings.tracing import without_autocast
+
+NOTHING = contextlib.nullcontext()
 
 
 def attention(
@@ -98,7 +100,7 @@ def attention(
         >>> out = relpos.attention(q, k, v, position, hidden=x, window=1023)
     """
     check_tensors(q, k, v)
-    with without_autocast(q.device), contextlib.nullcontext() if cache is None else cache.unless_it_fails():
+    with without_autocast(q.device), NOTHING if cache is None else Attempt(cache):
         if cache is not None:
             if start is not None or cu_seqlens is not None:
                 raise ValueError("with a cache the queries are the last tokens: leave start and cu_seqlens out.")

@@ -31,7 +31,6 @@ class CableNoWeight(Encoding):
     formula = "B_ij = −|S_i − S_j|,  S = cumsum(ReLU(w_c·x + b_c));  w starts at N(0, 0.02), b at 0"
 
     gate_size = 1
-    running = True
 
     def __init__(
         self, heads: int, head_dim: int, *, width: int | None = None, step: Literal["relu", "softplus"] = "relu"
@@ -41,13 +40,20 @@ class CableNoWeight(Encoding):
         self.steps = Gate(self.width, heads)
 
     def gates(self, hidden: Tensor) -> Tensor:
-        return STEPS[self.step](self.steps(hidden))[..., None]  # (batch, heads, length, 1)
+        return self.steps_of(hidden)[..., None]  # (batch, heads, length, 1)
+
+    def steps_of(self, hidden: Tensor) -> Tensor:
+        """The step of each token and head: (batch, heads, length)."""
+        return STEPS[self.step](self.steps(hidden))
 
     def bias(self, call: Call) -> Form:
         assert call.gates is not None
         total = call.gates[..., 0].double().cumsum(-1)  # (batch, heads, keys)
         weight = call.gates[..., 1].to(call.dtype) if call.gates.shape[-1] > 1 else None
         return RankOne(total, weight, call.dtype, symmetric=not call.causal)
+
+    def increments(self, gates: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        return gates[..., 0], gates[..., 1] if gates.shape[-1] > 1 else None
 
 
 class Cable(CableNoWeight):
@@ -73,4 +79,4 @@ class Cable(CableNoWeight):
         self.weights = Gate(self.width, heads)
 
     def gates(self, hidden: Tensor) -> Tensor:
-        return torch.cat([super().gates(hidden), F.softplus(self.weights(hidden))[..., None]], dim=-1)
+        return torch.stack([self.steps_of(hidden), F.softplus(self.weights(hidden))], dim=-1)

@@ -36,8 +36,6 @@ class Encoding(nn.Module):
         gate_size: Values per token and head that `gates` computes from the layer's input.
         alternatives: Of an encoding that is causal only: encodings for both directions in its place, as in
             ("rope", "fire with symmetric=True").
-        running: Whether the bias is a RankOne whose total is a running sum of one step per token, and its steps and
-            weights follow from each token's gates alone: a cache then extends it token by token.
 
     Example:
         >>> class Linear(relpos.Encoding):
@@ -53,7 +51,6 @@ class Encoding(nn.Module):
     tables: ClassVar[tuple[str, ...]] = ()
     gate_size: int = 0
     alternatives: tuple[str, ...] = ()
-    running: ClassVar[bool] = False
     options: dict[str, Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -91,13 +88,15 @@ class Encoding(nn.Module):
     @property
     def places(self) -> tuple[str, ...]:
         """Where it acts: any of "embedding", "query and key" and "score", in this order."""
-        cls = type(self)
-        methods = (("embed",), ("rotate", "rotation", "query_factor"), ("bias",))  # of each place
-        return tuple(
-            place
-            for place, names in zip(PLACES, methods, strict=True)
-            if any(getattr(cls, name) is not getattr(Encoding, name) for name in names)
+        cls, base = type(self), Encoding
+        acts = (
+            cls.embed is not base.embed,
+            cls.rotation is not base.rotation
+            or cls.rotate is not base.rotate
+            or cls.query_factor is not base.query_factor,
+            cls.bias is not base.bias,
         )
+        return tuple(place for place, does in zip(PLACES, acts, strict=True) if does)
 
     @property
     def place(self) -> str:
@@ -218,6 +217,18 @@ class Encoding(nn.Module):
 
         Returns:
             (batch, heads, length, gate_size), or None if the bias does not read the input.
+        """
+        return None
+
+    def increments(self, gates: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        """Return how each token extends a RankOne bias, so that a cache need not sum up all tokens at every step.
+
+        Args:
+            gates: Of some tokens, (batch, heads, tokens, gate_size).
+
+        Returns:
+            The step by which each token raises the running total, and its weight (None means 1), (batch, heads, tokens)
+            each; or None if the bias is of another form.
         """
         return None
 

@@ -25,7 +25,6 @@ class Forgetting(Encoding):
 
     gate_size = 1
     alternatives = ("cable_nw with step=softplus", "cable")
-    running = True
 
     def __init__(self, heads: int, head_dim: int, *, width: int | None = None) -> None:
         super().__init__(heads, head_dim, width)
@@ -42,3 +41,6 @@ class Forgetting(Encoding):
         assert call.gates is not None
         forgotten = -call.gates[..., 0].double().cumsum(-1)  # (batch, heads, keys)
         return RankOne(forgotten, None, call.dtype)
+
+    def increments(self, gates: Tensor) -> tuple[Tensor, None]:
+        return -gates[..., 0], None

@@ -20,8 +20,6 @@ class KernelCable(CableNoWeight):
 
     formula = "B_ij = −log(1 + (S_i − S_j)²),  S as in cable_nw"
 
-    running = False
-
     def bias(self, call: Call) -> Form:
         distance = super().bias(call)
         assert isinstance(distance, RankOne)
@@ -30,3 +28,6 @@ class KernelCable(CableNoWeight):
             return -torch.log1p(distance.gained(i, j) ** 2)
 
         return Scored(kernel, dict(distance.tensors()))
+
+    def increments(self, gates: Tensor) -> None:
+        return None

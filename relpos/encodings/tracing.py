@@ -21,6 +21,9 @@ def is_transformed() -> bool:
 
 def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """A context that disables autocast. Where it is off, as on the meta device, there is nothing to disable."""
-    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    return torch.autocast(device.type, enabled=False) if autocasts(device) else contextlib.nullcontext()
+
+
+def autocasts(device: torch.device) -> bool:
+    """Whether autocast is on. The meta device has none."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)

@@ -23,6 +23,7 @@ from relpos.encodings.tracing import is_transformed
 __all__ = [
     "FASTEST_ON",
     "FEW",
+    "MAX_DIM",
     "Ready",
     "attention",
     "available",
@@ -130,6 +131,8 @@ def attention(
         RuntimeError: The kernel cannot run this call.
     """
     skip = _skips if skip is None else skip
+    if ready is None:  # whoever has made the bias has asked before
+        check_runs(q, v, form, call)
     inputs = make_inputs(q, k, v, form, call, skip and ready is None)
     if ready is not None:
         prepared = Prepared(inputs)
@@ -178,6 +181,7 @@ def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, T
     Raises:
         RuntimeError: The kernel cannot run this call.
     """
+    check_runs(q, k, form, call)
     inputs = make_inputs(q, k, k, form, call, skip=False)
     inputs.dropout = 0.0
     prepared, _ = operators.prepare(inputs)
@@ -191,17 +195,21 @@ def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, T
     return sums[..., pad : pad + distances].to(call.dtype), first.to(call.dtype), rows
 
 
-def make_inputs(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, skip: bool) -> Inputs:
-    """The kernel's inputs for a call.
+def check_runs(q: Tensor, v: Tensor, form: Form | None, call: Call) -> None:
+    """Refuse a call that the kernel cannot run.
 
     Raises:
-        RuntimeError: The kernel cannot run this call.
+        RuntimeError: It cannot.
     """
     reason = refuses(q, form, call)
     if reason is None and v.shape[-1] > MAX_DIM:
         reason = f"the native kernel runs values of size up to {MAX_DIM}, not {v.shape[-1]}."
     if reason is not None:
         raise RuntimeError(reason)
+
+
+def make_inputs(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, skip: bool) -> Inputs:
+    """The kernel's inputs for a call that it can run."""
     rotation = call.rotation
     if rotation is not None and any(x.requires_grad for x in (rotation.q_cos, rotation.q_sin)):
         q, k = rotation.apply(q, k)  # the kernel has no gradient of the angles

@@ -1,12 +1,12 @@
 """A RankOne bias in the kernel's layout that grows with every decoded token."""
 
 import torch
+from torch import Tensor
 
 from relpos.attend.native.inputs import Prepared
 from relpos.attend.native.library import constant
 from relpos.attend.native.rank_one import power_of_two, unit_exponent
 from relpos.attend.native.toeplitz import LOG2E
-from relpos.encodings.forms import RankOne
 
 LARGEST = 2.0**100  # of totals and weights as the kernel receives them, far from overflow
 
@@ -18,39 +18,44 @@ class Running:
     must be made again.
 
     Args:
-        form: The bias of all tokens so far, whose total is a running sum.
+        step: By how much each token so far raises the total, (batch, heads, tokens).
+        weight: Of each token, in the same shape; None means 1.
         capacity: Number of tokens that there is room for.
+
+    Attributes:
+        fits: Whether the numbers are in the range of the unit.
     """
 
-    def __init__(self, form: RankOne, capacity: int) -> None:
-        total, weight = form.total, form.weight
-        exponent = unit_exponent(total, weight)  # (batch, heads, 1)
+    def __init__(self, step: Tensor, weight: Tensor | None, capacity: int) -> None:
+        exponent = unit_exponent(step.double().cumsum(-1), weight)  # (batch, heads, 1)
         self.units, self.weigh = power_of_two(-exponent), power_of_two(exponent) * LOG2E
         self.weighted = weight is not None
         # high, low and weight: (3, batch, heads, capacity + pad)
-        self.rows = torch.zeros(3, *total.shape[:2], capacity + constant("ROW_PAD"))
+        self.rows = torch.zeros(3, *step.shape[:2], capacity + constant("ROW_PAD"))
         self.capacity, self.length = capacity, 0
-        self.sum = torch.zeros(*total.shape[:2], 1, dtype=torch.float64)  # of all steps, in units
-        self.fits = self.append(form)
+        self.sum = torch.zeros(*step.shape[:2], 1, dtype=torch.float64)  # of all steps, in units
+        self.fits = self.append(step, weight)
 
-    def append(self, form: RankOne) -> bool:
+    def append(self, step: Tensor, weight: Tensor | None) -> bool:
         """Add tokens.
 
         Args:
-            form: Their bias; its total counts from the first of them.
+            step: Their steps, (batch, heads, tokens).
+            weight: Their weights, in the same shape; None means 1.
 
         Returns:
             Whether there was room, and the numbers are in the range of the unit.
         """
-        tokens = form.total.shape[2]
+        tokens = step.shape[2]
         end = self.length + tokens
         if end > self.capacity:
             return False
-        scaled = torch.addcmul(self.sum, form.total, self.units)
-        high, low, weight = new = self.rows[..., self.length : end]
-        high.copy_(scaled)
-        low.copy_(scaled - high)
-        weight.copy_(self.weigh if form.weight is None else form.weight * self.weigh)
+        gained = step.double() if tokens == 1 else step.double().cumsum(-1)
+        scaled = torch.addcmul(self.sum, gained, self.units)
+        high = scaled.float()
+        factor = self.weigh.expand_as(scaled) if weight is None else weight * self.weigh
+        new = torch.stack([high, (scaled - high).float(), factor.float()])
+        self.rows[..., self.length : end] = new
         self.sum, self.length = scaled[..., -1:], end
         return float(torch.linalg.vector_norm(new, torch.inf)) < LARGEST
 
