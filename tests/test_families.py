@@ -115,7 +115,8 @@ def test_the_auto_classes_open_what_a_family_saves(family, name, tmp_path):
     torch.testing.assert_close(again.eval()(ids(1, 9)).logits, model(ids(1, 9)).logits, rtol=0, atol=0)
     inner = transformers.AutoModel.from_pretrained(tmp_path).eval()
     hidden = get_family(family).hidden(model, ids(1, 9))
-    torch.testing.assert_close(inner(ids(1, 9)).last_hidden_state, hidden, rtol=0, atol=0)
+    uncached = {"use_cache": False} if FAMILIES[family].causal else {}  # as `hidden`: a cache rotates keys by itself
+    torch.testing.assert_close(inner(ids(1, 9), **uncached).last_hidden_state, hidden, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -70,7 +70,9 @@ def test_the_python_blocks_run_in_order(tmp_path, monkeypatch):
             block = block.replace(long, short)  # noqa: PLW2901
         exec(compile(block, "README.md", "exec"), names)
     assert names["out"].shape == (2, 12, 512, 64)
-    assert names["one"].shape == (2, 12, 1, 64)
+    assert [step.shape for step in names["new"]] == [(2, 12, 1, 64)] * 3
+    assert (len(names["cache"]), names["near"].shape) == (3, (2, 12, 512, 64))
+    assert names["share"].by_distance.shape == (2, 12, 512)
     assert names["text"].shape == (1, 8)
     assert list(names["perplexity"]) == [512, 1024, 2048, 4096]
     assert (tmp_path / "cable.png").exists()

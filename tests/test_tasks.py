@@ -205,9 +205,9 @@ class TestSettings:
         [
             ({"data.task": "recal"}, r"unknown task 'recal'\. Did you mean 'recall'\?"),
             ({"data.task": "recall", "data.length": 16}, "recall has at least 17 tokens, not 16"),
-            ({"data.task": "recall", "data.source": "sotu"}, "a task or on text.*takes no data.source=sotu"),
-            ({"data.task": "recall", "data.tokenizer": "gpt2"}, "takes no data.tokenizer=gpt2"),
-            ({"data.task": "recall", "data.separate_documents": True}, "takes no data.separate_documents=True"),
+            ({"data.task": "recall", "data.source": "sotu"}, "a task or on text.*leave out data.source=sotu"),
+            ({"data.task": "recall", "data.tokenizer": "gpt2"}, "leave out data.tokenizer=gpt2"),
+            ({"data.task": "recall", "data.separate_documents": True}, "leave out data.separate_documents=True"),
             ({"data.task": "recall", "data.task_loss": "some"}, "unknown task_loss 'some'"),
             ({"data.task": "recall", "data.task_shortest": 16}, "at least 17 tokens, not 16"),
             ({"data.task": "recall", "data.task_shortest": 99}, "data.task_shortest=99 is over data.length=64"),
