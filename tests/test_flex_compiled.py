@@ -193,11 +193,11 @@ COMPILED = {
     ("name", "what"),
     [
         ("kerple_log", "causal"),
-        ("rope", "causal"),
-        ("fire", "causal"),
-        ("cable", "window, documents, padding"),
+        pytest.param("rope", "causal", marks=pytest.mark.slow),
+        pytest.param("fire", "causal", marks=pytest.mark.slow),
+        pytest.param("cable", "window, documents, padding", marks=pytest.mark.slow),
         ("cable", "one query"),
-        ("fire", "one query"),
+        pytest.param("fire", "one query", marks=pytest.mark.slow),
     ],
 )
 def test_the_code_compiled_for_a_cpu_gives_the_definition(monkeypatch, name, what):
@@ -208,6 +208,7 @@ def test_the_code_compiled_for_a_cpu_gives_the_definition(monkeypatch, name, wha
     torch.testing.assert_close(ours, exact, rtol=0.0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -238,6 +239,7 @@ def test_the_code_compiled_for_a_cpu_takes_growing_lengths(monkeypatch):
             torch.testing.assert_close(ours, exact, rtol=0.0, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_code_compiled_for_a_cpu_in_half_precision(monkeypatch, dtype):
     flex_on_cpu(monkeypatch, "inductor")
