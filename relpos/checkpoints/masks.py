@@ -2,7 +2,7 @@
 
 transformers describes a mask by a function (batch, head, query, key) -> seen, composed of a few known ones. They are
 recognised by their names, and their settings are read from their closures; tests/test_use.py notices when transformers
-changes them. What is not recognised is evaluated: row by row if the function takes index tensors, else written out.
+changes them. What is not recognised is evaluated: row by row if the function takes index tensors, else materialised.
 """
 
 import functools
@@ -210,7 +210,7 @@ def described_mask(attention_mask: Any = None, **arguments: Any) -> Visible:
 
 
 def eagerly(arguments: dict[str, Any]) -> Visible | None:
-    """The description of a mask whose values can be read; None if it must be written out."""
+    """The description of a mask whose values can be read; None if it must be materialised."""
     sizes = {"batch": arguments["batch_size"], "queries": arguments["q_length"], "keys": arguments["kv_length"]}
     first_query, first_key = int(arguments["q_offset"]), int(arguments["kv_offset"])
     padding = prepare_padding_mask(arguments["attention_mask"], sizes["keys"], first_key)

@@ -152,7 +152,7 @@ def apply(model: PreTrainedModel) -> None:
 
 
 def refuse_weights(model: nn.Module, arguments: Any, keywords: Mapping[str, Any]) -> None:
-    """Refuse `output_attentions`: some models would return nothing without a word.
+    """Refuse `output_attentions`: some models would silently return nothing.
 
     Raises:
         ValueError: The weights were asked for.

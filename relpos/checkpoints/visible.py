@@ -67,7 +67,7 @@ class Visible:
         }
 
     def materialise(self) -> Tensor:
-        """Write the mask out: boolean (batch, 1, queries, keys)."""
+        """Materialise the mask: boolean (batch, 1, queries, keys)."""
         device = next((x.device for x in (self.padding, self.documents) if x is not None), torch.device("cpu"))
         call = Call(
             self.queries,
@@ -85,7 +85,7 @@ class Visible:
 
 
 class VisibleMask(Tensor):
-    """A boolean mask (batch, 1, queries, keys) that takes no memory: it is written out only if a model computes on it.
+    """A boolean mask (batch, 1, queries, keys) that takes no memory: it is materialised only if a model computes on it.
 
     transformers passes 4-D masks through unchanged, so the description reaches attention; whatever else a model does
     with its mask (slicing, adding, repeating) is done with the mask itself and stays exact.
