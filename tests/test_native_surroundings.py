@@ -86,7 +86,7 @@ def test_a_forked_process_computes_the_same():
         os.waitpid(child, 0)
         pytest.fail("the forked process hangs")
     assert os.waitstatus_to_exitcode(status) == 0
-    assert torch.equal(native.attention(q, k, v, None, Call(200, 200))[0], wanted)  # the parent goes on
+    assert torch.equal(native.attention(q, k, v, None, Call(200, 200))[0], wanted)  # the parent still computes
 
 
 def test_little_work_is_not_shared_out(monkeypatch):
