@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relpos
+from relpos.attend.layer_call import LayerCall
 from relpos.view import draw, maps
 from relpos.view.layers import encoding_layer, open_layer
 from relpos.view.maps import compute_map
@@ -37,7 +38,7 @@ class Opened:
         self.position = position.double()
         self.hidden = torch.randn(1, length, HEADS * HEAD_DIM).double() if position.needs_hidden else None
         self.q, self.k = torch.randn(2, 1, HEADS, length, HEAD_DIM).double()
-        self.layer = open_layer(1, self.q, self.k, self.position, self.hidden, causal=False)
+        self.layer = open_layer(1, LayerCall(self.q, self.k, self.position, {"hidden": self.hidden, "causal": False}))
 
     @torch.no_grad()
     def dense(self, show):

@@ -200,7 +200,7 @@ def test_a_bias_that_is_the_same_for_every_input_is_drawn_without_reading_one(ru
     run = open_run(runs / "fire")
     text = " ".join([text_of(runs)] * 40)
     ids = torch.tensor(run.tokenizer(text)["input_ids"][:length])
-    expected = compute_map(model_layers(run.model, ids, [4])[0], "bias")
+    expected = compute_map(model_layers(run.family, run.model, ids, [4])[0], "bias")
 
     def read(*args, **kwargs):
         raise AssertionError("the model has read its input")

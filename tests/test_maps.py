@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relpos
+from relpos.attend.layer_call import LayerCall
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
+from relpos.models.family import family_of
 from relpos.view import maps
 from relpos.view.cells import Cells
 from relpos.view.diagonals import Diagonals
@@ -53,7 +55,7 @@ def test_the_weights_are_those_the_model_attends_with(name):
         model.transformer.h[number - 1].attn.register_forward_hook(
             lambda _, inputs, out, number=number: given_out.__setitem__(number, (inputs[0], out))
         )
-    for layer in model_layers(model, ids, (1, 2)):
+    for layer in model_layers(family_of(model), model, ids, (1, 2)):
         attention = model.transformer.h[layer.number - 1].attn
         x, out = given_out[layer.number]
         weights = layer.rows("weights", 0, 10).nan_to_num()  # (heads, 11, 11)
@@ -68,7 +70,7 @@ def test_the_scores_of_rope_are_those_of_complex_numbers():
     model, length = small_model("rope").double(), 13
     seen = {}
     model.transformer.h[1].attn.register_forward_pre_hook(lambda _, inputs: seen.update(x=inputs[0]))
-    (layer,) = model_layers(model, torch.randint(50, (length,)), [2])
+    (layer,) = model_layers(family_of(model), model, torch.randint(50, (length,)), [2])
     q, k, _ = (x[0].detach().numpy() for x in model.transformer.h[1].attn.project(seen["x"]))
     half = HEAD_DIM // 2
     theta = 10000.0 ** (-2 * np.arange(half) / HEAD_DIM)
@@ -87,7 +89,7 @@ def test_the_bias_of_a_layer_is_the_encodings_own_map(name):
     seen = {}
     attention = model.transformer.h[0].attn
     attention.register_forward_pre_hook(lambda _, inputs: seen.update(x=inputs[0]))
-    (layer,) = model_layers(model, ids, [1])
+    (layer,) = model_layers(family_of(model), model, ids, [1])
     q, k, _ = attention.project(seen["x"])
     full = attention.position.map(hidden=seen["x"], q=q, k=k)[0]
     torch.testing.assert_close(layer.rows("bias", 0, 8).nan_to_num(nan=-torch.inf), full)
@@ -212,7 +214,9 @@ def test_numbers_over_all_heads_pool_their_sums_of_squares():
 def test_unrelated_maps_have_a_context_dependence_of_about_one():
     q, k = torch.randn(2, 1, 2, 200, 64)
     other_q, other_k = torch.randn(2, 1, 2, 200, 64)
-    computed = compute_map(open_layer(1, q, k, None, None), "scores", open_layer(1, other_q, other_k, None, None))
+    computed = compute_map(
+        open_layer(1, LayerCall(q, k, None, {})), "scores", open_layer(1, LayerCall(other_q, other_k, None, {}))
+    )
     assert computed.context.overall == pytest.approx(1, abs=0.02)
     assert computed.uniformity.overall == pytest.approx(200 / 20100, abs=0.004)  # diagonals / entries, by chance
 
@@ -237,7 +241,7 @@ def test_broken_weights_get_a_sentence():
     with torch.no_grad():
         model.transformer.h[0].mlp.c_proj.bias[0] = torch.nan
     with pytest.raises(ValueError, match="the input of layer 2 is not finite"):
-        model_layers(model, torch.randint(50, (5,)), [1, 2])
+        model_layers(family_of(model), model, torch.randint(50, (5,)), [1, 2])
 
 
 @pytest.mark.parametrize("length", [1, 2, 37, 300])

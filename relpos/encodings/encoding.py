@@ -147,6 +147,11 @@ class Encoding(nn.Module):
         return False
 
     @property
+    def static_bias(self) -> bool:
+        """Whether it acts by a bias that is the same for every input."""
+        return self.place == "score" and not self.needs_hidden and not self.needs_scores
+
+    @property
     def depends_on_length(self) -> bool:
         """Whether a longer sequence changes what earlier tokens see (dynamic RoPE scalings)."""
         return False

@@ -1,22 +1,26 @@
 """A family of models, as training, scoring and drawing see it.
 
-Nothing outside this folder knows the modules or the weights of a particular model. Other code asks the model's family
-to build it, for its hidden states, for what its output matrix multiplies, and for its attention layers in order.
+Nothing outside this folder and `relpos.checkpoints` knows the modules or the weights of a particular model. Other code
+asks the model's family to build it, for its hidden states, for what its output matrix multiplies, and for the queries
+and keys of its attention layers in order.
 """
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from relpos.attend.layer_call import LayerCall
 from relpos.encodings.encoding import Encoding
 from relpos.models.attention import SelfAttention
+from relpos.models.positions import layer_positions
 from relpos.models.presets import Preset
-from relpos.models.registry import FAMILIES, entry, family_of_type
+from relpos.models.registry import FAMILIES, entry, family_of_type, metric
 
 
 @dataclass(frozen=True)
@@ -29,28 +33,101 @@ class AttentionLayer:
 
 @dataclass(frozen=True)
 class Output:
-    """What turns hidden states into logits: logits = states · weightᵀ + bias."""
+    """What turns hidden states into logits: logits = states · weightᵀ + bias, then softcap · tanh(logits / softcap)."""
 
     states: Tensor  # (batch, length, width)
     weight: Tensor  # (vocabulary, width)
     bias: Tensor | None = None  # (vocabulary,)
+    softcap: float | None = None
 
 
-class Family(ABC):
-    """The interface of a family. Each family's file ends with one object of this type, `FAMILY`."""
+class Reader(ABC):
+    """What scoring and drawing ask about a model, ours or another's."""
 
-    name: ClassVar[str]
+    name: str
+    title: str  # the name in text, as in "GPT-2"
+    causal: bool  # whether it predicts the next token; otherwise it predicts masked tokens
+
+    @property
+    def metric(self) -> str:
+        """What evaluation by length measures; see `relpos.models.registry.Entry.metric`."""
+        return metric(self.causal)
+
+    @abstractmethod
+    def hidden(self, model: PreTrainedModel, ids: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Hidden states after the last layer: (batch, length, width).
+
+        Args:
+            model: The model.
+            ids: Token ids (batch, length).
+            documents: (batch, length), ids of packed documents between which there is no attention.
+        """
+
+    @abstractmethod
+    def output(self, model: PreTrainedModel, hidden: Tensor) -> Output:
+        """What the output matrix multiplies, for hidden states (batch, length, width)."""
+
+    @abstractmethod
+    def depth(self, model: PreTrainedModel) -> int:
+        """Number of its attention layers."""
+
+    @abstractmethod
+    def heads(self, model: PreTrainedModel) -> int:
+        """Number of heads of its first attention layer."""
+
+    @abstractmethod
+    def calls(self, model: PreTrainedModel, ids: Tensor, numbers: Iterable[int]) -> list[LayerCall]:
+        """The queries and keys of some layers on an input.
+
+        Args:
+            model: The model.
+            ids: Token ids (length,).
+            numbers: Numbers of the layers; 1 is the first.
+
+        Raises:
+            ValueError: The input of a layer is not finite.
+        """
+
+    def calls_without_input(
+        self, model: PreTrainedModel, length: int, numbers: Iterable[int]
+    ) -> list[LayerCall] | None:
+        """The same without running the model, where the bias of these layers is the same for every input.
+
+        Only the bias can be read from them: their queries and keys are 0.
+
+        Args:
+            model: The model.
+            length: Number of tokens.
+            numbers: Numbers of the layers; 1 is the first.
+
+        Returns:
+            The calls, or None if the bias of a layer depends on the input.
+        """
+        return None
+
+    @abstractmethod
+    def positions(self, model: PreTrainedModel, numbers: Sequence[int]) -> tuple[str, str]:
+        """The names of the encodings of some layers and their places; several if layers have different ones."""
+
+    @abstractmethod
+    def position(self, model: PreTrainedModel) -> dict[str, Any]:
+        """The model's encoding, as JSON, with its `name`."""
+
+
+class Family(Reader):
+    """A family that we can build and train. Each family's file ends with one object of this type, `FAMILY`."""
+
     config_class: ClassVar[type[PreTrainedConfig]]
     model_class: ClassVar[type[PreTrainedModel]]  # with the head that predicts tokens
     tokenizer: ClassVar[str | None] = None  # used for a published folder without a tokenizer
 
     @property
-    def title(self) -> str:
+    def title(self) -> str:  # type: ignore[override]
         """The family's name in text, as in "GPT-2"."""
         return FAMILIES[self.name].title
 
     @property
-    def causal(self) -> bool:
+    def causal(self) -> bool:  # type: ignore[override]
         """Whether attention is causal and the model predicts the next token; otherwise it predicts masked tokens."""
         return FAMILIES[self.name].causal
 
@@ -104,25 +181,86 @@ class Family(ABC):
         return {}
 
     def hidden(self, model: PreTrainedModel, ids: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Hidden states after the last layer: (batch, length, width).
-
-        Args:
-            model: A model of this family.
-            ids: Token ids (batch, length).
-            documents: (batch, length), ids of packed documents between which there is no attention.
-        """
         options = {"use_cache": False} if self.causal else {}
         states: Tensor = model.base_model(ids, documents=documents, **options).last_hidden_state
         return states
 
     def output(self, model: PreTrainedModel, hidden: Tensor) -> Output:
-        """What the output matrix multiplies, for hidden states (batch, length, width)."""
         head: Any = model.get_output_embeddings()
         return Output(hidden, head.weight, head.bias)
 
     @abstractmethod
     def layers(self, model: PreTrainedModel) -> list[AttentionLayer]:
         """Its attention layers in order."""
+
+    def depth(self, model: PreTrainedModel) -> int:
+        return len(self.layers(model))
+
+    def heads(self, model: PreTrainedModel) -> int:
+        return self.layers(model)[0].attention.heads
+
+    def calls(self, model: PreTrainedModel, ids: Tensor, numbers: Iterable[int]) -> list[LayerCall]:
+        chosen = {number: self.layers(model)[number - 1] for number in numbers}
+        inputs: dict[int, Tensor] = {}
+
+        def keep(number: int) -> Callable[[Any, tuple[Tensor, ...]], None]:
+            return lambda module, arguments: inputs.update({number: arguments[0]})
+
+        hooks = [layer.attention.register_forward_pre_hook(keep(number)) for number, layer in chosen.items()]
+        try:
+            self.hidden(model, ids[None].to(model.device))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        calls = []
+        for number, layer in chosen.items():
+            x = inputs[number]
+            check_finite(number, x)
+            q, k, _ = layer.attention.project(x)
+            calls.append(_call(layer, q, k, hidden=x))
+        return calls
+
+    def calls_without_input(
+        self, model: PreTrainedModel, length: int, numbers: Iterable[int]
+    ) -> list[LayerCall] | None:
+        chosen = [self.layers(model)[number - 1] for number in numbers]
+        if not all(layer.position is not None and layer.position.static_bias for layer in chosen):
+            return None
+        nothing = torch.zeros(1, dtype=model.dtype, device=model.device)
+        calls = []
+        for layer in chosen:
+            q = nothing.expand(1, layer.attention.heads, length, layer.attention.head_dim)
+            calls.append(_call(layer, q, q))
+        return calls
+
+    def positions(self, model: PreTrainedModel, numbers: Sequence[int]) -> tuple[str, str]:
+        config: Any = model.config
+        rows = layer_positions(config.position, config.num_hidden_layers)
+        windows = {number: rows[number - 1].get("window") for number in numbers}
+        names = dict.fromkeys(
+            rows[number - 1]["name"] + (f" in a window of {window}" if window else "")
+            for number, window in windows.items()
+        )
+        places = dict.fromkeys(config.make_position(number).place for number in numbers)
+        return " / ".join(names), " / ".join(places)
+
+    def position(self, model: PreTrainedModel) -> dict[str, Any]:
+        return dict(model.config.position)
+
+
+def _call(layer: AttentionLayer, q: Tensor, k: Tensor, hidden: Tensor | None = None) -> LayerCall:
+    own = layer.attention
+    return LayerCall(q, k, layer.position, {"hidden": hidden, "causal": own.causal, "scale": own.scale})
+
+
+def check_finite(number: int, x: Tensor) -> None:
+    """Check the input of a layer, or its queries.
+
+    Raises:
+        ValueError: It is not finite.
+    """
+    if not bool(x.isfinite().all()):
+        raise ValueError(f"the input of layer {number} is not finite: the model's weights are damaged.")
 
 
 def get_family(name: str) -> Family:

@@ -19,12 +19,8 @@ class Entry:
 
     @property
     def metric(self) -> str:
-        """What evaluation by length measures.
-
-        For a family that predicts masked tokens it is the pseudo-perplexity: one token in seven is masked, the same
-        ones at every length, and predicted from all other tokens of its window.
-        """
-        return "perplexity" if self.causal else "pseudo-perplexity"
+        """What evaluation by length measures."""
+        return metric(self.causal)
 
     @property
     def auto_class(self) -> str:
@@ -40,6 +36,15 @@ class Entry:
             "AutoModel": f"{self.prefix}Model",
             self.auto_class: f"{self.prefix}{model}",
         }
+
+
+def metric(causal: bool) -> str:
+    """What evaluation by length measures.
+
+    For a model that predicts masked tokens it is the pseudo-perplexity: one token in seven is masked, the same ones at
+    every length, and predicted from all other tokens of its window.
+    """
+    return "perplexity" if causal else "pseudo-perplexity"
 
 
 FAMILIES = {  # name, which is also that of its file and of transformers' own model type; the first is the default

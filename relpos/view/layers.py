@@ -1,13 +1,14 @@
 """One attention layer on one input: any rows of its bias, scores or weights, materialised on request."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from relpos.attend import reference
+from relpos.attend.layer_call import LayerCall
 from relpos.attend.operation import positioned
 from relpos.encodings.call import Call, products
 from relpos.encodings.encoding import Encoding
@@ -16,6 +17,8 @@ from relpos.encodings.inputs import make_call
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from relpos.models.family import Reader
 
 Values = Literal["bias", "scores", "weights"]  # what a map can hold
 
@@ -66,9 +69,9 @@ class Layer:
             scores = products(q.to(call.dtype) * call.scale, k.to(call.dtype)) if self.reads_scores else None
             values = self.form.block(i, call.j, scores, visible)
         else:
-            values, visible = reference.logits(q, k, self.form, call, i)
-            if show == "weights":
-                values = values.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+            compute = reference.logits if show == "scores" else reference.weights
+            values, _ = compute(q, k, self.form, call, i)
+            visible = call.visible(i)
         return values.masked_fill(~visible, torch.nan)[0]
 
     @property
@@ -82,25 +85,12 @@ class Layer:
         return max([self.heads, *(len(part.slope) for part in terms(self.form) if isinstance(part, Scaled))])
 
 
-def open_layer(
-    number: int,
-    q: Tensor,
-    k: Tensor,
-    position: Encoding | None,
-    hidden: Tensor | None,
-    scale: float | None = None,
-    causal: bool = True,
-) -> Layer:
+def open_layer(number: int, seen: LayerCall) -> Layer:
     """Make a layer from its queries and keys.
 
     Args:
         number: Number of the layer; 1 is the first.
-        q: Queries before rotation, (1, heads, length, head_dim).
-        k: Keys before rotation, (1, heads, length, head_dim).
-        position: The layer's encoding.
-        hidden: The layer's input (1, length, width), for encodings that read it.
-        scale: Factor of q·k; head_dim^−½ by default.
-        causal: Whether a query sees only keys up to its own position.
+        seen: The queries and keys, and how the layer attends.
 
     Returns:
         The layer.
@@ -108,70 +98,51 @@ def open_layer(
     Raises:
         ValueError: If the encoding does not fit the queries, or is defined for causal attention only.
     """
-    call = make_call(q, k, position, hidden=hidden, causal=causal, scale=scale)
-    q, k, form, call = positioned(q, k, position, call)
+    position = seen.position
+    call = make_call(seen.q, seen.k, position, **seen.arguments)
+    q, k, form, call = positioned(seen.q, seen.k, position, call)
     q, k = call.rotated(q, k)
     return Layer(number, q.shape[1], call, form, q, k, position is not None and position.needs_scores)
 
 
 @torch.no_grad()
-def model_layers(model: "PreTrainedModel", ids: Tensor, numbers: Iterable[int]) -> list[Layer]:
+def model_layers(family: "Reader", model: "PreTrainedModel", ids: Tensor, numbers: Sequence[int]) -> list[Layer]:
     """The layers of a model for an input.
 
     Args:
-        model: A model of one of the families.
+        family: The model's family, `Run.family`.
+        model: The model.
         ids: Token ids (length,).
         numbers: Numbers of the layers; 1 is the first.
 
     Raises:
         ValueError: The input of a layer is not finite.
     """
-    from relpos.models.family import family_of
-
-    family = family_of(model)
-    chosen = {number: family.layers(model)[number - 1] for number in numbers}
-    inputs: dict[int, Tensor] = {}
-
-    def keep(number: int) -> Callable[[Any, tuple[Tensor, ...]], None]:
-        return lambda module, arguments: inputs.update({number: arguments[0]})
-
-    hooks = [layer.attention.register_forward_pre_hook(keep(number)) for number, layer in chosen.items()]
-    try:
-        family.hidden(model, ids[None].to(model.device))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    layers = []
-    for number, layer in chosen.items():
-        x = inputs[number]
-        if not bool(x.isfinite().all()):
-            raise ValueError(f"the input of layer {number} is not finite: the model's weights are damaged.")
-        q, k, _ = layer.attention.project(x)
-        layers.append(open_layer(number, q, k, layer.position, x, layer.attention.scale, layer.attention.causal))
-    return layers
+    calls = family.calls(model, ids, numbers)
+    return [open_layer(number, call) for number, call in zip(numbers, calls, strict=True)]
 
 
 @torch.no_grad()
-def input_free_layers(model: "PreTrainedModel", length: int, numbers: Iterable[int]) -> list[Layer]:
-    """The layers of a model without an input. Only their bias can be drawn, and it must be the same for every input.
+def layers_without_input(
+    family: "Reader", model: "PreTrainedModel", length: int, numbers: Sequence[int]
+) -> list[Layer] | None:
+    """The layers of a model without an input: only their bias can be drawn.
 
     The model is not run, which for a long input would take far longer than computing the bias.
 
     Args:
-        model: A model of one of the families.
+        family: The model's family, `Run.family`.
+        model: The model.
         length: Number of tokens.
         numbers: Numbers of the layers; 1 is the first.
-    """
-    from relpos.models.family import family_of
 
-    all_layers = family_of(model).layers(model)
-    layers = []
-    for number in numbers:
-        layer = all_layers[number - 1]
-        q = torch.zeros(1, dtype=model.dtype, device=model.device)
-        q = q.expand(1, layer.attention.heads, length, layer.attention.head_dim)
-        layers.append(open_layer(number, q, q, layer.position, None, layer.attention.scale, layer.attention.causal))
-    return layers
+    Returns:
+        The layers, or None if the bias of one of them depends on the input.
+    """
+    calls = family.calls_without_input(model, length, numbers)
+    if calls is None:
+        return None
+    return [open_layer(number, call) for number, call in zip(numbers, calls, strict=True)]
 
 
 @torch.no_grad()
@@ -196,8 +167,8 @@ def encoding_layer(position: Encoding, length: int, causal: bool = True) -> Laye
     hidden = torch.randn(1, length, position.width) if position.needs_hidden else None
     if position.needs_scores:
         q, k = torch.randn(2, 1, heads, length, head_dim)
-        return open_layer(1, q, k, position, hidden, causal=causal)
+        return open_layer(1, LayerCall(q, k, position, {"hidden": hidden, "causal": causal}))
     token = torch.zeros(1) if "embedding" in position.places else torch.randn(position.width)
     x = position.embed(token.expand(1, length, position.width))
     q = x[..., : heads * head_dim].reshape(1, length, heads, head_dim).transpose(1, 2)  # (1, heads, length, head_dim)
-    return open_layer(1, q, q, position, hidden, causal=causal)
+    return open_layer(1, LayerCall(q, q, position, {"hidden": hidden, "causal": causal}))

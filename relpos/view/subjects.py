@@ -12,7 +12,7 @@ from relpos.encodings.registry import encoding, names
 from relpos.errors import unknown
 from relpos.view import captions
 from relpos.view.defaults import HEAD_DIM, HEADS, LENGTH, MOST_LABELS
-from relpos.view.layers import Layer, encoding_layer, input_free_layers, model_layers
+from relpos.view.layers import Layer, encoding_layer, layers_without_input, model_layers
 
 if TYPE_CHECKING:
     from relpos.lab.runs.inputs import ModelInput
@@ -101,17 +101,17 @@ def model_subject(
 ) -> Subject:
     """A trained model on an input; `input_free` if only values that do not depend on the input are drawn."""
     run = _open(what)
-    attention_layers = run.family.layers(run.model)
-    _refuse_sizes(str(run.folder), attention_layers[0].attention.heads, heads, head_dim, options)
-    depth = len(attention_layers)
+    model, family = run.model, run.family
+    _refuse_sizes(str(run.folder), family.heads(model), heads, head_dim, options)
+    depth = family.depth(model)
     numbers = _layer_numbers(layer, depth)
     shown, other = _inputs(run, length, seed, text)
-    if input_free and all(static_bias(attention_layers[number - 1].position) for number in numbers):
-        layers = input_free_layers(run.model, len(shown.ids), numbers)
-        others = None if other is None else layers
+    static = layers_without_input(family, model, len(shown.ids), numbers) if input_free else None
+    if static is not None:
+        layers, others = static, None if other is None else static
     else:
-        layers = model_layers(run.model, shown.ids, numbers)
-        others = None if other is None else model_layers(run.model, other.ids, numbers)
+        layers = model_layers(family, model, shown.ids, numbers)
+        others = None if other is None else model_layers(family, model, other.ids, numbers)
     trained = run.training()
     preset = "" if run.settings is None else f" {run.settings.model.preset}"
     which = "all layers" if len(numbers) > 1 else f"layer {numbers[0]} of {depth}"
@@ -122,38 +122,17 @@ def model_subject(
             "folder": str(run.folder),
             "preset": preset.strip() or None,
             "layers": depth,
-            "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
-            "position": dict(run.model.config.position),
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "position": family.position(model),
         },
         "training": trained or None,
         "input": captions.input_words(shown),
         "compared_with": None if other is None else captions.input_words(other),
     }
     named = [_token_name(run.tokenizer.decode([int(token)])) for token in shown.ids[: MOST_LABELS + 1]]
-    name, place = _encodings(run, numbers)
-    heading = f"{name}, {run.family.title}{preset}, {which}"
+    name, place = family.positions(model, numbers)
+    heading = f"{name}, {family.title}{preset}, {which}"
     return Subject(name, place, layers, others, run.folder.name, heading, ending.strip(), about, named)
-
-
-def _encodings(run: "Run", numbers: list[int]) -> tuple[str, str]:
-    """The names of the encodings of some layers, and their places: several where a plan gives layers different ones."""
-    from relpos.models.positions import layer_positions
-
-    config = run.model.config
-    rows = layer_positions(config.position, config.num_hidden_layers)
-    windows = {number: rows[number - 1].get("window") for number in numbers}
-    names_of_layers = dict.fromkeys(
-        rows[number - 1]["name"] + (f" in a window of {window}" if window else "") for number, window in windows.items()
-    )
-    places = dict.fromkeys(config.make_position(number).place for number in numbers)
-    return " / ".join(names_of_layers), " / ".join(places)
-
-
-def static_bias(position: Encoding | None) -> bool:
-    """Whether an encoding adds a bias that is the same for every input."""
-    return (
-        position is not None and position.place == "score" and not position.needs_hidden and not position.needs_scores
-    )
 
 
 def _refuse_sizes(name: str, own: int, heads: int | None, head_dim: int | None, options: Mapping[str, Any]) -> None:

@@ -17,7 +17,6 @@ from relpos.lab.runs.settings import TABLES
 from relpos.models.presets import preset as preset_of
 from relpos.system.files import write_text
 from relpos.view.picture import draw
-from relpos.view.subjects import static_bias
 
 LENGTH = 512  # tokens, as in the paper
 BATCH = 2  # windows per step: a short training learns more from many small steps
@@ -165,7 +164,7 @@ class Album:
 
 def needs_training(position: Encoding) -> bool:
     """Whether training changes the encoding's picture: it has parameters, or the picture shows a model's scores."""
-    return not static_bias(position) or any(True for _ in position.parameters())
+    return not position.static_bias or any(True for _ in position.parameters())
 
 
 def _trained(folder: Path) -> bool:
