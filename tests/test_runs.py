@@ -58,7 +58,7 @@ def test_a_gpt2_of_transformers_opens(tmp_path):
         ({}, "no config.json"),
         ({"run.yaml": "run: {}"}, "rerun relpos train to finish it"),
         ({"config.json": "{"}, "is not valid JSON"),
-        ({"config.json": json.dumps({"model_type": "mistral"})}, "of type 'mistral'"),
+        ({"config.json": json.dumps({"model_type": "mistral"})}, "there are no weights"),
     ],
 )
 def test_what_is_no_model_is_refused_with_a_sentence(tmp_path, files, sentence):

@@ -1,5 +1,6 @@
 """transformers' attention interface, served by `relpos.attention`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ NO_WEIGHTS = (
     "relpos never materialises the attention weights: set it to False, or call relpos.use(model, off=True) and "
     "model.set_attn_implementation('eager') to see them; relpos.mass has them by distance"
 )
-LISTENERS: list[set[nn.Module]] = []  # each collects the modules that call attention
+Listener = Callable[[nn.Module, Tensor, Tensor, "ModelsOwn | None", dict[str, Any]], None]
+LISTENERS: list[Listener] = []  # called with each module, its queries and keys, bias and further arguments
 
 
 class PositionBias:
@@ -72,8 +74,6 @@ def relpos_attention(
     Raises:
         ValueError: The weights, or a paged cache, were asked for; or the mask is of an unknown kind.
     """
-    for listener in LISTENERS:
-        listener.add(module)
     if output_attentions:
         raise ValueError(f"output_attentions=True: {NO_WEIGHTS}.")
     if cache is not None:
@@ -99,17 +99,11 @@ def relpos_attention(
         biases.append(dense(position_bias))
     if where["start"] == key.shape[2] - queries and (where["causal"] or queries == key.shape[2]):
         del where["start"]  # the default
-    out = attention(
-        query,
-        key,
-        value,
-        ModelsOwn(heads, head_dim, tuple(biases)) if biases else None,
-        scale=None if scaling is None else float(scaling),
-        softcap=softcap,
-        sinks=s_aux,
-        dropout=dropout if module.training else 0.0,
-        **where,
-    )
+    position = ModelsOwn(heads, head_dim, tuple(biases)) if biases else None
+    arguments = {"scale": None if scaling is None else float(scaling), "softcap": softcap, "sinks": s_aux, **where}
+    for listener in LISTENERS:
+        listener(module, query, key, position, arguments)
+    out = attention(query, key, value, position, dropout=dropout if module.training else 0.0, **arguments)
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -103,12 +103,16 @@ def silent_layers(model: nn.Module, inputs: Mapping[str, Any] | None) -> tuple[i
     ran: set[nn.Module] = set()
     heard: set[nn.Module] = set()
     hooks = [layer.register_forward_pre_hook(lambda layer, _: ran.add(layer)) for layer in layers.values()]
-    LISTENERS.append(heard)
+
+    def listen(module: nn.Module, *_: object) -> None:
+        heard.add(module)
+
+    LISTENERS.append(listen)
     try:
         with evaluating(model):
             run(model, examples(model) if inputs is None else [inputs])
     finally:
-        LISTENERS.remove(heard)
+        LISTENERS.remove(listen)
         for hook in hooks:
             hook.remove()
     silent = []

@@ -20,7 +20,7 @@ NAME = "relpos"  # of our implementation, in transformers' interfaces
 REPLACED = "relpos_replaced"  # the same, for families whose attention we replaced
 BEFORE = "_relpos_before"  # the implementations of a model's configurations before
 HOOK = "_relpos_hook"  # the hook of a model that refuses output_attentions
-Model = TypeVar("Model", bound=nn.Module)
+Model = TypeVar("Model")
 
 OWN_LAYERS = {  # layers that keep their own code beside ours, by class
     "LongT5LocalAttention",  # blocks of the encoder: linear memory already
@@ -43,12 +43,13 @@ def use(model: Model, off: bool = False, *, example: Mapping[str, Any] | None = 
     `output_attentions`, since the weights are never materialised.
 
     Args:
-        model: Any model of transformers whose attention calls its interface; or BLOOM, Falcon, MPNet, MPT.
+        model: Any model of transformers whose attention calls its interface; or BLOOM, Falcon, MPNet, MPT. Or a run from
+            `relpos.open`, for its model.
         off: Whether to undo it: the model then runs as before.
         example: Inputs for one small forward, for models whose inputs cannot be guessed.
 
     Returns:
-        The same model.
+        The same model, or run.
 
     Raises:
         TypeError: It is no model of transformers.
@@ -58,6 +59,9 @@ def use(model: Model, off: bool = False, *, example: Mapping[str, Any] | None = 
         >>> model = relpos.use(AutoModelForCausalLM.from_pretrained("HuggingFaceTB/SmolLM2-135M"))
         >>> model.generate(**inputs)
     """
+    if isinstance(getattr(model, "model", None), PreTrainedModel) and not isinstance(model, nn.Module):
+        use(model.model, off, example=example)
+        return model
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"relpos.use takes a model of transformers (a PreTrainedModel), not {type(model).__name__}.")
     if model.config.model_type.startswith(PREFIX):  # our own models run on our attention anyway

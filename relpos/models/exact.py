@@ -13,13 +13,16 @@ from transformers.utils import logging
 SHOWN = 3  # names of tensors in a sentence
 
 
-def open_exactly(from_pretrained: Callable[..., Any], folder: Any, *args: Any, **options: Any) -> Any:
+def open_exactly(
+    from_pretrained: Callable[..., Any], folder: Any, *args: Any, allow_unknown: bool = False, **options: Any
+) -> Any:
     """Open a model with `from_pretrained`, if the file has exactly the model's tensors, in the same shapes.
 
     Args:
         from_pretrained: The method of transformers, bound to the model's class.
         folder: The model's folder, or its name on the hub.
         args: Passed to `from_pretrained`.
+        allow_unknown: Whether the file may have tensors that the model does not have.
         options: Passed to `from_pretrained`; with `ignore_mismatched_sizes=True` other shapes are allowed.
 
     Returns:
@@ -43,9 +46,9 @@ def open_exactly(from_pretrained: Callable[..., Any], folder: Any, *args: Any, *
         logging.set_verbosity(verbosity)
     shapes = [] if other_shapes else info["mismatched_keys"]
     problems = [
-        *_listed("lacks", sorted(info["missing_keys"])),
-        *_listed("has unknown", sorted(info["unexpected_keys"])),
-        *_listed(
+        *listed("lacks", sorted(info["missing_keys"])),
+        *listed("has unknown", [] if allow_unknown else sorted(info["unexpected_keys"])),
+        *listed(
             "has other shapes of", [f"{name} {tuple(saved)}, not {tuple(own)}" for name, saved, own in sorted(shapes)]
         ),
     ]
@@ -58,7 +61,7 @@ def open_exactly(from_pretrained: Callable[..., Any], folder: Any, *args: Any, *
     return (model, info) if with_info else model
 
 
-def _listed(verb: str, names: Iterable[str]) -> list[str]:
+def listed(verb: str, names: Iterable[str]) -> list[str]:
     """The first names, and how many there are; nothing if there are none."""
     known = list(names)
     if not known:

@@ -47,11 +47,24 @@ class Reader(ABC):
     name: str
     title: str  # the name in text, as in "GPT-2"
     causal: bool  # whether it predicts the next token; otherwise it predicts masked tokens
+    predicts_tokens: bool = True  # whether it predicts tokens at all
 
     @property
     def metric(self) -> str:
         """What evaluation by length measures; see `relpos.models.registry.Entry.metric`."""
         return metric(self.causal)
+
+    def check_scoring(self, model: PreTrainedModel) -> None:
+        """Check that losses of tokens can be computed.
+
+        Raises:
+            ValueError: The model predicts no tokens, or how is not known.
+        """
+        if not self.predicts_tokens:
+            raise ValueError(
+                f"{type(model).__name__} predicts no tokens, so it has no perplexity: give a model with a head for the "
+                "next token or for masked tokens."
+            )
 
     @abstractmethod
     def hidden(self, model: PreTrainedModel, ids: Tensor, documents: Tensor | None = None) -> Tensor:

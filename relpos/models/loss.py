@@ -137,7 +137,12 @@ def _mean_loss(
 
 @torch.no_grad()
 def token_losses(
-    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None, rows: int | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    rows: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """The cross-entropy of every target by itself, without gradients. Only what is predicted costs anything.
 
@@ -147,6 +152,7 @@ def token_losses(
         targets: (batch, length), what each state predicts: of a causal model the token after it; −100 for nothing.
         bias: Of the output, (vocabulary,).
         rows: Number of tokens whose logits exist at a time.
+        softcap: Replaces the logits x by softcap · tanh(x / softcap).
 
     Returns:
         (batch, length), 0 where nothing is predicted.
@@ -164,7 +170,7 @@ def token_losses(
     with torch.autocast(hidden.device.type, enabled=False):
         used, used_bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
         for chunk in torch.split((wanted != IGNORED).nonzero()[:, 0], rows or max(1, LOGITS // len(weight))):
-            logits, normaliser = _logits(states[chunk], used, used_bias, dtype)
+            logits, normaliser = _logits(states[chunk], used, used_bias, dtype, softcap)
             losses[chunk] = (normaliser - logits.gather(1, wanted[chunk, None]))[:, 0]
     return losses.view(targets.shape)
 
@@ -207,8 +213,12 @@ def check_labels(targets: Tensor, vocabulary: int) -> None:
         )
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, softcap: float | None = None
+) -> tuple[Tensor, Tensor]:
     """The logits of a chunk (rows, vocabulary), and the logarithm of the sum of their exponentials (rows, 1)."""
     logits = hidden @ weight.T if bias is None else torch.addmm(bias, hidden, weight.T)
     logits = logits.to(dtype)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
     return logits, logits.logsumexp(dim=-1, keepdim=True)

@@ -3,6 +3,7 @@
 To add one: write its file, add its line to `FAMILIES`. Imports nothing: the command line lists them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relpos.errors import unknown
@@ -14,6 +15,7 @@ class Entry:
 
     prefix: str  # of its classes in the file: RelposGPT2Config, RelposGPT2Model, RelposGPT2ForCausalLM
     title: str  # the name in text
+    published: tuple[str, ...]  # transformers' classes whose folders it opens
     causal: bool = True  # predicts the next token; a family that is not causal predicts masked tokens
     lr_scale: float = 1.0  # its learning rate relative to the preset's
 
@@ -48,9 +50,11 @@ def metric(causal: bool) -> str:
 
 
 FAMILIES = {  # name, which is also that of its file and of transformers' own model type; the first is the default
-    "gpt2": Entry("RelposGPT2", "GPT-2"),
-    "llama": Entry("RelposLlama", "Llama"),
-    "bert": Entry("RelposBert", "BERT", causal=False, lr_scale=0.5),  # normalised after each layer: less stable
+    "gpt2": Entry("RelposGPT2", "GPT-2", ("GPT2LMHeadModel",)),
+    "llama": Entry("RelposLlama", "Llama", ("LlamaForCausalLM",)),
+    "bert": Entry(  # normalised after each layer, which is less stable
+        "RelposBert", "BERT", ("BertForMaskedLM", "BertForPreTraining"), causal=False, lr_scale=0.5
+    ),
 }
 DEFAULT = next(iter(FAMILIES))
 PREFIX = "relpos_"  # of the model types of our models
@@ -75,6 +79,14 @@ def family_of_type(model_type: object) -> str | None:
     """
     name = str(model_type).removeprefix(PREFIX)
     return name if name in FAMILIES else None
+
+
+def opens(model_type: object, architectures: Sequence[str] | None) -> bool:
+    """Whether one of our families opens a folder, by the entries of its config.json."""
+    name = family_of_type(model_type)
+    if name is None:
+        return False
+    return model_type != name or not architectures or architectures[0] in FAMILIES[name].published
 
 
 def model_types() -> list[str]:

@@ -152,11 +152,7 @@ def _refuse_sizes(name: str, own: int, heads: int | None, head_dim: int | None, 
 def _open(what: "str | Path | Run") -> "Run":
     if not isinstance(what, str | Path):
         return what
-    if not Path(what).is_dir():
-        if Path(what).exists():
-            raise ValueError(f"{what} is a file: give the folder of a run or of a checkpoint.")
-        if len(Path(what).parts) > 1:
-            raise FileNotFoundError(f"there is no folder {what}.")
+    if not Path(what).exists() and len(Path(what).parts) == 1:
         raise unknown("encoding or folder", str(what), names())
     from relpos.lab.runs.run import open_run
 
@@ -170,7 +166,8 @@ def _inputs(
     from relpos.lab.runs.inputs import heldout_samples, text_sample
 
     if text is None:
-        shown, *others = heldout_samples(run, length or run.trained_length or LENGTH, seed)
+        trained = LENGTH if run.settings is None else run.trained_length
+        shown, *others = heldout_samples(run, length or trained or LENGTH, seed)
         return shown, others[0] if others else None
     shown = text_sample(run, *text, length)
     try:

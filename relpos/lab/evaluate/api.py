@@ -119,7 +119,7 @@ def evaluate(
     results, files = {}, []
     for (name, run), applied in itertools.product(named.items(), (None, *scalings)):
         label = name if applied is None else f"{name}, {applied}"
-        folder = run.folder / EVALUATION if out is None else Path(out, name)
+        folder = run.evaluation if out is None else Path(out, name)
         results[label] = evaluate_run(
             run,
             lengths,
@@ -137,7 +137,7 @@ def evaluate(
         files.append(folder / results[label]["file"])
     progress.end()
     _check_measured(results)
-    alone = opened[0].folder / EVALUATION if len(opened) == 1 else Path(EVALUATION)
+    alone = opened[0].evaluation if len(opened) == 1 else Path(EVALUATION)
     words = [files[0].stem, *scalings, *(named if len(named) > 1 else ())]
     picture = _draw(results, protocol, Path(out or alone, f"{joined(words)}.png"))
     return Evaluation(results, files, [picture])
@@ -191,7 +191,7 @@ def _evaluate_task(
     for name, run in named.items():
         usual = default_task_lengths(run)
         wanted = usual if lengths is None else lengths
-        folder = run.folder / EVALUATION if out is None else Path(out, name)
+        folder = run.evaluation if out is None else Path(out, name)
         result = score_task(run, task, wanted, samples, seed, folder, progress.labelled(name))
         progress.end()
         _check_measured({name: result})

@@ -23,8 +23,7 @@ from relpos.lab.evaluate.scaled_rope import check_scaling, scaled_run
 from relpos.lab.evaluate.scoring import Losses, Scorer
 from relpos.lab.evaluate.units import Units, unit_sums, units_of, warnings
 from relpos.lab.runs.model_card import refresh_card
-from relpos.lab.runs.run import EVALUATION, Run
-from relpos.models.registry import FAMILIES
+from relpos.lab.runs.run import Run
 from relpos.system.files import write_text
 from relpos.system.progress import Countdown
 from relpos.system.versions import versions
@@ -82,6 +81,7 @@ def evaluate(
         >>> [row["perplexity"] for row in result["rows"]]
     """
     lengths = check_lengths(lengths)
+    run.family.check_scoring(run.model)
     if rope_scaling is not None:
         check_scaling(run, rope_scaling)
     usual_split = default_split(run, data)
@@ -90,7 +90,7 @@ def evaluate(
     text = tokenize(corpus, run.tokenizer)["heldout"]
     plan = protocols.plan_windows(text, lengths, protocol, stride, last, eval_tokens)
     units = units_of(text, max(plan.windows, default=lengths[-1]))
-    folder = run.folder / EVALUATION if out is None else Path(out)
+    folder = run.evaluation if out is None else Path(out)
     stem = question_stem(
         protocol,
         rope_scaling=rope_scaling,
@@ -106,10 +106,10 @@ def evaluate(
     result: dict[str, Any] = {
         "protocol": protocol,
         "family": run.family.name,
-        "metric": FAMILIES[run.family.name].metric,
+        "metric": run.family.metric,
         "encoding": run.encoding,
         "rope_scaling": rope_scaling,
-        "position": run.model.config.position,
+        "position": run.family.position(run.model),
         "trained_length": run.trained_length,
         "run": str(run.folder),
         "step": run.result.get("step"),

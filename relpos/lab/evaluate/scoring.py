@@ -152,7 +152,10 @@ class Scorer:
         hidden = self.family.hidden(self.model, read, self._tensor(documents) if self.separate else None)
         output = self.family.output(self.model, hidden)
         losses: NDArray[np.float32] = (
-            token_losses(output.states, output.weight, targets, output.bias).float().cpu().numpy()
+            token_losses(output.states, output.weight, targets, output.bias, softcap=output.softcap)
+            .float()
+            .cpu()
+            .numpy()
         )
         return losses
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from relpos.lab.evaluate.defaults import LONGEST_TASK, MULTIPLES, SAMPLES, SEED
 from relpos.lab.runs.model_card import refresh_card
-from relpos.lab.runs.run import EVALUATION, Run
+from relpos.lab.runs.run import Run
 from relpos.lab.tasks.registry import task as task_of
 from relpos.lab.tasks.task import Example, Task
 from relpos.models.family import family_of
@@ -63,10 +63,10 @@ def score_task(
     """
     asked = task_of(task)
     _check(run, asked, lengths, samples)
-    folder = run.folder / EVALUATION if out is None else Path(out)
+    folder = run.evaluation if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"task-{task}.json"
-    result = {
+    result: dict[str, Any] = {
         "task": task,
         "encoding": run.encoding,
         "trained_length": run.trained_length,
@@ -74,7 +74,7 @@ def score_task(
         "rows": [],
         "depths": [],
         "step": run.result.get("step"),
-        "position": run.model.config.position,
+        "position": run.family.position(run.model),
         "weights": run.checksum,
         "digest": asked.digest,
         "seed": seed,

@@ -1,8 +1,9 @@
-"""Opening a trained model: from the folder of a run, or from any folder with a model of one of the families."""
+"""Opening a trained model: the folder of a run, any model of transformers in a folder or on the hub, a GGUF file."""
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from relpos.checkpoints.opening import open_model, open_tokenizer
+from relpos.checkpoints.published import reader_of
+from relpos.checkpoints.source import Source, find_source, source_config
+from relpos.checkpoints.transplant import transplant
 from relpos.lab.data.corpus import Corpus, open_corpus
 from relpos.lab.data.tokenizers import published_tokenizer
 from relpos.lab.data.tokens import Tokens, tokenize
@@ -19,8 +24,8 @@ from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.runs.log_file import read_log
 from relpos.lab.runs.resolve import flatten
 from relpos.lab.runs.settings import Settings
-from relpos.models.family import Family, family_of, get_family
-from relpos.models.registry import family_of_type, model_types
+from relpos.models.family import Family, Reader, get_family
+from relpos.models.registry import family_of_type, model_types, opens
 from relpos.system.mappings import read_json, read_yaml
 
 ABOUT, RESULT = "run.yaml", "result.json"  # in a run's folder: its settings with versions and data, and its result
@@ -31,30 +36,36 @@ EVALUATION = "evaluation"  # the folder in it of what was measured
 class Run:
     """A model with its tokenizer, and how it was trained, if that is known."""
 
-    folder: Path
-    model: PreTrainedModel  # of one of the families, in evaluation mode
-    tokenizer: PreTrainedTokenizerFast
-    settings: Settings | None  # None for a folder that relpos train did not write
-    about: dict[str, Any]  # versions, corpus, number of parameters; empty for such a folder
+    folder: Path  # what it was opened from: a folder, a .gguf file, or a name on the hub
+    model: PreTrainedModel  # in evaluation mode
+    tokenizer: PreTrainedTokenizerFast  # None for a model that does not read text
+    settings: Settings | None  # None for a model that relpos train did not write
+    about: dict[str, Any]  # versions, corpus, number of parameters; empty for such a model
     result: dict[str, Any]  # steps, tokens, seconds, losses; empty if the run has not finished
 
-    @property
-    def family(self) -> Family:
-        """The family of its model."""
-        return family_of(self.model)
+    @cached_property
+    def family(self) -> Reader:
+        """The family of its model: how it is scored and drawn."""
+        return reader_of(self.model)
 
     @property
     def encoding(self) -> str:
         """The name of its encoding."""
-        return str(self.model.config.position["name"])
+        return str(self.family.position(self.model)["name"])
 
     @property
     def trained_length(self) -> int | None:
-        """The length of the windows it was trained on; None if it is not known."""
+        """The length of the windows it was trained on, as far as its folder says; None if it is not known."""
         if self.settings is not None:
             return self.settings.data.length
-        length = self.model.config.position.get("length")
+        config = self.model.config.get_text_config()
+        length = self.family.position(self.model).get("length") or getattr(config, "max_position_embeddings", None)
         return int(length) if length else None
+
+    @property
+    def evaluation(self) -> Path:
+        """The folder for what is measured: in its own folder, or for a model without one, in the current folder."""
+        return self.folder / EVALUATION if self.folder.is_dir() else Path(EVALUATION, self.folder.name)
 
     @property
     def checksum(self) -> str:
@@ -95,7 +106,13 @@ class Run:
         }
 
     def corpus(self, name: str | None = None, split: str = "heldout") -> Corpus:
-        """The corpus it was trained on, or another by name."""
+        """The corpus it was trained on, or another by name.
+
+        Raises:
+            ValueError: The model does not read this text, or none at all.
+        """
+        if self.model.main_input_name != "input_ids":
+            raise ValueError(f"{type(self.model).__name__} reads {self.model.main_input_name}, not text.")
         data = None if self.settings is None else self.settings.data
         if data is not None and data.task is not None:
             raise ValueError(
@@ -126,25 +143,36 @@ class Run:
         return tokenize(self.corpus(corpus), self.tokenizer)["heldout"]
 
 
-def open_run(folder: str | Path, position: Mapping[str, Any] | None = None) -> Run:
-    """Open the folder of a run, one of its checkpoints, or any folder with a model of one of the families.
+def open_run(what: str | Path, position: Mapping[str, Any] | None = None, *, trust_remote_code: bool = False) -> Run:
+    """Open a run, one of its checkpoints, or a model that other people trained.
+
+    A GPT-2, Llama or BERT opens as a model of our family of that name, with its own positions; it can be transplanted
+    and fine-tuned. Every other model opens as the model of transformers that it is, and runs on our attention where
+    `relpos.use` can run it.
 
     Args:
-        folder: The model's folder.
-        position: Replaces the encoding in the folder's config.json: the same weights with, for example, a scaled rope.
+        what: A folder with a model in safetensors, a .gguf file, or a name on the Hugging Face hub, which is downloaded
+            to the hub's usual cache; HF_HUB_OFFLINE=1 reads only that.
+        position: Replaces the encoding in the configuration: the same weights with, for example, a scaled rope. For a
+            model of transformers only {"rope_parameters": {…}}.
+        trust_remote_code: Whether to run the code of a checkpoint that transformers does not know.
 
     Returns:
-        The model in evaluation mode, its tokenizer, and how it was trained if the folder says so.
+        The model in evaluation mode and in float32, its tokenizer, and how it was trained if the folder says so.
 
     Raises:
-        FileNotFoundError: There is no model or no tokenizer in the folder.
-        ValueError: A file in it is damaged or belongs to another model.
+        FileNotFoundError: There is no such model, or files of it are missing.
+        ValueError: A file is pickled, damaged, or belongs to another model.
 
     Example:
         >>> run = relpos.open("runs/cable")
         >>> run.encoding, run.trained_length, run.result["heldout"]
+        >>> relpos.open("HuggingFaceTB/SmolLM2-135M").model.generate(...)
     """
-    folder = Path(folder)
+    source = find_source(what)
+    folder = source.folder
+    if source.gguf is not None or (not (folder / ABOUT).exists() and not _is_ours(folder)):
+        return _open_published(source, position, trust_remote_code)
     family, config = _read_config(folder, position)
     home = folder if (folder / ABOUT).exists() else folder.parent  # a checkpoint lies in its run's folder
     settings, about = read_about(home) if (home / ABOUT).exists() else (None, {})
@@ -155,7 +183,32 @@ def open_run(folder: str | Path, position: Mapping[str, Any] | None = None) -> R
         raise ValueError(f"the checkpoint {folder} is damaged: {wrong}. Open another one, or the run's folder.")
     transformers.utils.logging.disable_progress_bar()  # of loading the weights, which is fast
     model = family.model_class.from_pretrained(folder, config=config).eval()
-    return Run(folder, model, tokenizer, settings, about, result)
+    return Run(Path(what), model, tokenizer, settings, about, result)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder has a model of one of our families, by our own type or as transformers published it."""
+    file = folder / "config.json"
+    if not file.exists():
+        return True  # which is refused with a sentence about our folders
+    entries = read_json(file)
+    return opens(entries.get("model_type"), entries.get("architectures"))
+
+
+def _open_published(source: Source, position: Mapping[str, Any] | None, trust_remote_code: bool) -> Run:
+    """Open a model that relpos train did not write."""
+    if position is not None and set(position) != {"name", "rope_parameters"} and source.gguf is None:
+        raise ValueError(f"{source.what} is a model of transformers: only its rope_parameters can be replaced.")
+    config = source_config(source, trust_remote_code)
+    if position is not None:
+        config.rope_parameters = {**(config.rope_parameters or {}), **position["rope_parameters"]}
+    model = open_model(source, config, trust_remote_code)
+    if opens(config.model_type, [type(model).__name__]):
+        model = transplant(model, position)
+    tokenizer = open_tokenizer(source)
+    if tokenizer is None and model.main_input_name == "input_ids":
+        raise FileNotFoundError(f"there is no tokenizer in {source.what}: it has no tokenizer.json.")
+    return Run(Path(source.what), model, tokenizer, None, {}, {})
 
 
 def read_about(folder: Path) -> tuple[Settings, dict[str, Any]]:
