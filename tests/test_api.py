@@ -180,20 +180,20 @@ class TestCompare:
     def test_is_what_the_command_makes(self, world, tmp_path):
         shared = {**self.SHARED, "run.steps": 2, "data.source": str(world / "text.txt")}
         options = {"length": 16, "lengths": [16, 32], "seeds": 1, "positions": 32, "eval_tokens": 64, "lr": 1e-3}
-        report = relpos.compare(["rope", "alibi"], **options, overrides=shared, out=tmp_path / "python", say=str)
+        report = relpos.compare(["alibi"], **options, overrides=shared, out=tmp_path / "python", say=str)
         assert report.failed == {}
         pairs = [f"{key}={value}" for key, value in shared.items()]
         flags = ["--length", 16, "--lengths", "16,32", "--seeds", 1, "--positions", 32, "--eval-tokens", 64]
-        arguments = ["--encodings", "rope,alibi", *flags, "--lr", "1e-3", "--out", tmp_path / "command", *pairs]
+        arguments = ["--encodings", "alibi", *flags, "--lr", "1e-3", "--out", tmp_path / "command", *pairs]
         printed = run_command("compare", *arguments)
         plans = [load_comparison(tmp_path / name) for name in ("python", "command")]
         assert {**vars(plans[0]), "commands": []} == {**vars(plans[1]), "commands": []}
         assert plans[0].settings["optimizer.lr"] == 1e-3
         lines = report.markdown.read_text().splitlines()
-        table = [line for line in lines if re.match(r"\| \W*(rope|alibi)\W* \|", line)]
+        table = [line for line in lines if re.match(r"\| \W*alibi\W* \|", line)]
         other = (tmp_path / "command" / report.markdown.name).read_text()
-        assert len(table) > 2
-        assert all(row in other for row in table[:2])  # perplexity by length; later tables have speeds
+        assert len(table) > 1
+        assert all(row in other for row in table[:1])  # perplexity by length; later tables have speeds
         assert report.html.read_text().startswith("<!")
         assert str(tmp_path / "command" / report.html.name) in printed
 

@@ -43,8 +43,10 @@ def attend(position, queries, keys, backend="flex", **options):
     return [relpos.attention(q, k, v, position, backend=each, **options) for each in (backend, "reference")]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [(None, False), ("cable", True), *(pytest.param(name, False, marks=pytest.mark.slow) for name in NAMES)],
+)
 def test_64_decoding_steps_compile_twice(monkeypatch, name, hidden):
     """Once for the first length, once for any length: over 2 layers, whose parameters differ."""
     flex_on_cpu(monkeypatch, counter := Counter())
@@ -86,7 +88,7 @@ def test_numbers_compile_nothing(monkeypatch):
     assert counter.graphs == 1
 
 
-@pytest.mark.parametrize("name", ["alibi", "cable", "rope"])
+@pytest.mark.parametrize("name", ["cable", *(pytest.param(name, marks=pytest.mark.slow) for name in ("alibi", "rope"))])
 def test_a_compiled_model_decodes_64_steps_in_few_graphs(monkeypatch, name):
     """The user compiles: 2 layers in one graph, which is traced through all of relpos.attention."""
     flex_on_cpu(monkeypatch, counter := Counter())
@@ -192,7 +194,7 @@ COMPILED = {
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("kerple_log", "causal"),
+        pytest.param("kerple_log", "causal", marks=pytest.mark.slow),
         pytest.param("rope", "causal", marks=pytest.mark.slow),
         pytest.param("fire", "causal", marks=pytest.mark.slow),
         pytest.param("cable", "window, documents, padding", marks=pytest.mark.slow),
@@ -229,6 +231,7 @@ def test_the_code_compiled_for_a_cpu_takes_the_other_arguments(monkeypatch, opti
     torch.testing.assert_close(ours, exact, rtol=0.0, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_the_code_compiled_for_a_cpu_takes_growing_lengths(monkeypatch):
     """One kernel for all lengths of a decoding, as symbols."""
     flex_on_cpu(monkeypatch, "inductor")

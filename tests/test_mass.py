@@ -35,14 +35,13 @@ def by_hand(q, k, position, sinks=None, start=None, first=None, **options):
         total = total + sinks.double().exp()[:, None, None]
     weights = (logits.exp() / total).nan_to_num(0.0)
     rows = (weights.sum(-1) > 0).sum(-1).clamp(min=1)
-    by_distance, first_key = {}, torch.zeros(weights.shape[:2], dtype=torch.float64)
-    for row in range(queries):
-        for j in range(keys):
-            i = start + row
-            at = torch.zeros(len(q)) if first is None else first[:, i]
-            is_first = (at == j)[:, None].double()
-            first_key += weights[:, :, row, j] * is_first
-            by_distance[i - j] = by_distance.get(i - j, 0) + weights[:, :, row, j] * (1 - is_first)
+    i, j = torch.arange(start, start + queries)[:, None], torch.arange(keys)
+    at = torch.zeros(1, 1, 1, 1) if first is None else first[:, None, start : start + queries, None]
+    is_first = at == j
+    first_key = (weights * is_first).sum((-2, -1))
+    by_distance = {
+        d: (weights * ~is_first * (i - j == d)).sum((-2, -1)) for d in range(start - keys + 1, start + queries)
+    }
     if position is not None:
         position.float()
     return {d: x / rows for d, x in by_distance.items()}, first_key / rows

@@ -59,8 +59,8 @@ def use(model: Model, off: bool = False, *, example: Mapping[str, Any] | None = 
         >>> model = relpos.use(AutoModelForCausalLM.from_pretrained("HuggingFaceTB/SmolLM2-135M"))
         >>> model.generate(**inputs)
     """
-    if isinstance(getattr(model, "model", None), PreTrainedModel) and not isinstance(model, nn.Module):
-        use(model.model, off, example=example)
+    if isinstance(own := getattr(model, "model", None), PreTrainedModel) and not isinstance(model, nn.Module):
+        use(own, off, example=example)
         return model
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"relpos.use takes a model of transformers (a PreTrainedModel), not {type(model).__name__}.")
