@@ -13,9 +13,11 @@ from transformers import AutoModelForCausalLM, BertModel
 import relpos
 from relpos.lab.evaluate.evaluation import evaluate
 
-TEXT = """Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in
-Liberty, and dedicated to the proposition that all men are created equal. Now we are engaged in a great civil war, testing
-whether that nation, or any nation so conceived and so dedicated, can long endure."""
+TEXT = (
+    "Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in Liberty, "
+    "and dedicated to the proposition that all men are created equal. Now we are engaged in a great civil war, testing "
+    "whether that nation, or any nation so conceived and so dedicated, can long endure."
+)
 
 
 def package_folder(name: str) -> Path:

@@ -43,8 +43,8 @@ def use(model: Model, off: bool = False, *, example: Mapping[str, Any] | None = 
     `output_attentions`, since the weights are never materialised.
 
     Args:
-        model: Any model of transformers whose attention calls its interface; or BLOOM, Falcon, MPNet, MPT. Or a run from
-            `relpos.open`, for its model.
+        model: Any model of transformers whose attention calls its interface; or BLOOM, Falcon, MPNet, MPT. A run from
+            `relpos.open` stands for its model.
         off: Whether to undo it: the model then runs as before.
         example: Inputs for one small forward, for models whose inputs cannot be guessed.
 
