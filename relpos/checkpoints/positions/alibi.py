@@ -42,4 +42,5 @@ def slopes_of(place: Place) -> Tensor:
         values = bloom_alibi(two, heads, torch.float32)
     else:
         values = falcon_alibi(two, heads, torch.float32) * place.layer.inv_norm_factor
-    return (values[:, 0, 1] - values[:, 0, 0]).float()
+    slopes: Tensor = (values[:, 0, 1] - values[:, 0, 0]).float()
+    return slopes

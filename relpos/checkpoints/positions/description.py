@@ -54,7 +54,9 @@ class Rotary:
         cos, sin = angle.cos() * factor, angle.sin() * factor
         end = self.start + self.rotated
         before, turning, after = x[..., : self.start], x[..., self.start : end], x[..., end:]
-        paired = turning.to(exact).unflatten(-1, (2, -1) if self.layout == "halves" else (-1, 2))
+        pairs = self.rotated // 2
+        shape = (2, pairs) if self.layout == "halves" else (pairs, 2)
+        paired = turning.to(exact).reshape(*turning.shape[:-1], *shape)
         axis = -2 if self.layout == "halves" else -1
         a, b = paired.unbind(axis)
         turned = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=axis).flatten(-2).to(x.dtype)

@@ -2,7 +2,7 @@
 
 
 def layer_numbers(numbers: list[int], total: int) -> str:
-    """Some of the layers 1 to total: "layer 3", "layers 1–30", "layers 1–26 but every 6th", "every 4th layer".
+    """Some of the layers 1 to total: "layer 3", "layers 1–30", "every 4th layer", "layers 1–26 but every 6th".
 
     Args:
         numbers: Of the layers, ascending.
@@ -12,15 +12,12 @@ def layer_numbers(numbers: list[int], total: int) -> str:
         return f"layer {numbers[0]}"
     ranges = as_ranges(numbers)
     if len(ranges) > 2:
-        step = numbers[0]
-        if step > 1 and numbers == list(range(step, total + 1, step)):
-            return f"every {ordinal(step)} layer"
-        others = sorted(set(range(1, total + 1)) - set(numbers))
-        if others and others[0] > 1 and others == list(range(others[0], total + 1, others[0])):
-            return f"layers 1–{total} but every {ordinal(others[0])}"
-        first, step = numbers[0], numbers[1] - numbers[0]
-        if numbers == list(range(first, numbers[-1] + 1, step)):
-            return f"every {ordinal(step)} layer from {first} to {numbers[-1]}"
+        others = [number for number in range(1, total + 1) if number not in numbers]
+        for regular, before in ((numbers, "every {} layer"), (others, f"layers 1–{total} but every {{}}")):
+            step = regular[1] - regular[0] if len(regular) > 1 else 0
+            if step > 1 and regular == list(range(regular[0], total + 1, step)):
+                start = "" if regular[0] == step else f" from {regular[0]} on"
+                return before.format(ordinal(step)) + start
     return "layers " + ", ".join(ranges)
 
 

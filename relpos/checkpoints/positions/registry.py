@@ -61,7 +61,7 @@ def summary(model: PreTrainedModel) -> list[str]:
     for place in all_places(model):
         title = " ".join(word for word in (place.stack, "cross attention" if place.cross else "") if word)
         groups.setdefault((title, describe(place).words), []).append(place.index + 1)
-        totals[title] = totals.get(title, 0) + 1
+        totals[title] = max(totals.get(title, 0), place.index + 1)
     return [
         f"{title + ' ' if title else ''}{layer_numbers(numbers, totals[title])}: {words}"
         for (title, words), numbers in groups.items()
@@ -85,6 +85,8 @@ def describe(place: Place) -> LayerPosition:
     family = place.config.model_type
     for kind in KINDS:
         if family in kind.FAMILIES:
+            if place.cross:
+                return LayerPosition(place.name, "none", "no position")
             position: LayerPosition | None = kind.describe(place)
             if position is not None:
                 return position
@@ -99,7 +101,5 @@ def all_places(model: PreTrainedModel, length: int | None = None) -> list[Place]
         TypeError: It is no model of transformers.
     """
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(
-            f"positions are those of a model of transformers (a PreTrainedModel), not {type(model).__name__}."
-        )
+        raise TypeError(f"positions are read from a model of transformers, not from {type(model).__name__}.")
     return list(places(model, length))

@@ -9,6 +9,8 @@ NORM_LAST = ("llama4_text", "nanochat")  # families that normalise after they ro
 def window_of(place: Place) -> int | None:
     """How many tokens a query sees, itself included, in a causal layer; how many to each side in others."""
     config, kind = place.config, place.layer_type
+    if config.model_type == "gpt_neo":
+        return int(config.window_size) if config.attention_layers[place.index] == "local" else None
     if kind is not None and kind != "sliding_attention":
         return None
     size = getattr(config, "sliding_window", None)

@@ -40,4 +40,5 @@ def by_offset(owner: Any, window: int) -> Tensor:
     offsets = (2 * high - 1) * (2 * wide - 1)  # BEiT has three more rows, for its class token
     grid = owner.relative_position_bias_table[:offsets].detach().T.unflatten(1, (2 * high - 1, 2 * wide - 1))
     down, across = min(window, high), min(window, wide)
-    return grid[:, high - down : high + down - 1, wide - across : wide + across - 1]
+    cut: Tensor = grid[:, high - down : high + down - 1, wide - across : wide + across - 1]
+    return cut
