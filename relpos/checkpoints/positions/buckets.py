@@ -23,7 +23,7 @@ def describe(place: Place) -> LayerPosition | None:
     shared = "one table for all layers" if len(owners) == 1 else "a table per layer"
     main = f"T5 buckets: {owner.relative_attention_bias.num_embeddings}, up to distance {reach(owner):,}; {shared}"
     if place.config.model_type == "mpnet":
-        added = table_of(place.part)
+        added = table_of(place)
         assert added is not None
         rows, first = added
         main += f"; and learned positions, {rows.shape[0]:,} × {rows.shape[1]:,}, the first token has row {first}"

@@ -13,7 +13,7 @@ def describe(place: Place) -> LayerPosition | None:
     """The terms of one layer. They depend on the content, so that there is no bias by distance alone."""
     layer, config = place.layer, place.config
     terms = [TERMS[term] for term in layer.pos_att_type if term in TERMS] if layer.relative_attention else []
-    added = table_of(place.part) if config.position_biased_input else None
+    added = table_of(place) if config.position_biased_input else None
     parts = []
     if terms:
         span, buckets = layer.max_relative_positions, getattr(layer, "position_buckets", -1)

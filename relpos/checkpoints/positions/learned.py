@@ -20,22 +20,29 @@ ANOTHER_TOKEN = {"vit": "class", "deit": "class and distillation", "dinov2": "cl
 
 def describe(place: Place) -> LayerPosition | None:
     """The table that is added to the embedding; None if the model has none."""
-    table = table_of(place.part)
+    table = table_of(place)
     if table is None:
         return None
     rows, first = table
     return LayerPosition(place.name, "learned", sentence(words(rows, first, place), place), table=rows)
 
 
-def table_of(part: PreTrainedModel) -> tuple[Tensor, int] | None:
-    """The rows of the positions from the first token's on, (positions, width), and the number of that row.
+def table_of(place: Place) -> tuple[Tensor, int] | None:
+    """The table that is added to the embedding of a layer's stack.
 
-    OPT and BART keep two rows at the start for nothing (`offset`); RoBERTa and its kin have their padding token's row
-    in the table and start after it (`padding_idx`).
+    OPT and BART have two unused rows at the start (`offset`); RoBERTa and its kin have a row for the padding token and
+    start after it (`padding_idx`).
+
+    Returns:
+        The rows from the first token's on, (positions, width), and the number of the first one; None if there are none.
     """
+    return next((table for table in map(table_in, place.parts) if table is not None), None)
+
+
+def table_in(part: PreTrainedModel) -> tuple[Tensor, int] | None:
+    """The same, of one model."""
     for name, module in part.named_modules():
-        last = name.rpartition(".")[2]
-        if last in NAMES and isinstance(module, nn.Embedding):
+        if name.rpartition(".")[2] in NAMES and isinstance(module, nn.Embedding):
             first = getattr(module, "offset", 0 if module.padding_idx is None else module.padding_idx + 1)
             return module.weight[first:].detach(), int(first)
     for name, parameter in part.named_parameters():

@@ -15,14 +15,19 @@ CROSS = ("CrossAttention", "crossattention", "cross_attn", "encoder_attn", "EncD
 
 @dataclass(frozen=True)
 class Place:
-    """An attention layer, and the innermost model that it is part of."""
+    """An attention layer, and the models that it is part of."""
 
     name: str  # of the layer in the whole model
     layer: Any
-    part: PreTrainedModel
+    parts: tuple[PreTrainedModel, ...]  # the models of its type around it, from the innermost outward
     stack: str  # of the part in the whole model; "" for a model of one stack
     index: int  # of its layer in the stack; 0 is the first
     length: int | None = None  # of the input, for what depends on it
+
+    @property
+    def part(self) -> PreTrainedModel:
+        """The innermost model around it."""
+        return self.parts[0]
 
     @property
     def config(self) -> Any:
@@ -56,18 +61,20 @@ def places(model: PreTrainedModel, length: int | None = None) -> Iterator[Place]
     parts = {name: module for name, module in model.named_modules() if isinstance(module, PreTrainedModel)}
     layers = attention_layers(model)
 
-    def part_of(name: str) -> str:
-        around: list[str] = [part for part in parts if not part or name.startswith(f"{part}.")]
-        return max(around, key=len)
+    def parts_of(name: str) -> list[str]:
+        around = [part for part in parts if not part or name.startswith(f"{part}.")]
+        return sorted(around, key=len, reverse=True)
 
     sorts: dict[tuple[str, bool], list[str]] = {}
     for name, layer in layers.items():
-        sorts.setdefault((part_of(name), is_cross(name, layer)), []).append(name)
+        sorts.setdefault((parts_of(name)[0], is_cross(name, layer)), []).append(name)
     several = len({part for part, _ in sorts}) > 1
     numbers = {name: number for (part, _), names in sorts.items() for name, number in numbered(names, part).items()}
     for name, layer in layers.items():
-        part = part_of(name)
-        yield Place(name, layer, parts[part], part.rpartition(".")[2] if several else "", numbers[name], length)
+        inner, *_ = around = parts_of(name)
+        family = parts[inner].config.model_type
+        same = tuple(parts[part] for part in around if parts[part].config.model_type == family)
+        yield Place(name, layer, same, inner.rpartition(".")[2] if several else "", numbers[name], length)
 
 
 def numbered(names: list[str], part: str) -> dict[str, int]:

@@ -18,8 +18,8 @@ FAMILIES = {  # each was compared with the queries and keys of a small model: te
     *("gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa", "granitemoeshared", "gte", "helium"),
     *("higgs_audio_v2", "hy_v3", "hyperclovax", "jais2", "jetmoe", "jina_embeddings_v3", "laguna", "lfm2"),
     *("llama", "llama4_text", "mellum", "mimo_v2_flash", "minicpm3", "minimax", "minimax_m2"),
-    *("minimax_m3_vl_text", "ministral", "ministral3", "mistral", "mixtral", "modernbert", "modernbert-"),
-    *("decoder", "molmo2_text", "moshi", "nanochat", "nemotron", "nomic_bert", "olmo", "olmo2", "olmo3"),
+    *("minimax_m3_vl_text", "ministral", "ministral3", "mistral", "mixtral", "modernbert", "modernbert-decoder"),
+    *("molmo2_text", "moshi", "nanochat", "nemotron", "nomic_bert", "olmo", "olmo2", "olmo3"),
     *("olmo_hybrid", "olmoe", "openai_privacy_filter", "persimmon", "phi", "phi3", "phimoe", "qwen2"),
     *("qwen2_5_vl_text", "qwen2_moe", "qwen2_vl_text", "qwen3", "qwen3_5_moe_text", "qwen3_5_text"),
     *("qwen3_moe", "qwen3_next", "qwen3_vl_moe_text", "qwen3_vl_text", "seed_oss", "smollm3", "solar_open"),
@@ -88,7 +88,7 @@ def rotation_of(place: Place) -> tuple[Tensor, float] | None:
     if isinstance(table, Tensor):
         sin, cos = table[1].chunk(2)
         return torch.atan2(sin, cos), 1.0
-    for module in (*place.layer.modules(), *place.part.modules()):
+    for module in (module for part in (place.layer, *place.parts) for module in part.modules()):
         frequencies = frequencies_of(module, place)
         if frequencies is not None:
             return frequencies

@@ -17,7 +17,7 @@ def describe(place: Place) -> LayerPosition | None:
         return None
     if kind == "distilbert" and not place.config.sinusoidal_pos_embds:
         return None
-    table = grown_table(place) if kind in ("m2m_100", "nllb-moe", "xglm") else table_of(place.part)
+    table = grown_table(place) if kind in ("m2m_100", "nllb-moe", "xglm") else table_of(place)
     if table is None:
         return None
     rows, first = table

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from relpos.checkpoints.positions.description import LayerPosition
@@ -9,29 +10,35 @@ from relpos.checkpoints.positions.learned import table_of
 from relpos.checkpoints.positions.place import Place
 from relpos.checkpoints.positions.seen import sentence
 
-FAMILIES = {"beit", "data2vec-vision", "donut-swin", "maskformer-swin", "swin"}
+FAMILIES = {"beit", "donut-swin", "maskformer-swin", "swin"}
 
 
 def describe(place: Place) -> LayerPosition | None:
-    """The table of one layer, or the one that all layers share; None if the model has none."""
-    owners = [module for module in place.part.modules() if hasattr(module, "relative_position_bias_table")]
-    inside = [module for module in place.layer.modules() if module in owners]
-    added = table_of(place.part)
+    """The tables of one layer: its own, and one that all layers share."""
+    modules = dict(place.part.named_modules())
+    tables = {name: each for name, each in modules.items() if hasattr(each, "relative_position_bias_table")}
+    block = next(name for name, module in modules.items() if module is place.layer).rpartition(".")[0]
+    own = [module for name, module in tables.items() if name.startswith(f"{block}.")]  # in the layer or beside it
+    shared = [module for name, module in tables.items() if not any(part.isdigit() for part in name.split("."))]
+    parts = [words(each, "own table") for each in own] + [words(each, "one table for all layers") for each in shared]
+    added = table_of(place)
+    if added is not None:
+        parts.append(f"learned positions, {added[0].shape[0]:,} × {added[0].shape[1]:,}, added to the embedding")
+    main = sentence("; and ".join(parts) or "no position", place)
     absolute = None if added is None else added[0]
-    plus = "" if absolute is None else f"learned positions, {absolute.shape[0]:,} × {absolute.shape[1]:,}"
-    if not owners:
-        kind, main = ("learned", plus + ", added to the embedding") if plus else ("none", "no position")
-        return LayerPosition(place.name, kind, main, table=absolute)
-    owner: Any = (inside or owners)[0]
-    high, wide = owner.window_size
-    main = f"2-D table, offsets up to ±{high - 1} × ±{wide - 1}; {'own table' if inside else 'one for all layers'}"
+    if not own and not shared:
+        return LayerPosition(place.name, "none" if added is None else "learned", main, table=absolute)
 
     def bias(window: int) -> Tensor:
-        return by_offset(owner, window)
+        return torch.stack([by_offset(each, window) for each in (*own, *shared)]).sum(0)
 
-    return LayerPosition(
-        place.name, "table 2-D", sentence(f"{main}; and {plus}" if plus else main, place), table=absolute, bias=bias
-    )
+    return LayerPosition(place.name, "table 2-D", main, table=absolute, bias=bias)
+
+
+def words(owner: Any, whose: str) -> str:
+    """One table in words."""
+    high, wide = owner.window_size
+    return f"2-D table, offsets up to ±{high - 1} × ±{wide - 1}, {whose}"
 
 
 def by_offset(owner: Any, window: int) -> Tensor:
