@@ -105,12 +105,20 @@ def check_family(model: PreTrainedModel) -> None:
     Raises:
         ValueError: With the reason.
     """
+    refused = refused_part(model)
+    if refused is not None:
+        raise ValueError(refusal(*refused))
+
+
+def refused_part(model: PreTrainedModel) -> tuple[PreTrainedModel, str] | None:
+    """The model, or the model inside it, that is known not to run on ours, and the reason; None if there is none."""
     for part in submodels(model):
         kind = part.config.model_type
         if kind in REFUSED:
-            raise ValueError(refusal(part, REFUSED[kind]))
+            return part, REFUSED[kind]
         if not has_replacement(part) and not part._can_set_attn_implementation():
-            raise ValueError(refusal(part, "its attention does not call transformers' attention interface"))
+            return part, "its attention does not call transformers' attention interface"
+    return None
 
 
 def has_replacement(model: PreTrainedModel) -> bool:

@@ -18,7 +18,8 @@ def list_encodings(
         str | None,
         typer.Argument(
             metavar="[NAME]",
-            help="Show this encoding (with --tasks, this task) in detail.  [default: list all]",
+            help="Show this encoding (with --tasks, this task) in detail, or where position lives in this model: "
+            "a folder, a .gguf file or a name on the hub.  [default: list all]",
             autocompletion=complete_encoding_or_task,
         ),
     ] = None,
@@ -26,7 +27,7 @@ def list_encodings(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table, as in the README.")] = False,
 ) -> None:
-    """List the encodings, or show one with its formula and options."""
+    """List the encodings, or show one with its formula and options, or the positions of a model."""
     if tasks:
         from relpos.commands.tasks import list_tasks
 
@@ -34,6 +35,14 @@ def list_encodings(
         return
     if as_json and markdown:
         raise ValueError("--json and --markdown exclude each other: give only one of them.")
+    if name and name not in names():
+        from relpos.commands.models import is_model, show_model
+
+        if is_model(name):
+            if markdown:
+                raise ValueError("--markdown is for encodings: leave it out, or use --json.")
+            show_model(name, as_json)
+            return
     cards = [card(each) for each in ([name] if name else names())]
     if as_json:
         entries = [dataclasses.asdict(each) for each in cards]
