@@ -3,7 +3,9 @@
 Their queries and keys are recorded where they reach attention, so that no family needs code of its own here.
 """
 
+import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,12 +15,16 @@ from transformers import PreTrainedModel
 from relpos.attend.layer_call import LayerCall
 from relpos.checkpoints.biases import ModelsOwn, dense
 from relpos.checkpoints.interface import LISTENERS
+from relpos.checkpoints.positions import LayerPosition, layer_positions
 from relpos.checkpoints.probe import evaluating, examples
 from relpos.checkpoints.use import use
+from relpos.encodings.call import Call
 from relpos.encodings.encoding import Encoding
+from relpos.encodings.forms import Toeplitz
 from relpos.models.family import Output, Reader, check_finite, family_of
 from relpos.models.registry import PREFIX
 
+MOST_LAYERS = 10_000
 NEXT_TOKEN = ("ForCausalLM", "LMHeadModel")  # endings of the names of classes
 MASKED = ("ForMaskedLM", "ForPreTraining")
 
@@ -28,8 +34,29 @@ def reader_of(model: PreTrainedModel) -> Reader:
     return family_of(model) if model.config.model_type.startswith(PREFIX) else Published(model)
 
 
+PLACES = {  # where each kind of position acts, in the words of the encodings
+    "rotary": "query and key",
+    "learned": "embedding",
+    "sinusoidal": "embedding",
+    "buckets": "score",
+    "alibi": "score",
+    "deberta": "score",
+    "table 2-D": "score",
+    "none": "nowhere",
+}
+
+
 class _ReachedError(Exception):
     """The output matrix has been reached: its product, length × vocabulary, is not needed."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One call of self-attention in a forward."""
+
+    number: int  # 1 is the first
+    name: str  # of the module
+    call: LayerCall
 
 
 class Published(Reader):
@@ -52,8 +79,7 @@ class Published(Reader):
             use(model)
         except ValueError as error:
             self.refusal = str(error)
-        self._names: list[str] | None = None
-        self._heads = 0
+        self._layers: list[Recorded] | None = None
         self._checked = False
 
     def check_scoring(self, model: PreTrainedModel) -> None:
@@ -103,50 +129,85 @@ class Published(Reader):
         return Output(states, head.weight, head.bias, getattr(config, "final_logit_softcapping", None))
 
     def depth(self, model: PreTrainedModel) -> int:
-        return len(self.names(model))
+        return len(self.layers(model))
 
     def heads(self, model: PreTrainedModel) -> int:
-        self.names(model)
-        return self._heads
+        return self.layers(model)[0].call.q.shape[1]
 
-    def names(self, model: PreTrainedModel) -> list[str]:
-        """The names of its self-attention layers, in the order in which they run."""
-        if self._names is None:
+    def layers(self, model: PreTrainedModel) -> list[Recorded]:
+        """Its self-attention layers on a small input, in the order in which they run."""
+        if self._layers is None:
             with evaluating(model):
-                for inputs in examples(model):
-                    recorded = self._record(model, inputs, range(1, 2))
-                    self._names = [name for name, _ in recorded]
-                    first = next((call for _, call in recorded if call is not None), None)
-                    self._heads = 0 if first is None else first.q.shape[1]
-                    break
-        if not self._names:
-            raise ValueError(f"{type(self).__name__} has no self-attention that relpos can record.")
-        return self._names
+                inputs = next(examples(model), None)
+                self._layers = [] if inputs is None else self._record(model, inputs, range(1, MOST_LAYERS))
+        if not self._layers:
+            raise ValueError(f"{type(model).__name__} has no self-attention that relpos can record.")
+        return self._layers
 
     def calls(self, model: PreTrainedModel, ids: Tensor, numbers: Iterable[int]) -> list[LayerCall]:
         wanted = list(numbers)
         inputs = text_inputs(model, ids)
         with evaluating(model):
-            recorded = self._record(model, inputs, wanted)
-        calls = []
+            recorded = {each.number: each.call for each in self._record(model, inputs, wanted)}
         for number in wanted:
-            call = recorded[number - 1][1]
-            assert call is not None
-            check_finite(number, call.q)
-            calls.append(call)
-        return calls
+            check_finite(number, recorded[number].q)
+        return [recorded[number] for number in wanted]
 
-    def _record(
-        self, model: PreTrainedModel, inputs: Mapping[str, Any], wanted: Container[int]
-    ) -> list[tuple[str, LayerCall | None]]:
-        """The self-attention layers of one forward, by name, in order; with the calls of those that are wanted."""
+    def _record(self, model: PreTrainedModel, inputs: Mapping[str, Any], wanted: Container[int]) -> list[Recorded]:
+        """The self-attention layers of one forward that are wanted, in order."""
         return record(model, inputs, wanted) if self.refusal is None else eager_weights(model, inputs, wanted)
 
+    def calls_without_input(
+        self, model: PreTrainedModel, length: int, numbers: Iterable[int]
+    ) -> list[LayerCall] | None:
+        found, layers = self.layer_positions(model), self.layers(model)
+        calls = []
+        for number in numbers:
+            position = None if found is None else found[number - 1]
+            if position is None or position.kind not in ("alibi", "buckets") or position.bias is None:
+                return None
+            calls.append(static_call(position.bias(length), layers[number - 1].call.arguments["causal"]))
+        return calls
+
     def positions(self, model: PreTrainedModel, numbers: Sequence[int]) -> tuple[str, str]:
-        return self.name, "nowhere"
+        found = self.layer_positions(model)
+        if found is None:
+            return "its own positions", "unknown"
+        shown = [found[number - 1] for number in numbers]
+        names = dict.fromkeys(
+            "unknown positions" if position.kind == "unknown" else position.words.partition(",")[0].partition(":")[0]
+            for position in shown
+        )
+        return " / ".join(names), " / ".join(dict.fromkeys(PLACES.get(position.kind, "unknown") for position in shown))
 
     def position(self, model: PreTrainedModel) -> dict[str, Any]:
-        return {"name": self.name}
+        found = self.layer_positions(model) or []
+        kinds = dict.fromkeys(position.kind for position in found)
+        return {"name": " / ".join(kinds) or "unknown", "layers": [position.words for position in found]}
+
+    def layer_positions(self, model: PreTrainedModel) -> list[LayerPosition] | None:
+        """Where position lives in its self-attention layers, in their order; None if they were not recognised."""
+        known = {position.name: position for position in layer_positions(model)}
+        names = [each.name for each in self.layers(model)]
+        if known.keys() >= set(names):
+            return [known[name] for name in names]
+        return list(known.values()) if len(known) == len(names) else None
+
+
+def static_call(table: Tensor, causal: bool) -> LayerCall:
+    """A call whose queries and keys are 0, and whose bias is a function of the distance.
+
+    Args:
+        table: The bias at the distances −(length − 1) to length − 1, (heads, 2 · length − 1).
+        causal: Whether a query sees only keys up to its own index.
+    """
+    heads, length = len(table), (table.shape[1] + 1) // 2
+
+    def bias(call: Call) -> Toeplitz:
+        return Toeplitz(table[:, call.lowest + length - 1 :].to(call.dtype).contiguous(), call.zero)
+
+    q = table.new_zeros(1).expand(1, heads, length, 1)
+    return LayerCall(q, q, ModelsOwn(heads, 1, (bias,)), {"causal": causal})
 
 
 def text_inputs(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
@@ -163,28 +224,26 @@ def text_inputs(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
     return inputs
 
 
-def record(
-    model: PreTrainedModel, inputs: Mapping[str, Any], wanted: Container[int]
-) -> list[tuple[str, LayerCall | None]]:
+def record(model: PreTrainedModel, inputs: Mapping[str, Any], wanted: Container[int]) -> list[Recorded]:
     """Run a model that is on our attention, and keep what reaches it.
 
     Args:
         model: A model after `relpos.use`.
         inputs: Of one forward.
-        wanted: Numbers of the self-attention layers whose queries and keys are kept; 1 is the first.
+        wanted: Numbers of the self-attention layers to keep; 1 is the first.
 
     Returns:
-        One entry per call of self-attention, in order: the name of the module, and the call or None.
+        The wanted calls of self-attention, in order.
     """
     names = {module: name for name, module in model.named_modules()}
-    found: list[tuple[str, LayerCall | None]] = []
+    found: list[Recorded] = []
+    numbers = itertools.count(1)
 
     def listen(
         module: nn.Module, q: Tensor, k: Tensor, position: Encoding | None, arguments: Mapping[str, Any]
     ) -> None:
-        if q.shape[2] == k.shape[2]:
-            call = LayerCall(q, k, position, arguments) if len(found) + 1 in wanted else None
-            found.append((names[module], call))
+        if q.shape[2] == k.shape[2] and (number := next(numbers)) in wanted:
+            found.append(Recorded(number, names[module], LayerCall(q, k, position, arguments)))
 
     LISTENERS.append(listen)
     try:
@@ -194,22 +253,22 @@ def record(
     return found
 
 
-def eager_weights(
-    model: PreTrainedModel, inputs: Mapping[str, Any], wanted: Container[int]
-) -> list[tuple[str, LayerCall | None]]:
+def eager_weights(model: PreTrainedModel, inputs: Mapping[str, Any], wanted: Container[int]) -> list[Recorded]:
     """The attention weights that a model returns by its own code, as calls whose softmax they are."""
     out = model(**inputs, output_attentions=True)
-    weights = [
-        each for name in ("encoder_attentions", "decoder_attentions", "attentions") for each in out.get(name) or ()
+    kinds = ("encoder_attentions", "decoder_attentions", "attentions")
+    weights = [each for kind in kinds for each in out.get(kind) or () if each is not None]
+    return [
+        Recorded(number, f"layer {number}", weights_call(each))
+        for number, each in enumerate(weights, 1)
+        if number in wanted
     ]
-    found: list[tuple[str, LayerCall | None]] = []
-    for number, each in enumerate((each for each in weights if each is not None), 1):
-        call = None
-        if number in wanted:
-            causal = not bool(each.triu(1).any())
-            zeros = each.new_zeros(1, each.shape[1], each.shape[2], 1)
-            logits = each[:1].clamp(min=torch.finfo(each.dtype).tiny).log()
-            own = ModelsOwn(each.shape[1], 1, (dense(logits),))
-            call = LayerCall(zeros, zeros, own, {"causal": causal, "mask": each[:1] > 0})
-        found.append((f"layer {number}", call))
-    return found
+
+
+def weights_call(weights: Tensor) -> LayerCall:
+    """A call of attention that has these weights, (1, heads, length, length)."""
+    _, heads, length, _ = weights.shape
+    zeros = weights.new_zeros(1, heads, length, 1)
+    logits = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
+    causal = not bool(weights.triu(1).any())
+    return LayerCall(zeros, zeros, ModelsOwn(heads, 1, (dense(logits),)), {"causal": causal, "mask": weights > 0})
