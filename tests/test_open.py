@@ -25,6 +25,7 @@ from transformers import (
 )
 
 import relpos
+from relpos.checkpoints import byte_ranges
 from relpos.lab.data.masking import masked_places
 from relpos.lab.evaluate.evaluation import evaluate
 
@@ -136,21 +137,69 @@ def test_a_scaled_rope_is_that_of_transformers(tmp_path):
         torch.testing.assert_close(run.model(ids).logits, expected(ids).logits, atol=1e-4, rtol=1e-4)
 
 
-def test_a_name_on_the_hub_is_found_in_its_cache(tmp_path, monkeypatch):
-    cache = tmp_path / "hub"
+def hub_model(tmp_path, monkeypatch, name) -> Path:
+    """The folder of a model in a cache of the hub, which cannot be reached."""
     revision = "0" * 40
-    folder = cache / "models--someone--small" / "snapshots" / revision
-    saved(small_model("mistral"), folder)
-    (folder.parent.parent / "refs").mkdir()
-    (folder.parent.parent / "refs" / "main").write_text(revision)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    home = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
+    (home / "refs").mkdir(parents=True)
+    (home / "refs" / "main").write_text(revision)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
+    return home / "snapshots" / revision
+
+
+def test_a_name_on_the_hub_is_found_in_its_cache(tmp_path, monkeypatch):
+    folder = saved(small_model("mistral"), hub_model(tmp_path, monkeypatch, "someone/small"))
     run = relpos.open("someone/small")
     assert (run.folder, run.encoding) == (Path("someone/small"), relpos.open(folder).encoding)
     assert run.evaluation == Path("evaluation/small")
     with pytest.raises(FileNotFoundError, match=r"no folder someone/other, and .* neither in the hub's cache nor"):
         relpos.open("someone/other")
+
+
+def test_the_bias_of_a_model_on_the_hub_needs_only_its_tables(tmp_path, monkeypatch):
+    model = small_model("t5").eval()
+    folder = saved(model, hub_model(tmp_path, monkeypatch, "someone/t5"))
+    opened = []
+
+    def opener(name):
+        def open_file(file):
+            if not (folder / file).exists():
+                raise FileNotFoundError(file)
+            opened.append(Counting((folder / file).open("rb")))
+            return opened[-1]
+
+        return open_file
+
+    monkeypatch.setattr(byte_ranges, "hub_opener", opener)
+    picture = relpos.draw("someone/t5", length=20, layer=1)
+    expected = model.encoder.block[0].layer[0].SelfAttention.compute_bias(20, 20)[0].detach()
+    torch.testing.assert_close(torch.from_numpy(picture.maps[0].mean).float(), expected, atol=1e-6, rtol=0)
+    tables = 2 * 8 * 4 * 4  # of encoder and decoder: buckets × heads × bytes
+    header = int.from_bytes((folder / "model.safetensors").read_bytes()[:8], "little")
+    assert [file.read_bytes for file in opened] == [8 + header + tables]
+    assert picture.numbers["model"]["bytes_fetched"] == 8 + header + tables
+
+
+class Counting:
+    """A file that counts what is read of it."""
+
+    def __init__(self, file):
+        self.file, self.read_bytes = file, 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def seek(self, place):
+        self.file.seek(place)
+
+    def read(self, size):
+        self.read_bytes += size
+        return self.file.read(size)
 
 
 class TestHostileFiles:

@@ -12,7 +12,7 @@ from relpos.encodings.registry import encoding, names
 from relpos.errors import unknown
 from relpos.view import captions
 from relpos.view.defaults import HEAD_DIM, HEADS, LENGTH, MOST_LABELS
-from relpos.view.layers import Layer, encoding_layer, layers_without_input, model_layers
+from relpos.view.layers import Layer, encoding_layer, layers_without_input, model_layers, open_layer
 
 if TYPE_CHECKING:
     from relpos.lab.runs.inputs import ModelInput
@@ -100,6 +100,11 @@ def model_subject(
     input_free: bool,
 ) -> Subject:
     """A trained model on an input; `input_free` if only values that do not depend on the input are drawn."""
+    if input_free and text is None and isinstance(what, str):
+        fetched = _fetched_subject(what, length or LENGTH, layer)
+        if fetched is not None:
+            _refuse_sizes(what, fetched.layers[0].heads, heads, head_dim, options)
+            return fetched
     run = _open(what)
     model, family = run.model, run.family
     _refuse_sizes(str(run.folder), family.heads(model), heads, head_dim, options)
@@ -133,6 +138,33 @@ def model_subject(
     name, place = family.positions(model, numbers)
     heading = f"{name}, {family.title}{preset}, {which}"
     return Subject(name, place, layers, others, run.folder.name, heading, ending.strip(), about, named)
+
+
+def _fetched_subject(what: str, length: int, layer: str | int) -> Subject | None:
+    """The bias of a model on the hub, of which only the positional tensors are fetched; None for all others."""
+    if "/" not in what or Path(what).exists():
+        return None
+    from relpos.checkpoints.byte_ranges import fetch_positions
+    from relpos.checkpoints.published import static_call
+    from relpos.checkpoints.source import is_hub_name
+
+    fetched = fetch_positions(what) if is_hub_name(what) else None
+    if fetched is None:
+        return None
+    model, positions, read = fetched
+    numbers = _layer_numbers(layer, len(positions))
+    layers = []
+    for number in numbers:
+        bias = positions[number - 1].bias
+        assert bias is not None
+        causal = positions[number - 1].kind == "alibi" or "decoder" in positions[number - 1].name.split(".")
+        layers.append(open_layer(number, static_call(bias(length), causal)))
+    kind = model.config.model_type
+    which = "all layers" if len(numbers) > 1 else f"layer {numbers[0]} of {len(positions)}"
+    name = positions[numbers[0] - 1].words.partition(",")[0].partition(":")[0]
+    about = {"model": {"folder": what, "layers": len(positions), "bytes_fetched": read}, "input": None}
+    ending = f"for {length} tokens; of the weights, {read:,} bytes were read"
+    return Subject(name, "score", layers, layers, Path(what).name, f"{name}, {kind} {what}, {which}", ending, about)
 
 
 def _refuse_sizes(name: str, own: int, heads: int | None, head_dim: int | None, options: Mapping[str, Any]) -> None:
