@@ -6,10 +6,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from relpos.checkpoints.positions.outline import outline
 from relpos.checkpoints.positions.registry import layer_positions, summary
+from relpos.checkpoints.transplant import THEIRS
 from relpos.checkpoints.use import refused_part
 from relpos.models.registry import PREFIX
-
-TRANSPLANTS = ("gpt2", "llama")  # families whose positions can be replaced
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def facts(config: PreTrainedConfig) -> Facts:
         positions=summary(model),
         use=refusal is None,
         use_reason=refusal[1] if refusal else "runs on relpos as it is" if ours else "checked by one small forward",
-        transplant=config.model_type.removeprefix(PREFIX) in TRANSPLANTS,
+        transplant=config.model_type.removeprefix(PREFIX) in THEIRS,
     )
 
 
