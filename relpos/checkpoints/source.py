@@ -58,6 +58,8 @@ def find_source(what: str | Path, fetch: bool = True) -> Source:
         return Source(str(what), path)
     if path.exists():
         return Source(str(what), path.parent, _gguf(path))
+    if path.suffix == ".gguf":
+        raise FileNotFoundError(f"there is no file {what}.")
     if not is_hub_name(what):
         raise FileNotFoundError(f"there is no folder {what}.")
     return Source(str(what), _download(str(what), fetch))
