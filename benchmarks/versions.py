@@ -1,0 +1,125 @@
+"""Is anything slower than in another checkout? Both in one run, in turns, as ratios.
+
+    git worktree add ../before COMMIT && (cd ../before && make .venv/installed)
+    python benchmarks/versions.py ../before
+    python benchmarks/versions.py ../before --only attention --lengths 49,512 --rounds 20
+
+Each checkout has a process of its own, which runs with its own relpos (its .venv). They take turns, case by case; a
+number is the best time of this checkout divided by the best of the other, so that below 1 is faster. Attention is
+`relpos.attention`, forward and backward, 12 heads of 64, float32, causal, length × batch = 4096; a training step is
+forward, backward and AdamW of GPT-2 with kerple_log, 12 heads, 3 layers and GPT-2's vocabulary.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ENCODINGS = ("nope", "alibi", "kerple_log", "t5", "fire", "cable", "rope")
+LENGTHS = (49, 512, 2048, 4096)
+TRAIN = "training step"
+
+
+def work() -> None:
+    """Time what is asked for on the standard input, one line of JSON each: the seconds, one line each."""
+    import torch
+
+    import relpos
+
+    cases: dict[str, Any] = {}
+    for line in sys.stdin:
+        name, length = json.loads(line)
+        if line not in cases:
+            cases = {line: training(length) if name == TRAIN else attention(torch, relpos, name, length)}
+            cases[line]()
+        start = time.perf_counter()
+        cases[line]()
+        print(time.perf_counter() - start, flush=True)
+
+
+def attention(torch: Any, relpos: Any, name: str, length: int) -> Any:
+    """Forward and backward of attention."""
+    torch.manual_seed(0)
+    batch = max(1, 4096 // length)
+    q, k, v, out = (torch.randn(batch, 12, length, 64) for _ in range(4))
+    hidden = torch.randn(batch, length, 768)
+    position = relpos.encoding(name, 12, 64, **({"length": length} if name == "fire" else {}))
+    inputs = [x.requires_grad_() for x in (q, k, v)] + list(position.parameters())
+
+    def run() -> None:
+        given = {"hidden": hidden} if position.needs_hidden else {}
+        torch.autograd.grad(relpos.attention(q, k, v, position, **given), inputs, out, allow_unused=True)
+
+    return run
+
+
+def training(length: int) -> Any:
+    """One step of a small GPT-2."""
+    import torch
+
+    from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
+
+    torch.manual_seed(0)
+    config = RelposGPT2Config(position={"name": "kerple_log"}, n_layer=3, n_embd=768, n_head=12)
+    model = RelposGPT2ForCausalLM(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    ids = torch.randint(50257, (max(1, 1024 // length), length))
+
+    def run() -> None:
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return run
+
+
+def start(checkout: Path) -> subprocess.Popen[str]:
+    """A process that times with the relpos of a checkout."""
+    python = checkout / ".venv" / "bin" / "python"
+    return subprocess.Popen(
+        [str(python), str(Path(__file__).resolve()), "--work"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=checkout,
+    )
+
+
+def ask(process: subprocess.Popen[str], case: tuple[str, int]) -> float:
+    """The seconds of one case in one of the processes."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(case) + "\n")
+    process.stdin.flush()
+    return float(process.stdout.readline())
+
+
+def main() -> None:
+    if "--work" in sys.argv:
+        work()
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=Path, help="a checkout with its environment")
+    parser.add_argument("--only", choices=("attention", "train"))
+    parser.add_argument("--encodings", default=",".join(ENCODINGS))
+    parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
+    parser.add_argument("--rounds", type=int, default=10)
+    arguments = parser.parse_args()
+    processes = [start(Path(__file__).resolve().parent.parent), start(arguments.other.resolve())]
+    cases: list[tuple[str, int]] = []
+    if arguments.only != "train":
+        lengths = [int(length) for length in arguments.lengths.split(",")]
+        cases += [(name, length) for name in arguments.encodings.split(",") for length in lengths]
+    if arguments.only != "attention":
+        cases += [(TRAIN, 512), (TRAIN, 1024)]
+    for case in cases:
+        rounds = [[ask(process, case) for process in processes] for _ in range(arguments.rounds)]
+        ours, theirs = (min(column) for column in zip(*rounds, strict=True))
+        print(f"{case[0]:14} {case[1]:6} {ours * 1e3:9.2f} ms {theirs * 1e3:9.2f} ms {ours / theirs:6.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
