@@ -43,9 +43,9 @@ def open_exactly(from_pretrained: Callable[..., Any], folder: Any, *args: Any, *
         logging.set_verbosity(verbosity)
     shapes = [] if other_shapes else info["mismatched_keys"]
     problems = [
-        *_listed("lacks", sorted(info["missing_keys"])),
-        *_listed("has unknown", sorted(info["unexpected_keys"])),
-        *_listed(
+        *listed("lacks", sorted(info["missing_keys"])),
+        *listed("has unknown", sorted(info["unexpected_keys"])),
+        *listed(
             "has other shapes of", [f"{name} {tuple(saved)}, not {tuple(own)}" for name, saved, own in sorted(shapes)]
         ),
     ]
@@ -58,7 +58,7 @@ def open_exactly(from_pretrained: Callable[..., Any], folder: Any, *args: Any, *
     return (model, info) if with_info else model
 
 
-def _listed(verb: str, names: Iterable[str]) -> list[str]:
+def listed(verb: str, names: Iterable[str]) -> list[str]:
     """The first names, and how many there are; nothing if there are none."""
     known = list(names)
     if not known:
