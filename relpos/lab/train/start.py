@@ -57,6 +57,7 @@ def open_start(settings: Settings) -> Start:
             setattr(source.model.config, entry, value)
     share = own.share_position or None
     model = transplant(source, own.position(), share_position=share, seed=settings.run.seed).float()
+    _check_generation(own.start, model)
     own.family, own.share_position = family_of(model).name, model.config.share_position
     return Start(model, source.tokenizer, {"model": str(Path(own.start)), "checksum": source.checksum})
 
@@ -73,6 +74,16 @@ def _fill_position(own: ModelSettings, before: Mapping[str, Any], length: int) -
     if window is not None:
         own.plan = [{"every": 1, "window": window}, *own.plan]
     own.options = {key: value for key, value in position.items() if key != "name"}
+
+
+def _check_generation(start: str, model: PreTrainedModel) -> None:
+    """Refuse now what would be refused when the first checkpoint is saved."""
+    try:
+        if model.generation_config is not None:
+            model.generation_config.validate(strict=True)
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"the generation_config.json of {start} cannot be saved again: {reason} Mend it.") from None
 
 
 def check_start(about: Mapping[str, Any], before: Mapping[str, Any], out: Path) -> None:
