@@ -12,6 +12,7 @@ from small_models import DECODERS, TOKENS
 from transformers import CONFIG_MAPPING, GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import relpos
+from relpos.lab.compare.comparison import make_comparison
 from relpos.lab.data.corpus import open_corpus
 from relpos.lab.data.tokenizers import load_tokenizer
 from relpos.lab.runs.load_settings import load_settings
@@ -255,6 +256,15 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"it has unknown lm_head\.weight"):
             relpos.transplant(model, "alibi")
 
+    def test_weights_without_values_or_quantized(self):
+        with pytest.raises(ValueError, match="weights are on the device meta"):
+            relpos.transplant(build("llama").to("meta"), "alibi")
+        model = build("llama")
+        projection = model.model.layers[0].self_attn.q_proj
+        projection.weight = torch.nn.Parameter(projection.weight.to(torch.int8), requires_grad=False)
+        with pytest.raises(ValueError, match=r"weights are quantized, as .*q_proj\.weight \(torch\.int8\)"):
+            relpos.transplant(model, "alibi")
+
     def test_models_without_a_language_head_and_other_things(self):
         with pytest.raises(ValueError, match="cannot take LlamaModel"):
             relpos.transplant(build("llama").model, "alibi")
@@ -380,6 +390,14 @@ class TestTrainingFromAModel:
                              out=tmp_path / "again", overrides={"run.eval_windows": 4})  # fmt: skip
         assert again.result["heldout_at_start"] == pytest.approx(run.result["heldout"], rel=1e-5)
 
+    def test_in_half_precision_is_trained_in_float32(self, source, settings, tmp_path):
+        shutil.copytree(source, tmp_path / "half")
+        LlamaForCausalLM.from_pretrained(source, dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
+        assert relpos.open(tmp_path / "half").model.dtype == torch.bfloat16
+        train(settings(tmp_path / "out", model__start=str(tmp_path / "half"), run__steps=1))
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
     @pytest.mark.parametrize(
         ("change", "sentence"),
         [
@@ -407,6 +425,10 @@ class TestTrainingFromAModel:
     def test_refuses_to_write_over_the_model(self, source, settings):
         with pytest.raises(ValueError, match="is the model that the run starts from"):
             settings(source)
+
+    def test_is_not_for_comparisons(self, tmp_path):
+        with pytest.raises(ValueError, match="a comparison trains from random weights"):
+            make_comparison(tmp_path, settings={"model.start": "models/llama"})
 
     def test_has_a_folder_named_after_the_model_and_lower_rates(self):
         own = load_settings(None, {"model.start": "models/smol.gguf", "model.encoding": "fire"})

@@ -146,6 +146,8 @@ def _skeleton(source: PreTrainedModel, family: Family, config: PreTrainedConfig)
     ]
     if problems:
         raise ValueError(_refusal(source, f"it is not the {family.title} that relpos has: it {'; it '.join(problems)}"))
+    if any(parameter.is_meta for parameter in source.parameters()):
+        raise ValueError(_refusal(source, "weights are on the device meta or offloaded: load it without device_map"))
     quantized = [f"{name} ({p.dtype})" for name, p in source.named_parameters() if not p.is_floating_point()]
     if quantized:
         raise ValueError(_refusal(source, f"weights are quantized, as {quantized[0]}: load it without quantization"))
@@ -186,9 +188,7 @@ def _fill(model: PreTrainedModel, old: PreTrainedModel, source: PreTrainedModel)
             copies[name] = parameter.to(device, dtype)
     model.load_state_dict(copies, strict=False, assign=True)
     model.tie_weights()
-    model.to(device)  # the buffers of encodings
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise AssertionError("a weight of the model was not filled.")
+    model.to(device)  # the buffers of encodings; fails if a weight has no values
 
 
 def _refusal(model: PreTrainedModel, reason: str) -> str:
