@@ -108,8 +108,6 @@ def _resolve_start(settings: Settings, start: str) -> None:
     _resolve_data(data, None)
     if optimizer.lr is None:
         optimizer.lr = defaults.START_LR
-    if optimizer.position_lr is None:
-        optimizer.position_lr = defaults.START_POSITION_LR
 
 
 def _check_options(model: ModelSettings, encoding: str) -> None:

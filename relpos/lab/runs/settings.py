@@ -5,8 +5,9 @@ from typing import Any
 
 from relpos.lab.runs import defaults
 
-# For figures and comparisons. AdamW moves every entry of a table by the same amount, however small its gradient: in a
-# short run that is mostly noise. With an epsilon of the size of the gradients, each entry moves by how much it matters.
+# For figures, comparisons and runs that start from a model. AdamW moves every entry of a table by the same amount,
+# however small its gradient: in a short run that is mostly noise. With an epsilon of the size of the gradients, each
+# entry moves by how much it matters.
 TABLES = {"optimizer.table_lr": 0.1, "optimizer.table_eps": 1e-5}
 
 
@@ -52,14 +53,14 @@ class DataSettings:
 class OptimizerSettings:
     """Settings of AdamW and its schedule."""
 
-    lr: float | None = None  # default: that of the preset and family; with model.start, START_LR
+    lr: float | None = None  # default: that of the preset and family, or defaults.START_LR
     final_lr_ratio: float = 0.1  # learning rate at the end of the cosine, relative to lr
     warmup_steps: int | None = None  # default: a tenth of the run, at most 715
     beta1: float = 0.9
     beta2: float = 0.95
     weight_decay: float = 0.1  # of matrices
     max_grad_norm: float = 1.0
-    position_lr: float | None = None  # of the encoding's parameters; default: lr, with model.start START_POSITION_LR
+    position_lr: float | None = None  # of the encoding's parameters; default: lr, or defaults.START_POSITION_LR
     position_weight_decay: float = 0.0
     table_lr: float | None = None  # of those that are tables over distances; default: position_lr
     table_eps: float = 1e-8  # AdamW's epsilon for tables; with a larger one, entries that hardly matter move less

@@ -74,7 +74,7 @@ def train(
         tokens: Stop after this many training tokens.
         minutes: Stop after this many minutes.
         batch_size: Windows per step, over all processes. Default: 8 (32 for a task).
-        lr: Peak learning rate. Default: that of the preset and family; 1e-4 with `from_model`.
+        lr: Peak learning rate. Default: that of the preset and family; 3e-4 with `from_model`.
         seed: Seed of the initial weights and of the order of the data. Default: 0.
         out: The run's folder. Default: runs/ENCODING-PRESET, with the task and a family other than gpt2 before it;
             runs/MODEL-ENCODING with `from_model`.
