@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from relpos.attend import attention as attention
     from relpos.attend import mass as mass
     from relpos.attend import scores as scores
+    from relpos.checkpoints.transplant import transplant as transplant
     from relpos.checkpoints.use import use as use
     from relpos.encodings.encoding import Encoding as Encoding
     from relpos.lab.compare.api import compare as compare
@@ -46,6 +47,7 @@ _LAZY = {  # name: module, and its name there
     "open": ("relpos.lab.runs.run", "open_run"),
     "scores": ("relpos.attend", "scores"),
     "train": ("relpos.lab.train.api", "train"),
+    "transplant": ("relpos.checkpoints.transplant", "transplant"),
     "use": ("relpos.checkpoints.use", "use"),
 }
 __all__ = [  # without `open`: `from relpos import *` must not replace Python's own
@@ -63,6 +65,7 @@ __all__ = [  # without `open`: `from relpos import *` must not replace Python's 
     "register",
     "scores",
     "train",
+    "transplant",
     "use",
 ]
 

@@ -62,6 +62,7 @@ HEAVY = {
     "test_train",
     "test_trainer_overrides",
     "test_transforms",
+    "test_transplant",
 }
 
 

@@ -32,7 +32,8 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help=f"Positional encoding; relpos ls lists the names.  {default(defaults.ENCODING)}",
+            help="Positional encoding; relpos ls lists the names.  "
+            f"{default(f'{defaults.ENCODING}; that of the model with --from')}",
             autocompletion=complete_encoding,
             rich_help_panel=MODEL,
         ),
@@ -42,6 +43,16 @@ def train(
         typer.Option(
             metavar="KEY=VALUE",
             help="An option of the encoding, as in scaling=yarn. May be repeated.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    from_model: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="MODEL",
+            help="Start from a trained GPT-2 or Llama, with the encoding in place of its own. Family, sizes and "
+            f"tokenizer are the model's.  {default('random weights')}",
             rich_help_panel=MODEL,
         ),
     ] = None,
@@ -118,7 +129,10 @@ def train(
     ] = None,
     lr: Annotated[
         float | None,
-        typer.Option(help=f"Peak learning rate.  {default('that of the preset and family')}", rich_help_panel=TRAINING),
+        typer.Option(
+            help=f"Peak learning rate.  {default(f'that of the preset and family; {defaults.START_LR:g} with --from')}",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     seed: Annotated[
         int | None,
@@ -131,7 +145,8 @@ def train(
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help=f"The run's folder.  {default('runs/[TASK-][FAMILY-]ENCODING-PRESET')}",
+            help="The run's folder.  "
+            f"{default('runs/[TASK-][FAMILY-]ENCODING-PRESET; runs/MODEL-ENCODING with --from')}",
             rich_help_panel=RUN,
         ),
     ] = None,
@@ -154,6 +169,7 @@ def train(
     - relpos train --data my/texts --preset small --batch-size 16 --lr 6e-4
     - relpos train --task recall --encoding rope --out runs/recall-rope
     - relpos train --family bert --encoding alibi --steps 300
+    - relpos train --from my/llama --encoding kerple_log --length 1024 --batch-size 1 --steps 200
     - relpos train --config paper-small --encoding fire optimizer.weight_decay=0
     """
     from relpos.lab.runs.load_settings import parse_overrides
@@ -164,6 +180,7 @@ def train(
         parse_options(option or []),
         parse_overrides(overrides or []),
         encoding=encoding,
+        from_model=from_model,
         family=family,
         preset=preset,
         data=data,

@@ -118,7 +118,7 @@ def model_subject(
         layers = model_layers(family, model, shown.ids, numbers)
         others = None if other is None else model_layers(family, model, other.ids, numbers)
     trained = run.training()
-    preset = "" if run.settings is None else f" {run.settings.model.preset}"
+    preset = "" if run.settings is None or run.settings.model.preset is None else f" {run.settings.model.preset}"
     which = "all layers" if len(numbers) > 1 else f"layer {numbers[0]} of {depth}"
     start = f", from token {shown.offset}" if shown.offset else ""
     ending = f"on {len(shown.ids)} tokens of {shown.document}{start}. {captions.training_sentence(trained)}"

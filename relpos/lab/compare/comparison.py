@@ -148,6 +148,8 @@ def make_comparison(
     for key in own:
         if key in ("model.encoding", "model.options", "run.seed", "run.out") or key.startswith("model.options."):
             raise ValueError(f"{key} is what a comparison varies: give --encodings, --seeds and --out instead.")
+    if own.get("model.start") is not None:
+        raise ValueError("a comparison trains from random weights: leave out model.start, or use relpos train --from.")
     new_encodings, new_lengths = list(encodings or ()), list(lengths or ())
     minima = {"seeds": (seeds, 1), "eval_tokens": (eval_tokens, 1), "positions": (positions, 2)}
     for name, (number, least) in {**minima, "lengths": (min(new_lengths, default=None), 2)}.items():

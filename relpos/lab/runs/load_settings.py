@@ -13,10 +13,11 @@ import yaml
 from relpos.errors import unknown
 from relpos.lab.runs import defaults
 from relpos.lab.runs.resolve import flatten, resolve
-from relpos.lab.runs.settings import Settings
+from relpos.lab.runs.settings import TABLES, Settings
 from relpos.system.mappings import read_yaml
 
 RECIPES = Path(__file__).with_name("recipes")
+START = {"optimizer.position_lr": defaults.START_POSITION_LR, **TABLES}  # defaults of a run that starts from a model
 TASK = {"data.length": defaults.TASK_LENGTH, "run.batch_size": defaults.TASK_BATCH}  # defaults of a run on a task
 EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")  # 1e-3, which YAML reads as text
 
@@ -38,6 +39,8 @@ def load_settings(file: str | None, overrides: Mapping[str, Any]) -> Settings:
     values = {**(flatten(_read(file)) if file else {}), **overrides}
     if values.get("data.task") is not None:
         values = {**TASK, **values}
+    if values.get("model.start") is not None:
+        values = {**START, **values}
     settings = Settings()
     for key, value in values.items():
         _set(settings, key, value)

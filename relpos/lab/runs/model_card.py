@@ -68,11 +68,14 @@ def _about(folder: Path, run: dict[str, Any], result: dict[str, Any]) -> list[st
     name = str(model["encoding"])
     options = "".join(f", {key}={value}" for key, value in (model["options"] or {}).items())
     plan = f" and the layer plan `{json.dumps(model['plan'])}`" if model["plan"] else ""
-    source = f"the task `{data['task']}`" if data["task"] else f"`{_corpus_name(str(data['source']))}`"
+    source = f"the task `{data['task']}`" if data["task"] else f"`{_public_name(str(data['source']))}`"
+    start = model.get("start")
+    size = f" {model['preset']}" if start is None else ""
+    origin = "trained" if start is None else f"started from the weights of `{_public_name(start)}` and trained"
     return [
-        f"# {folder.resolve().name}: {entry(model['family']).title} {model['preset']} with {name}",
-        f"A language model with the positional encoding `{name}{options}` ({encoding_card(name).paper}){plan}, trained "
-        f"by relpos on {source}: {result['step']:,} steps, {result['tokens']:,} tokens in windows of "
+        f"# {folder.resolve().name}: {entry(model['family']).title}{size} with {name}",
+        f"A language model with the positional encoding `{name}{options}` ({encoding_card(name).paper}){plan}, "
+        f"{origin} by relpos on {source}: {result['step']:,} steps, {result['tokens']:,} tokens in windows of "
         f"{data['length']:,}, seed {run['run']['seed']}; {about['parameters']:,} parameters. It is a model for "
         "experiments with positional encodings and not meant for other use.",
         "## How to open it",
@@ -83,8 +86,8 @@ def _about(folder: Path, run: dict[str, Any], result: dict[str, Any]) -> list[st
     ]
 
 
-def _corpus_name(name: str) -> str:
-    """The name of a corpus; of a path only the last component, because the rest is private to a machine."""
+def _public_name(name: str) -> str:
+    """The name of a corpus or model; of a path only the last component, because the rest is private to a machine."""
     return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
 
 
@@ -121,7 +124,7 @@ def _title(evaluation: dict[str, Any]) -> str:
     if evaluation["rope_scaling"]:
         details.append(f"rope scaled by {evaluation['rope_scaling']}")
     split = "all" if evaluation["split"] == "all" else "held-out part"
-    details.append(f"{split} of `{_corpus_name(evaluation['corpus']['name'])}`")
+    details.append(f"{split} of `{_public_name(evaluation['corpus']['name'])}`")
     details += [f"{key.replace('_', ' ')} {value:,}" for key, value in evaluation["options"].items() if value]
     return " ".join([f"Measured by `relpos evaluate` ({', '.join(details)}).", *evaluation["warnings"]])
 

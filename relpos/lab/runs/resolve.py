@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from relpos.encodings.registry import card, encoding_class, names
@@ -42,17 +43,10 @@ def resolve(settings: Settings) -> Settings:
         ValueError: Settings are out of range, unknown, or contradict each other.
     """
     model, data, optimizer, run = settings.model, settings.data, settings.optimizer, settings.run
-    entry(model.family)
-    size = preset(model.preset)
-    if model.encoding not in names():
-        raise unknown("encoding", model.encoding, names())
-    for option in model.options:
-        if option not in card(model.encoding).options:
-            raise unknown(f"option of {model.encoding}", option, card(model.encoding).options)
-    _resolve_data(data, size.tokenizer)
-    _resolve_masking(data, model.family)
-    if optimizer.lr is None:
-        optimizer.lr = size.lr * entry(model.family).lr_scale
+    if model.start is None:
+        _resolve_model(settings)
+    else:
+        _resolve_start(settings, model.start)
     _check_numbers(settings)
     if run.precision not in (None, "float32", "bfloat16"):
         raise unknown("precision", run.precision, ("float32", "bfloat16"))
@@ -66,14 +60,70 @@ def resolve(settings: Settings) -> Settings:
         raise ValueError("run.steps must be at least 1, and run.minutes above 0.")
     if optimizer.warmup_steps is None:
         optimizer.warmup_steps = min(715, (run.steps or defaults.STEPS) // 10)
-    _fill_length(model, data.length)
     run.out = run.out or _default_folder(settings)
+    if model.start is not None and Path(run.out).resolve() == Path(model.start).resolve():
+        raise ValueError(f"{run.out} is the model that the run starts from: choose another --out.")
     return settings
 
 
+def _resolve_model(settings: Settings) -> None:
+    """Fill in the settings of a new model, its data and its learning rate."""
+    model, data, optimizer = settings.model, settings.data, settings.optimizer
+    model.family = model.family or DEFAULT
+    family, size = entry(model.family), preset(model.preset or defaults.PRESET)
+    model.preset = model.preset or defaults.PRESET
+    model.encoding = model.encoding or defaults.ENCODING
+    model.dropout = model.dropout or 0.0
+    _check_options(model, model.encoding)
+    _resolve_data(data, size.tokenizer)
+    _resolve_masking(data, model.family)
+    if optimizer.lr is None:
+        optimizer.lr = size.lr * family.lr_scale
+    fill_length(model, data.length)
+
+
+def _resolve_start(settings: Settings, start: str) -> None:
+    """Refuse settings that contradict the model that a run starts from; fill in its data and learning rates.
+
+    Its family and encoding are filled in when it is opened.
+    """
+    model, data, optimizer = settings.model, settings.data, settings.optimizer
+    contradicting = {
+        "model.preset": model.preset,
+        "model.vocab_size": model.vocab_size,
+        "data.tokenizer": data.tokenizer,
+        "data.task": data.task,
+        "data.masking": data.masking,
+    }
+    for key, value in contradicting.items():
+        if value is not None:
+            raise ValueError(
+                f"a run that starts from a model has its sizes, tokenizer and vocabulary: leave out {key}={value}, or "
+                f"--from {start}."
+            )
+    if model.family is not None and not entry(model.family).causal:
+        raise ValueError(f"only a GPT-2 or a Llama can be started from, not {entry(model.family).title}.")
+    if model.encoding is not None:
+        _check_options(model, model.encoding)
+    _resolve_data(data, None)
+    if optimizer.lr is None:
+        optimizer.lr = defaults.START_LR
+
+
+def _check_options(model: ModelSettings, encoding: str) -> None:
+    """Refuse an unknown encoding, and options that it does not have."""
+    if encoding not in names():
+        raise unknown("encoding", encoding, names())
+    for option in model.options:
+        if option not in card(encoding).options:
+            raise unknown(f"option of {encoding}", option, card(encoding).options)
+
+
 def _default_folder(settings: Settings) -> str:
-    """runs/ENCODING-PRESET, after the task, and after the family unless it is the default."""
+    """runs/ENCODING-PRESET, after the task, and after the family unless it is the default; or runs/MODEL-ENCODING."""
     model, task_name = settings.model, settings.data.task
+    if model.start is not None:
+        return f"runs/{Path(model.start).resolve().name.removesuffix('.gguf')}-{model.encoding or 'tuned'}"
     words = [task_name, model.family if model.family != DEFAULT else None, model.encoding, model.preset]
     return f"runs/{'-'.join(word for word in words if word)}"
 
@@ -88,6 +138,8 @@ def check_encoding(model: ModelSettings) -> None:
     """
     from relpos.models.positions import make_positions
 
+    assert model.preset is not None
+    assert model.family is not None
     size = preset(model.preset)
     made = make_positions(model.position(), model.share_position, size.layers, size.heads, size.head_dim)
     if entry(model.family).causal:
@@ -114,12 +166,13 @@ def _check_numbers(settings: Settings) -> None:
         raise ValueError(f"data.length must be at least 2, not {settings.data.length}.")
 
 
-def _resolve_data(data: DataSettings, tokenizer: str) -> None:
-    """Fill in the data: text or a task, never both."""
+def _resolve_data(data: DataSettings, tokenizer: str | None) -> None:
+    """Fill in the data: text or a task, never both. The tokenizer is None if it is that of a model."""
     if data.task is None:
         data.source = data.source or defaults.CORPUS
         data.tokenizer = data.tokenizer or tokenizer
-        bpe_entries(data.tokenizer)  # a wrong name is refused before the text is read
+        if data.tokenizer is not None:
+            bpe_entries(data.tokenizer)  # a wrong name is refused before the text is read
         for key in ("task_loss", "task_shortest"):
             if getattr(data, key) is not None:
                 raise ValueError(f"data.{key} is for a task: give one with --task, or leave it out.")
@@ -160,8 +213,9 @@ def _resolve_masking(data: DataSettings, family: str) -> None:
         raise ValueError(f"data.mask_share must be between 0 and 1, not {data.mask_share}.")
 
 
-def _fill_length(model: ModelSettings, length: int) -> None:
+def fill_length(model: ModelSettings, length: int) -> None:
     """Give the trained length to the encodings that have an option for it (learned, fire, scaled rope)."""
+    assert model.encoding is not None
     model.options = encoding_class(model.encoding).options_for_length(model.options, length)
     model.plan = [
         encoding_class(rule["name"]).options_for_length(rule, length)

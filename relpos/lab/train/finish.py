@@ -22,7 +22,7 @@ from relpos.view.figures import save
 from relpos.view.losses import draw_losses
 
 STATE = {CLOCK, SEAL, UNLOGGED, OPTIMIZER, "trainer_state.json"}  # a checkpoint's files that are not the model's
-MODEL_SUFFIXES = (".safetensors", ".json", ".txt")
+MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".jinja")
 
 
 def finish(settings: Settings, out: Path, clock: Clock, say: Callable[[str], None]) -> None:

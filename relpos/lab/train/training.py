@@ -25,6 +25,7 @@ from relpos.lab.runs.settings import FREE, Settings
 from relpos.lab.train.clock import Clock
 from relpos.lab.train.finish import finish
 from relpos.lab.train.log import Log
+from relpos.lab.train.start import check_start, open_start
 from relpos.lab.train.trainer import RelposTrainer, cannot_write
 from relpos.lab.train.training_data import Data, open_data
 from relpos.models.family import get_family
@@ -67,20 +68,28 @@ def train(settings: Settings, say: Callable[[str], None] = print) -> dict[str, A
 def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict[str, Any]:
     run = settings.run
     # Settings are checked before the text is read and tokenized, which may take long.
-    check_encoding(settings.model)
+    start = None
+    if settings.model.start is None:
+        check_encoding(settings.model)
+    else:
+        start = open_start(settings)
     read_log(out)
     settings_before, about_before = read_about(out) if (out / ABOUT).exists() else (settings, None)
     _check_settings(settings, settings_before, out)
     with state.main_process_first():  # the other processes use its cache
-        data = open_data(settings)
-    model = build_model(settings, data.tokenizer)
+        data = open_data(settings, None if start is None else start.tokenizer)
+    model = build_model(settings, data.tokenizer) if start is None else start.model
     set_seed(run.seed)
     about: dict[str, Any] = {"versions": versions(), **data.about}
+    if start is not None:
+        about["start"] = start.about
     about["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     about["processes"] = state.num_processes
     about["threads"] = torch.get_num_threads()  # the number decides the order in which sums are added
     if about_before is not None:
         _check_data(about, about_before, out)
+        if start is not None:
+            check_start(start.about, about_before, out)
     resolved = yaml.safe_dump({**dataclasses.asdict(settings), "about": about}, sort_keys=False, allow_unicode=True)
     if state.is_main_process:
         write_text(out / ABOUT, resolved)
@@ -124,17 +133,19 @@ def build_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> PreTr
     vocab_size = own.vocab_size or len(tokenizer)
     if vocab_size < len(tokenizer):
         raise ValueError(f"model.vocab_size is {vocab_size}, but the tokenizer has {len(tokenizer)} entries.")
-    family = get_family(own.family)
+    assert own.family is not None
+    assert own.preset is not None
+    family, size = get_family(own.family), preset(own.preset)
 
     def build(position: Mapping[str, Any]) -> PreTrainedModel:
         set_seed(settings.run.seed)
         config = family.config(
-            preset(own.preset),
+            size,
             position,
             vocab_size=vocab_size,
             tokenizer=tokenizer,
             share_position=own.share_position,
-            dropout=own.dropout,
+            dropout=own.dropout or 0.0,
         )
         return family.model_class(config)
 

@@ -38,22 +38,29 @@ class Data:
     about: dict[str, Any]
 
 
-def open_data(settings: Settings) -> Data:
+def open_data(settings: Settings, tokenizer: PreTrainedTokenizerFast | None = None) -> Data:
     """Open the corpus or task that the settings name.
+
+    Args:
+        settings: The settings of the run.
+        tokenizer: That of the model that the run starts from; None for the one that the settings name.
 
     Raises:
         ValueError: The data cannot be read, or is too short for a window.
         FileNotFoundError: The data does not exist.
     """
-    return _open_text(settings) if settings.data.task is None else _open_task(settings, settings.data.task)
+    if settings.data.task is not None:
+        return _open_task(settings, settings.data.task)
+    return _open_text(settings, tokenizer)
 
 
-def _open_text(settings: Settings) -> Data:
+def _open_text(settings: Settings, tokenizer: PreTrainedTokenizerFast | None) -> Data:
     data, run = settings.data, settings.run
     assert data.source is not None
     corpus = open_corpus(data.source, data.text_field, data.subset, keep_line_ends=data.keep_line_ends)
-    assert data.tokenizer is not None
-    tokenizer = load_tokenizer(data.tokenizer, corpus)
+    if tokenizer is None:
+        assert data.tokenizer is not None
+        tokenizer = load_tokenizer(data.tokenizer, corpus)
     if data.masking is not None:
         tokenizer = add_mask_token(tokenizer)
     tokens = tokenize(corpus, tokenizer)
