@@ -29,7 +29,7 @@ from relpos.view.row_sums import RowSums, row_sums
 
 CURVES = ("constant", "exponential", "power", "logarithmic")
 STEPS, CUTS = 60, 12  # of Newton's method: steps at most, and how often one is cut to a quarter
-CLOSE = 1e-5  # it ends where the likelihood would gain less
+CLOSE = 1e-8  # it ends where the likelihood would gain less
 RIDGE = 1e-10  # keeps its matrix invertible
 LOGARITHMS = ("a", "c")  # parameters that are fitted by their logarithm
 LARGEST = 60.0  # log f, and the logarithm of c, stay within ±60

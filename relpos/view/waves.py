@@ -12,6 +12,7 @@ from relpos.view.mass_profiles import MassProfile
 SHORTEST = 3.0  # tokens of a period
 PERIODS = 3  # that must lie within the distance that holds `HELD` of the mass
 HELD = 0.9
+LEAST_AMPLITUDE = 0.25  # of a wave whose frequency is worth refining
 LEAST_SHARE = 0.2  # of the squared misfit of a curve that one frequency must explain for a wave to be fitted
 
 
@@ -51,14 +52,18 @@ def fit_wave(profile: MassProfile, head: int, curve: str, fitted: Fit) -> Wave |
         return fit(alone, log_linear(d, [trend, *waves]), ("a", "b", "A", "B"), more=1)
 
     best, step = at(omega), math.pi / profile.length
-    for _ in range(7):  # the transform's frequency is that of the mass, whose trend shifts it, not of log f
+    rounds = 7 if _amplitude(best) > LEAST_AMPLITUDE else 0
+    for _ in range(rounds):  # the transform's frequency is that of the mass, whose trend shifts it, not of log f
         for near in (omega - step, omega + step):
             tried = at(near)
             if tried.likelihood > best.likelihood:
                 best, omega = tried, near
         step /= 2
-    amplitude = math.hypot(float(best.parameters["A"][0]), float(best.parameters["B"][0]))
-    return Wave(2 * math.pi / omega, amplitude, best)
+    return Wave(2 * math.pi / omega, _amplitude(best), best)
+
+
+def _amplitude(fitted: Fit) -> float:
+    return math.hypot(float(fitted.parameters["A"][0]), float(fitted.parameters["B"][0]))
 
 
 def _reach(mass: Tensor) -> int:
