@@ -14,7 +14,8 @@ the head's mass and that of a fitted curve: the share of the mass that would hav
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -79,11 +80,23 @@ def class_heads(profiles: Sequence[MassProfile]) -> list[list[HeadClass]]:
                 f"{LEAST_LENGTH}."
             )
     classes: list[list[HeadClass]] = [[] for _ in profiles]
-    for places, together in stacked(profiles):  # layers of one shape are fitted together
-        heads = iter(_class_together(together))
-        for place in places:
-            classes[place] = [replace(next(heads), head=head + 1) for head in range(profiles[place].heads)]
+    with _one_thread():
+        for places, together in stacked(profiles):  # layers of one shape are fitted together
+            heads = iter(_class_together(together))
+            for place in places:
+                classes[place] = [replace(next(heads), head=head + 1) for head in range(profiles[place].heads)]
     return classes
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """For the many small sums of a fit: several threads take up to six times as long on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _class_together(profile: MassProfile) -> list[HeadClass]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -13,11 +13,32 @@ from relpos.encodings.call import Call, products
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Form, Scaled, Toeplitz, terms
 from relpos.encodings.inputs import make_call
+from relpos.encodings.rotation import Rotation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Values = Literal["bias", "scores", "weights"]  # what a map can hold
+
+
+class Rotary(Protocol):
+    """How fast pairs of dimensions of queries and keys are rotated."""
+
+    @property
+    def frequencies(self) -> Tensor:
+        """Radians per token of each pair: (pairs,). Dimensions from 2·pairs on are not rotated."""
+
+    @property
+    def layout(self) -> str:
+        """Which dimensions form pair m: m and m + pairs ("half"), or 2m and 2m + 1 ("interleaved")."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The rotation of one of our encodings."""
+
+    frequencies: Tensor
+    layout: str
 
 
 @dataclass(frozen=True)
@@ -29,8 +50,9 @@ class Layer:
     call: Call
     form: Form | None
     q: Tensor  # (1, heads, length, head_dim), rotated where the encoding rotates
-    k: Tensor  # (1, heads, length, head_dim), likewise
+    k: Tensor  # (1, key_heads, length, head_dim), likewise; each key head serves heads / key_heads heads
     reads_scores: bool  # whether the bias is computed from the scores
+    rotary: Rotary | None = None  # how q and k were rotated, if by frequencies
 
     @property
     def length(self) -> int:
@@ -111,7 +133,19 @@ def open_layer(
     call = make_call(q, k, position, hidden=hidden, causal=causal, scale=scale)
     q, k, form, call = positioned(q, k, position, call)
     q, k = call.rotated(q, k)
-    return Layer(number, q.shape[1], call, form, q, k, position is not None and position.needs_scores)
+    reads_scores = position is not None and position.needs_scores
+    return Layer(number, q.shape[1], call, form, q, k, reads_scores, rotary=turns(call.rotation))
+
+
+def turns(rotation: Rotation | None) -> Turns | None:
+    """The frequencies of a rotation by tables; None if there is none, or if it stretches vectors as xPos does."""
+    if rotation is None or rotation.k_cos.shape[1] < 2:
+        return None
+    size = torch.hypot(rotation.k_cos, rotation.k_sin)
+    if not bool(torch.allclose(size, size[:, :1], rtol=1e-3)):
+        return None
+    angle = torch.atan2(rotation.k_sin[0, :2].double(), rotation.k_cos[0, :2].double())  # of two neighbours
+    return Turns(angle[1] - angle[0], rotation.layout)
 
 
 @torch.no_grad()
