@@ -120,6 +120,10 @@ def test_the_likelihood_is_that_of_one_draw_per_query():
             assert other < expected
 
 
+def make(q, k, position=None):
+    return open_layer(1, q, k, position, None)
+
+
 def kind_of(layer):
     return class_heads([layer_mass(layer)])[0]
 
@@ -152,7 +156,7 @@ def test_rope_with_one_strong_frequency_is_periodic():
     position = relpos.encoding("rope", heads=1, head_dim=16, base=100.0)
     q = torch.zeros(1, 1, 512, 16)
     q[..., 3] = 4.0  # one pair of dimensions: θ_3 = 100^(−6/16)
-    (head,) = kind_of(open_layer(1, q, q, position, None))
+    (head,) = kind_of(make(q, q, position))
     assert head.kind == "periodic"
     assert head.period == pytest.approx(2 * math.pi / 100 ** (-6 / 16), rel=0.01)
 
@@ -160,7 +164,7 @@ def test_rope_with_one_strong_frequency_is_periodic():
 def test_a_large_first_key_makes_a_sink():
     q, k = torch.ones(1, 1, 256, 8), torch.randn(1, 1, 256, 8, generator=torch.Generator().manual_seed(0)) * 0.1
     k[:, :, 0] = 4.0
-    (head,) = kind_of(open_layer(1, q, k, None, None))
+    (head,) = kind_of(make(q, k))
     assert head.kind == "sink"
 
 

@@ -7,7 +7,7 @@ from transformers import GPT2Config, GPT2Model
 
 import relpos
 from relpos.models.family import get_family
-from relpos.view.layers import open_layer
+from relpos.view.layers import model_layers, open_layer
 from relpos.view.positional_part import equal_tokens, layer_scores, mean_scores, rotation_kernel, token_means
 
 HEADS, KEY_HEADS, HEAD_DIM, LENGTH = 4, 2, 16, 48
@@ -29,9 +29,13 @@ def tokens(seed):
     )
 
 
+def make(q, k, name="rope", causal=True, **options):
+    position = relpos.encoding(name, heads=HEADS, head_dim=HEAD_DIM, **options)
+    return open_layer(1, q, k, position, None, causal=causal)
+
+
 def layer(seed=0, causal=True, **options):
-    q, k = tokens(seed)
-    return open_layer(2, q, k, relpos.encoding("rope", heads=HEADS, head_dim=HEAD_DIM, **options), None, causal=causal)
+    return make(*tokens(seed), causal=causal, **options)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -86,7 +90,7 @@ def rotated(position, x, positions):
 @pytest.mark.parametrize("options", ROPES, ids=str)
 def test_equal_tokens_have_the_kernel_as_their_scores(options):
     q, k = (x[:, :, :1].expand(-1, -1, LENGTH, -1) for x in tokens(5))
-    shown = open_layer(1, q, k, relpos.encoding("rope", heads=HEADS, head_dim=HEAD_DIM, **options), None)
+    shown = make(q, k, **options)
     kernel = rotation_kernel([token_means(shown)])
     last = shown.rows("scores", LENGTH - 1, LENGTH - 1)[:, 0].double().flip(-1)  # by distance
     distances = torch.arange(LENGTH)
@@ -103,9 +107,8 @@ def test_the_frequencies_are_those_of_rope():
 
 
 def test_a_layer_without_frequencies_has_no_kernel():
-    q, k = tokens(0)
     for name in ("alibi", "xpos"):
-        shown = open_layer(1, q, k, relpos.encoding(name, heads=HEADS, head_dim=HEAD_DIM), None)
+        shown = make(*tokens(0), name=name)
         with pytest.raises(ValueError, match="layer 1 does not rotate queries and keys by frequencies"):
             token_means(shown)
 
@@ -126,7 +129,7 @@ def test_position_terms_of_gpt2_are_those_of_transformers_on_equal_tokens():
     with torch.no_grad():
         mean = theirs.wte.weight[3:23].mean(0).expand(1, 20, -1)
         states = theirs(inputs_embeds=mean, output_hidden_states=True).hidden_states
-    for number, shown in zip((1, 2), equal_tokens(ours, ids, (1, 2)), strict=True):
+    for number, shown in zip((1, 2), equal_tokens(ours, lambda: model_layers(ours, ids, (1, 2))), strict=True):
         block = theirs.h[number - 1]
         with torch.no_grad():
             q, k, _ = block.attn.c_attn(block.ln_1(states[number - 1]))[0].double().split(24, dim=-1)

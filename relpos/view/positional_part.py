@@ -5,7 +5,7 @@ rotation_kernel   what the rotation of RoPE does to the mean query and the mean 
 equal_tokens      a model's layers for an input whose tokens are all equal, so that only their positions differ
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from relpos.encodings.rotation import turn
 from relpos.view.diagonals import Diagonals
-from relpos.view.layers import Layer, Rotary, model_layers
+from relpos.view.layers import Layer, Rotary
 from relpos.view.maps import tiles
 
 if TYPE_CHECKING:
@@ -154,16 +154,15 @@ def _complex(x: Tensor, pairs: int, layout: str) -> Tensor:
 
 
 @torch.no_grad()
-def equal_tokens(model: "PreTrainedModel", ids: Tensor, numbers: Iterable[int]) -> list[Layer]:
-    """The position–position term of the scores: the layers of a model whose tokens differ in their positions only.
+def equal_tokens(model: "PreTrainedModel", layers: Callable[[], list[Layer]]) -> list[Layer]:
+    """The position–position term of the scores: layers of a model whose tokens differ in their positions only.
 
     The embedding of every token is replaced by the mean over the tokens of the input. In each layer the mean over
     positions is subtracted from queries and keys, so that the scores of the result are scale · δq_i·δk_j.
 
     Args:
         model: A model with learned or sinusoidal positions.
-        ids: Token ids (length,), for the mean embedding.
-        numbers: Numbers of the layers; 1 is the first.
+        layers: Runs the model on an input and returns its layers.
 
     Returns:
         The layers, without bias and softcap.
@@ -174,10 +173,9 @@ def equal_tokens(model: "PreTrainedModel", ids: Tensor, numbers: Iterable[int]) 
 
     hook = model.get_input_embeddings().register_forward_hook(averaged)
     try:
-        layers = model_layers(model, ids, numbers)
+        return [_differences(layer) for layer in layers()]
     finally:
         hook.remove()
-    return [_differences(layer) for layer in layers]
 
 
 def _differences(layer: Layer) -> Layer:
