@@ -16,7 +16,7 @@ the head's mass and that of a fitted curve: the share of the mass that would hav
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -50,10 +50,11 @@ class HeadClass:
     misfit: float  # of that curve
     bic: dict[str, float]  # of all curves
     period: float | None  # tokens, of a periodic head
+    fitted_mass: Tensor = field(repr=False, compare=False)  # by absolute distance, as the curve predicts it
 
     def as_json(self) -> dict[str, Any]:
-        """Ready for `json.dumps`."""
-        return asdict(self)
+        """The numbers, ready for `json.dumps`; without the predicted mass."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "fitted_mass"}
 
 
 def class_heads(profiles: Sequence[MassProfile]) -> list[list[HeadClass]]:
@@ -144,6 +145,7 @@ def _class_together(profile: MassProfile) -> list[HeadClass]:
                 misfit,
                 {name: float(fits[name].bic[head]) for name in CURVES},
                 wave.period if kind == "periodic" and wave is not None else None,
+                chosen.mass[head] if kind != "periodic" or wave is None else wave.fit.mass[0],
             )
         )
     return classes
