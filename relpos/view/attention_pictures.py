@@ -63,7 +63,7 @@ def mass_picture(subject: Subject, request: Request) -> Drawn:
     counts = {kind: sum(head.kind == kind for heads in classes for head in heads) for kind in KINDS}
     of = "of equal tokens " if _equal(subject) else ""
     caption = (
-        f"{request.title}{subject.heading}: attention mass by distance {of}{sentence(subject.ending)} The sink is the "
+        f"{request.title}{subject.heading}: attention mass by distance {of}{_ending(subject)} The sink is the "
         f"share of the first token{' and of learned sinks' if profiles[0].learned_sinks else ''}, which the profiles "
         "leave out. "
     )
@@ -136,7 +136,7 @@ def _score_picture(subject: Subject, request: Request) -> Drawn:
         request.progress((window + 1) / count)
     scores, kernel = mean_scores(profiles), rotation_kernel(means) if means else None
     caption = (
-        f"{request.title}{subject.heading}: the positional part of the scores {sentence(subject.ending)} Line: mean "
+        f"{request.title}{subject.heading}: the positional part of the scores {_ending(subject)} Line: mean "
         "score at each distance before the softmax, without the first key; band: its standard deviation."
     )
     if kernel is not None:
@@ -171,8 +171,9 @@ def _number(x: float) -> float | None:
     return float(x) if np.isfinite(x) else None
 
 
-def sentence(ending: str) -> str:
-    """The end of a sentence, with its full stop."""
+def _ending(subject: Subject) -> str:
+    """The end of the first sentence of a caption."""
+    ending = subject.mean_ending or subject.ending
     return ending if ending.endswith(".") else f"{ending}."
 
 

@@ -14,7 +14,7 @@ from relpos.view.bins import bin_centres, bin_means, distance_edges
 from relpos.view.figures import WIDTHS
 from relpos.view.head_classes import KINDS, HeadClass, Kind
 from relpos.view.mass_profiles import MassProfile
-from relpos.view.printed_page import NAME, TICK, TITLE, Page, text_scale
+from relpos.view.printed_page import NAME, TICK, TITLE, Page, text_scale, text_width
 from relpos.view.profiles import label_distances
 
 COLUMNS = 3  # panels beside each other
@@ -75,10 +75,13 @@ def draw_mass(
             axes.set_xlabel("")
         if place % columns == 0:
             axes.set_ylabel("share of attention", fontsize=NAME * scale, labelpad=2 * scale)
-        words = f"Head {head + 1}: {classes[head].kind}, sink {classes[head].sink:.0%}"
-        axes.set_title(words, fontsize=(TITLE - 1) * scale, pad=3 * scale)
-        note: Any = {"size": TICK * scale, "ha": "right", "va": "top", "transform": axes.transAxes, "color": NOTE}
-        axes.text(0.97, 0.95, _curve_words(classes[head]), linespacing=1.3, **note)
+        words = f"Head {head + 1}: {classes[head].kind}, sink {100 * classes[head].sink:.0f} %"
+        axes.set_title(words, fontsize=min((TITLE - 1) * scale, across / text_width(words, 1.0)), pad=3 * scale)
+        note: Any = {"size": TICK * scale, "transform": axes.transAxes, "color": NOTE, "linespacing": 1.3}
+        if profile.causal:
+            axes.text(0.97, 0.95, _curve_words(classes[head]), ha="right", va="top", **note)
+        else:
+            axes.text(0.5, 0.05, _curve_words(classes[head]), ha="center", va="bottom", **note)
     return page.figure
 
 

@@ -34,6 +34,7 @@ class Subject:
     about: dict[str, Any]  # its part of the picture's JSON
     tokens: list[str] | None = None  # names of the first tokens, of a model
     untrained: str = ""  # description of its parameters if they are untrained
+    mean_ending: str = ""  # the ending for a mean over all windows; the same if empty
     more: tuple[Callable[[], list[Layer]], ...] = ()  # the layers on further windows of text, for means over text
     equal: Callable[[], list[Layer]] | None = None  # the layers of a model for tokens that differ in position only
 
@@ -130,7 +131,10 @@ def model_subject(
     preset = "" if run.settings is None else f" {run.settings.model.preset}"
     which = "all layers" if len(numbers) > 1 else f"layer {numbers[0]} of {depth}"
     averaged = [] if text is not None else rest[: windows - 1]
-    ending = f"{captions.input_sentence(shown, 1 + len(averaged))} {captions.training_sentence(trained)}"
+    ending, mean_ending = (
+        f"{captions.input_sentence(shown, count)} {captions.training_sentence(trained)}".strip()
+        for count in (1, 1 + len(averaged))
+    )
 
     def run_on(ids: torch.Tensor) -> Callable[[], list[Layer]]:
         return lambda: model_layers(run.model, ids, numbers)
@@ -159,9 +163,10 @@ def model_subject(
         others,
         run.folder.name,
         heading,
-        ending.strip(),
+        ending,
         about,
         named,
+        mean_ending=mean_ending,
         more=tuple(more),
         equal=lambda: equal_tokens(run.model, run_on(shown.ids)),
     )
