@@ -35,6 +35,7 @@ SMALL_RUN = {
 # them to `make test`. (The contracts hold the kernel to the reference in `make check` too.)
 HEAVY = {
     "test_api",
+    "test_attention_pictures",
     "test_card",
     "test_compare",
     "test_damaged_models",

@@ -15,7 +15,7 @@ from relpos.attend.layer_call import LayerCall
 from relpos.view import draw, maps
 from relpos.view.layers import encoding_layer, open_layer
 from relpos.view.maps import compute_map
-from relpos.view.picture import _check_directions
+from relpos.view.picture_checks import check_directions
 from relpos.view.scaled_maps import has_pieces
 
 HEADS, HEAD_DIM = 3, 8
@@ -249,6 +249,6 @@ def test_profiles_of_different_directions_are_refused():
         for label, causal in (("alibi", True), ("runs/encoder", False))
     ]
     with pytest.raises(ValueError, match="alibi causal, runs/encoder in both directions"):
-        _check_directions(subjects, None)
+        check_directions(subjects, None)
     with pytest.raises(ValueError, match="runs/encoder was trained with attention in both directions: leave causal=Tr"):
-        _check_directions(subjects, True)
+        check_directions(subjects, True)

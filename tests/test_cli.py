@@ -234,7 +234,7 @@ def test_a_rope_scaling_that_is_offered_needs_no_further_parameters(scaling):
         ("relpos draw kerple", ["kerple_log", "kerple_power"]),
         ("relpos draw ru", ["runs/"]),
         ("relpos draw runs/", ["runs/a/", "runs/b/"]),
-        ("relpos draw alibi --show ", ["bias", "scores", "weights", "profile"]),
+        ("relpos draw alibi --show ", ["bias", "scores", "weights", "profile", "mass", "position"]),
         ("relpos figures --preset n", ["nano"]),
     ],
 )

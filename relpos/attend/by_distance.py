@@ -103,14 +103,22 @@ def mass(
             softcap=softcap,
             scale=scale,
         )
-        q, k, form, call = positioned(q, k, position, call)
-        reason = native.refuses_mass(q, form, call)
-        if backend == "native" and reason:
-            raise ValueError(f"the backend 'native' cannot run this: {reason}")
-        sums = sums_by_block if reason or backend == "chunks" else native.mass
-        by_distance, first_key, rows = sums(q, k, form, call)
-        rows = rows.clamp(min=1)
-        return Mass(call.distances.long(), by_distance / rows[..., None], first_key / rows)
+        return mass_of_call(*positioned(q, k, position, call), backend)
+
+
+def mass_of_call(q: Tensor, k: Tensor, form: Form | None, call: Call, backend: str | None = None) -> Mass:
+    """The mass of a call in which the encoding has acted already: what is left is the rotation of the call, if any.
+
+    Raises:
+        ValueError: The backend "native" cannot run this call.
+    """
+    reason = native.refuses_mass(q, form, call)
+    if backend == "native" and reason:
+        raise ValueError(f"the backend 'native' cannot run this: {reason}")
+    sums = sums_by_block if reason or backend == "chunks" else native.mass
+    by_distance, first_key, rows = sums(q, k, form, call)
+    rows = rows.clamp(min=1)
+    return Mass(call.distances.long(), by_distance / rows[..., None], first_key / rows)
 
 
 def sums_by_block(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,17 +5,17 @@ Their queries and keys are recorded where they reach attention, so that no famil
 
 import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from relpos.attend.layer_call import LayerCall
+from relpos.attend.layer_call import LayerCall, Turns
 from relpos.checkpoints.biases import ModelsOwn, dense
 from relpos.checkpoints.interface import LISTENERS
-from relpos.checkpoints.positions import LayerPosition, layer_positions
+from relpos.checkpoints.positions import LayerPosition, Rotary, layer_positions
 from relpos.checkpoints.probe import evaluating, examples
 from relpos.checkpoints.use import use
 from relpos.encodings.call import Call
@@ -149,9 +149,13 @@ class Published(Reader):
         inputs = text_inputs(model, ids)
         with evaluating(model):
             recorded = {each.number: each.call for each in self._record(model, inputs, wanted)}
+        positions = self.layer_positions(model, len(ids))
+        calls = []
         for number in wanted:
             check_finite(number, recorded[number].q)
-        return [recorded[number] for number in wanted]
+            rotary = None if positions is None else positions[number - 1].rotary
+            calls.append(replace(recorded[number], turned=turns_of(rotary)))
+        return calls
 
     def _record(self, model: PreTrainedModel, inputs: Mapping[str, Any], wanted: Container[int]) -> list[Recorded]:
         """The self-attention layers of one forward that are wanted, in order."""
@@ -185,13 +189,20 @@ class Published(Reader):
         kinds = dict.fromkeys(position.kind for position in found)
         return {"name": " / ".join(kinds) or "unknown", "layers": [position.words for position in found]}
 
-    def layer_positions(self, model: PreTrainedModel) -> list[LayerPosition] | None:
+    def layer_positions(self, model: PreTrainedModel, length: int | None = None) -> list[LayerPosition] | None:
         """Where position lives in its self-attention layers, in their order; None if they were not recognised."""
-        known = {position.name: position for position in layer_positions(model)}
+        known = {position.name: position for position in layer_positions(model, length)}
         names = [each.name for each in self.layers(model)]
         if known.keys() >= set(names):
             return [known[name] for name in names]
         return list(known.values()) if len(known) == len(names) else None
+
+
+def turns_of(rotary: Rotary | None) -> Turns | None:
+    """The rotation of a layer whose heads begin with their rotated dimensions."""
+    if rotary is None or rotary.start:
+        return None
+    return Turns(rotary.frequencies, "half" if rotary.layout == "halves" else "interleaved")
 
 
 def static_call(table: Tensor, causal: bool) -> LayerCall:

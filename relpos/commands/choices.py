@@ -11,7 +11,7 @@ from relpos.models.presets import PRESETS
 from relpos.models.registry import FAMILIES
 
 RECIPES = sorted(file.stem for file in Path(__file__).parents[1].glob("lab/runs/recipes/*.yaml"))
-SHOWS = ("bias", "scores", "weights", "profile")
+SHOWS = ("bias", "scores", "weights", "profile", "mass", "position")
 
 
 def metavar(choices: Iterable[str]) -> str:

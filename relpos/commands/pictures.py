@@ -35,13 +35,17 @@ def draw(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help=f"A .png, .pdf or .svg file.  {default('WHAT.png')}")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help=f"A .png, .pdf or .svg file, or .json for the numbers.  {default('WHAT.png')}"
+        ),
     ] = None,
     show: Annotated[
         str | None,
         typer.Option(
             metavar=metavar(SHOWS),
-            help="bias; scores, before the softmax; weights, after the softmax; profile, value against distance.  "
+            help="bias; scores, before the softmax; weights, after the softmax; profile, value against distance; mass, "
+            "attention against distance, with the class of each head; position, the positional part of the scores.  "
             f"{default('bias, or scores if the encoding adds no bias')}",
             autocompletion=complete_show,
             rich_help_panel=SHOWN,
@@ -95,7 +99,10 @@ def draw(
         bool, typer.Option("--shared-scale", help="One colour scale for all panels.", rich_help_panel=LOOKS)
     ] = False,
     log: Annotated[
-        bool, typer.Option("--log", help="Logarithmic distance axis, for a profile.", rich_help_panel=LOOKS)
+        bool,
+        typer.Option(
+            "--log", help="Logarithmic distance axis, for a profile, mass or position.", rich_help_panel=LOOKS
+        ),
     ] = False,
     columns: Annotated[
         int,
@@ -131,14 +138,16 @@ def draw(
     - relpos draw runs/cable --layer all --shared-scale
     - relpos draw kerple_log --show profile --columns 1 --out kerple.pdf
     - relpos draw kerple_log fire t5 --show profile --log --head 1
+    - relpos draw runs/cable --layer all --show mass
     """
     from relpos.lab.data.documents import read_file
     from relpos.view.figures import FORMATS, WIDTHS
     from relpos.view.picture import draw as draw_picture
 
     path = out or Path(f"{'-'.join(Path(each).resolve().name for each in what)}.png")
-    if path.suffix.lower() not in FORMATS:  # before the work, not after it
-        raise ValueError(f"cannot write a picture to {path.name!r}: the name must end in {', '.join(FORMATS)}.")
+    endings = (*FORMATS, ".json")
+    if path.suffix.lower() not in endings:  # before the work, not after it
+        raise ValueError(f"cannot write a picture to {path.name!r}: the name must end in {', '.join(endings)}.")
     if text is not None and text_file is not None:
         raise ValueError("give --text or --text-file, not both.")
     if text_file is not None:

@@ -68,6 +68,14 @@ def training_sentence(training: dict[str, Any]) -> str:
     return f"Trained {training['steps']:,} steps, {amount} tokens{loss}."
 
 
+def input_sentence(sample: "ModelInput", windows: int) -> str:
+    """The end of a sentence: on which text."""
+    if windows > 1:
+        return f"on {windows} windows of {len(sample.ids):,} tokens of held-out text."
+    start = f", from token {sample.offset}" if sample.offset else ""
+    return f"on {len(sample.ids)} tokens of {sample.document}{start}."
+
+
 def input_words(sample: "ModelInput") -> dict[str, Any]:
     """Where an input comes from, and its first words."""
     return {

@@ -92,6 +92,11 @@ class Diagonals:
         return self.first + self.total / self.count
 
     @property
+    def variance(self) -> Tensor:
+        """Variance of every diagonal: (heads, distances), NaN where nothing is seen."""
+        return ((self.squares - self.total**2 / self.count) / self.count).clamp(min=0)
+
+    @property
     def means(self) -> Tensor:
         """Mean of every head: (heads,)."""
         return (self.mean.nan_to_num() * self.count).sum(dim=1) / self.count.sum(dim=1)

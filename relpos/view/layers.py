@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from relpos.attend import reference
-from relpos.attend.layer_call import LayerCall
+from relpos.attend.layer_call import LayerCall, Turns
 from relpos.attend.operation import positioned
 from relpos.encodings.call import Call, products
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Form, Scaled, Toeplitz, terms
 from relpos.encodings.inputs import make_call
+from relpos.encodings.rotation import Rotation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,8 +33,9 @@ class Layer:
     call: Call
     form: Form | None
     q: Tensor  # (1, heads, length, head_dim), rotated where the encoding rotates
-    k: Tensor  # (1, heads, length, head_dim), likewise
+    k: Tensor  # (1, key_heads, length, head_dim), likewise; each key head serves heads / key_heads heads
     reads_scores: bool  # whether the bias is computed from the scores
+    turned: Turns | None = None  # how q and k were rotated, if by frequencies
 
     @property
     def length(self) -> int:
@@ -102,7 +104,19 @@ def open_layer(number: int, seen: LayerCall) -> Layer:
     call = make_call(seen.q, seen.k, position, **seen.arguments)
     q, k, form, call = positioned(seen.q, seen.k, position, call)
     q, k = call.rotated(q, k)
-    return Layer(number, q.shape[1], call, form, q, k, position is not None and position.needs_scores)
+    reads_scores = position is not None and position.needs_scores
+    return Layer(number, q.shape[1], call, form, q, k, reads_scores, seen.turned or turns(call.rotation))
+
+
+def turns(rotation: Rotation | None) -> Turns | None:
+    """The frequencies of a rotation by tables; None if there is none, or if it stretches vectors as xPos does."""
+    if rotation is None or rotation.k_cos.shape[1] < 2:
+        return None
+    size = torch.hypot(rotation.k_cos, rotation.k_sin)
+    if not bool(torch.allclose(size, size[:, :1], rtol=1e-3)):
+        return None
+    angle = torch.atan2(rotation.k_sin[0, :2].double(), rotation.k_cos[0, :2].double())  # of two neighbours
+    return Turns(angle[1] - angle[0], rotation.layout)
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Draw any encoding or trained model: what `relpos draw` does."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -10,15 +10,26 @@ from matplotlib.figure import Figure
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import names
 from relpos.errors import unknown
+from relpos.view.attention_pictures import WINDOWS, Drawn, Request, mass_picture, position_picture
 from relpos.view.captions import make_caption, untrained_line
 from relpos.view.cells import PIXELS
 from relpos.view.contact_sheet import draw_sheet
-from relpos.view.defaults import COLUMNS, MOST_LABELS
+from relpos.view.defaults import COLUMNS
 from relpos.view.figures import WIDTHS, save, write
+from relpos.view.head_classes import HeadClass
 from relpos.view.heatmaps import draw_heads
 from relpos.view.layers import Values
 from relpos.view.maps import Map, compute_map
-from relpos.view.picture_json import picture_numbers
+from relpos.view.mass_profiles import MassProfile
+from relpos.view.picture_checks import (
+    BY_DISTANCE,
+    check_arguments,
+    check_directions,
+    chosen_heads,
+    token_labels,
+    values_shown,
+)
+from relpos.view.picture_json import picture_numbers, save_json
 from relpos.view.profiles import draw_profiles, draw_together
 from relpos.view.subjects import Subject, encoding_subject, model_subject
 
@@ -27,7 +38,7 @@ if TYPE_CHECKING:
 
     What = str | Path | Encoding | Run
 
-Show = Literal["bias", "scores", "weights", "profile"]
+Show = Literal["bias", "scores", "weights", "profile", "mass", "position"]
 SHOWS: tuple[Show, ...] = get_args(Show)
 SHEET_PIXELS = 128  # most cells per side of a small panel
 
@@ -40,9 +51,13 @@ class Picture:
     maps: list[Map]  # one per layer, or one per encoding
     caption: str
     numbers: dict[str, Any]  # the JSON: what was drawn and measured
+    profiles: list[MassProfile] = field(default_factory=list)  # one per layer, if the mass is drawn
+    classes: list[list[HeadClass]] = field(default_factory=list)  # likewise, one per head
 
     def save(self, path: str | Path) -> Path:
-        """Write the figure to a .png, .pdf or .svg file, creating its folder."""
+        """Write the figure to a .png, .pdf or .svg file, or its numbers to a .json file, creating its folder."""
+        if Path(path).suffix.lower() == ".json":
+            return save_json(Path(path), self.numbers)
         return save(self.figure, Path(path))
 
     def _repr_png_(self) -> bytes:
@@ -75,19 +90,21 @@ def draw(
     Args:
         what: An encoding's name or instance, the folder of a run or of a checkpoint, or an open `Run`. A sequence of
             them is drawn as profiles in one panel.
-        show: "bias", "scores" (before the softmax), "weights" (after the softmax) or "profile" (value against
-            distance). By default the bias, or the scores if the encoding adds no bias.
+        show: "bias", "scores" (before the softmax), "weights" (after the softmax), "profile" (value against distance),
+            "mass" (attention against distance, with the class of each head) or "position" (the positional part of the
+            scores). By default the bias, or the scores if the encoding adds no bias.
         layer: "last", "all" (a contact sheet), or a number; 1 is the first layer.
         head: Heads to draw; 1 is the first. All by default.
         length: Number of tokens. By default the trained length, or 512 for an encoding alone.
         causal: Whether a query sees only keys up to its own position. True by default for an encoding alone; False
             draws both directions. A trained model attends as it was trained, and another value is refused.
-        text: Text for the model to read. By default a window of its held-out text.
+        text: Text for the model to read. By default a window of its held-out text; four windows for means over text
+            (mass, position).
         text_name: Name of the text in the caption.
         seed: Seed of the window of held-out text, or of the start values of an untrained encoding.
         label_tokens: Whether to label the axes with tokens; up to 64 tokens.
         shared_scale: Whether all panels share one colour scale.
-        log: Whether a profile has a logarithmic distance axis.
+        log: Whether a profile, the mass or the positional part has a logarithmic distance axis.
         width: Width of the figure in inches. By default two columns of a printed page.
         heads: Number of heads of an encoding by name; 12 by default.
         head_dim: Size of a head of an encoding by name; 64 by default.
@@ -112,19 +129,27 @@ def draw(
     if show not in (None, *SHOWS):
         raise unknown("kind of picture", str(show), SHOWS)
     several = list(what) if isinstance(what, Sequence) and not isinstance(what, str) else [what]
-    _check(several, show, layer, shared_scale, log)
+    check_arguments(several, show, layer, shared_scale, log)
     request = (heads, head_dim, options or {}, length, seed, layer, None if text is None else (text, text_name))
     subjects = [
         encoding_subject(item, *request, causal=causal is not False)
         if isinstance(item, Encoding) or item in names()
-        else model_subject(item, *request, input_free=show not in ("scores", "weights"))
+        else model_subject(
+            item,
+            *request,
+            input_free=show not in ("scores", "weights", "mass"),
+            windows=WINDOWS if show in ("mass", "position") else 1,
+        )
         for item in several
     ]
-    _check_directions(subjects, causal)
-    values = _values(subjects, show)
-    chosen = [_chosen(head, subject.layers[0].heads) for subject in subjects]
-    labels = _labels(subjects[0], label_tokens, layer == "all" or show == "profile")
-    maps = _compute_maps(subjects, values, progress)
+    check_directions(subjects, causal)
+    chosen = [chosen_heads(head, subject.layers[0].heads) for subject in subjects]
+    labels = token_labels(subjects[0], label_tokens, layer == "all" or show in BY_DISTANCE)
+    if show == "mass" or (show == "position" and _has_no_bias(subjects[0])):
+        how = Request(chosen[0], width, log, untrained_line(subjects), title, seed, progress)
+        return _picture((mass_picture if show == "mass" else position_picture)(subjects[0], how))
+    show = "profile" if show == "position" else show
+    maps = _compute_maps(subjects, values_shown(subjects, show), progress)
     caption = title + make_caption(subjects, maps, show == "profile")
     banner = untrained_line(subjects)
     if len(subjects) > 1:
@@ -145,83 +170,14 @@ def draw(
     return Picture(figure, maps, caption, {"profiles": numbers})
 
 
-def _check(several: Sequence[object], show: str | None, layer: str | int, shared_scale: bool, log: bool) -> None:
-    """Refuse arguments that exclude each other."""
-    if not several:
-        raise ValueError("nothing to draw: give an encoding's name or a folder.")
-    if show == "profile" and shared_scale:
-        raise ValueError("a profile has no colours to share: leave --shared-scale out.")
-    if show != "profile" and log:
-        raise ValueError("--log is for the distances of a profile: add --show profile, or leave it out.")
-    if len(several) == 1:
-        return
-    if show != "profile":
-        raise ValueError(f"{len(several)} encodings can be drawn together as profiles only: add --show profile.")
-    if layer == "all":
-        raise ValueError("several encodings are drawn in one panel: give one layer, not all.")
-    for place, item in enumerate(several):
-        if item in several[:place]:
-            raise ValueError(f"{item} is given twice: give each encoding or folder once.")
+def _has_no_bias(subject: Subject) -> bool:
+    """Whether the positional part of a model is not its bias. An encoding alone is its positional part."""
+    return subject.tokens is not None and any(layer.form is None for layer in subject.layers)
 
 
-def _check_directions(subjects: list[Subject], causal: bool | None) -> None:
-    """Refuse a direction that is not the model's own, and profiles of different directions in one panel."""
-    directions = {subject.label: subject.layers[0].causal for subject in subjects}
-    words = {True: "causal", False: "in both directions"}
-    for label, own in directions.items():
-        if causal not in (None, own):
-            raise ValueError(f"{label} was trained with attention {words[own]}: leave causal={causal} out.")
-    if len(set(directions.values())) > 1:
-        listed = ", ".join(f"{label} {words[own]}" for label, own in directions.items())
-        raise ValueError(
-            f"one profile shows one direction, and these have several ({listed}): draw them separately, or set causal= "
-            "for the encodings without a model."
-        )
-
-
-def _values(subjects: list[Subject], show: Show | None) -> Values:
-    """Which values are drawn: bias, scores or weights."""
-    kinds: dict[str, Values] = {}
-    for subject in subjects:
-        without = [layer.number for layer in subject.layers if layer.form is None]
-        if show == "bias" and without:
-            some = len(without) < len(subject.layers)
-            name = f"layer {without[0]} of {subject.label}" if some else f"{subject.encoding} (place: {subject.place})"
-            raise ValueError(f"{name} adds no bias: show the scores or the weights.")
-        default: Values = "bias" if not without and subject.place == "score" else "scores"
-        kinds[subject.label] = show if show is not None and show != "profile" else default
-    if len(set(kinds.values())) > 1:
-        listed = ", ".join(f"{kind} of {label}" for label, kind in kinds.items())
-        raise ValueError(
-            f"one profile shows one kind of value, and these have several ({listed}): draw them separately."
-        )
-    return next(iter(kinds.values()))
-
-
-def _chosen(head: Sequence[int], heads: int) -> list[int]:
-    """The heads to draw; 0 is the first."""
-    for number in head:
-        if not 1 <= number <= heads:
-            raise ValueError(f"there is no head {number}: give numbers from 1 to {heads}.")
-    return [number - 1 for number in head] or list(range(heads))
-
-
-def _labels(subject: Subject, label_tokens: bool, small: bool) -> list[str] | None:
-    """The names of the tokens, if the axes are labelled with them."""
-    if not label_tokens:
-        return None
-    if subject.tokens is None:
-        raise ValueError("an encoding without a model has no tokens to name: give a run's folder.")
-    if small:
-        raise ValueError(
-            "tokens can be named on the heat maps of one layer only: leave --label-tokens out, or give a layer."
-        )
-    if subject.layers[0].length > MOST_LABELS:
-        raise ValueError(
-            f"{subject.layers[0].length} tokens are too many to be named on the axes: give a length of at most "
-            f"{MOST_LABELS}."
-        )
-    return subject.tokens
+def _picture(drawn: Drawn) -> Picture:
+    profiles, classes = list(drawn.profiles), [list(heads) for heads in drawn.classes]
+    return Picture(drawn.figure, list(drawn.maps), drawn.caption, drawn.numbers, profiles, classes)
 
 
 def _compute_maps(subjects: list[Subject], values: Values, progress: Callable[[float], None]) -> list[Map]:

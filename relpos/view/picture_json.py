@@ -1,10 +1,13 @@
 """The numbers of a picture, as they are written to the JSON file beside it."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from relpos.system.files import write_bytes
 from relpos.system.versions import versions
 from relpos.view.head_notes import head_note
 from relpos.view.heatmaps import bar_ticks
@@ -12,6 +15,13 @@ from relpos.view.maps import Map
 from relpos.view.subjects import Subject
 
 PACKAGES = ("torch", "numpy", "matplotlib")  # whose versions are recorded
+
+
+def save_json(path: Path, numbers: dict[str, Any]) -> Path:
+    """Write the numbers of a picture to a file, creating its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, (json.dumps(numbers, indent=1, ensure_ascii=False) + "\n").encode())
+    return path
 
 
 def picture_numbers(

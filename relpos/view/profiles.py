@@ -117,7 +117,8 @@ def _draw(
             _draw_lines(axes, layer_map, styles, scale)
         axes.set_ylim(*_limits(drawn))
         axes.set_yticks(ticks[title], tick_words(ticks[title]))
-        _label_distances(axes, [layer_map for layer_map, _ in drawn], log, scale, wide)
+        longest = max(layer_map.length for layer_map, _ in drawn)
+        label_distances(axes, longest, all(layer_map.causal for layer_map, _ in drawn), log, scale, wide)
         axes.set_ylabel(drawn[0][0].show, fontsize=NAME * scale, labelpad=2 * scale)
         axes.set_title(title, fontsize=TITLE * scale, pad=3 * scale)
     page.figure.legend(
@@ -151,9 +152,8 @@ def _limits(drawn: Sequence[tuple[Map, Styles]]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _label_distances(axes: Axes, maps: Sequence[Map], log: bool, scale: float, wide: float) -> None:
+def label_distances(axes: Axes, length: int, causal: bool, log: bool, scale: float, wide: float) -> None:
     """Set label, scale and ticks of a distance axis that is `wide` inches long."""
-    length, causal = max(layer_map.length for layer_map in maps), all(layer_map.causal for layer_map in maps)
     name = "distance" if causal else "distance (query − key)"
     axes.set_xlabel(name, fontsize=NAME * scale, labelpad=1 * scale)
     if log and length > 1:

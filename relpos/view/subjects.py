@@ -1,6 +1,6 @@
 """The subject of a picture: an encoding by name, or a trained model, as layers on an input."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from relpos.errors import unknown
 from relpos.view import captions
 from relpos.view.defaults import HEAD_DIM, HEADS, LENGTH, MOST_LABELS
 from relpos.view.layers import Layer, encoding_layer, layers_without_input, model_layers, open_layer
+from relpos.view.positional_part import equal_tokens
 
 if TYPE_CHECKING:
     from relpos.lab.runs.inputs import ModelInput
@@ -33,6 +34,15 @@ class Subject:
     about: dict[str, Any]  # its part of the picture's JSON
     tokens: list[str] | None = None  # names of the first tokens, of a model
     untrained: str = ""  # description of its parameters if they are untrained
+    mean_ending: str = ""  # the ending for a mean over all windows; the same if empty
+    more: tuple[Callable[[], list[Layer]], ...] = ()  # the layers on further windows of text, for means over text
+    equal: Callable[[], list[Layer]] | None = None  # the layers of a model for tokens that differ in position only
+
+    def windows(self) -> Iterator[list[Layer]]:
+        """The layers on each window of text, one window at a time."""
+        yield self.layers
+        for compute in self.more:
+            yield compute()
 
 
 def encoding_subject(
@@ -98,8 +108,12 @@ def model_subject(
     layer: str | int,
     text: tuple[str, str] | None,
     input_free: bool,
+    windows: int = 1,
 ) -> Subject:
-    """A trained model on an input; `input_free` if only values that do not depend on the input are drawn."""
+    """A trained model on an input.
+
+    `input_free` if only values that do not depend on the input are drawn; `windows` of held-out text, for means.
+    """
     if input_free and text is None and isinstance(what, str):
         fetched = _fetched_subject(what, length or LENGTH, layer)
         if fetched is not None:
@@ -110,7 +124,8 @@ def model_subject(
     _refuse_sizes(str(run.folder), family.heads(model), heads, head_dim, options)
     depth = family.depth(model)
     numbers = _layer_numbers(layer, depth)
-    shown, other = _inputs(run, length, seed, text)
+    shown, *rest = _inputs(run, length, seed, text, windows)
+    other = rest[0] if rest else None
     static = layers_without_input(family, model, len(shown.ids), numbers) if input_free else None
     if static is not None:
         layers, others = static, None if other is None else static
@@ -120,8 +135,16 @@ def model_subject(
     trained = run.training()
     preset = "" if run.settings is None or run.settings.model.preset is None else f" {run.settings.model.preset}"
     which = "all layers" if len(numbers) > 1 else f"layer {numbers[0]} of {depth}"
-    start = f", from token {shown.offset}" if shown.offset else ""
-    ending = f"on {len(shown.ids)} tokens of {shown.document}{start}. {captions.training_sentence(trained)}"
+    averaged = [] if text is not None else rest[: windows - 1]
+    ending, mean_ending = (
+        f"{captions.input_sentence(shown, count)} {captions.training_sentence(trained)}".strip()
+        for count in (1, 1 + len(averaged))
+    )
+
+    def run_on(ids: torch.Tensor) -> Callable[[], list[Layer]]:
+        return lambda: model_layers(family, model, ids, numbers)
+
+    more = [(lambda: others or []) if sample is other else run_on(sample.ids) for sample in averaged]
     about = {
         "model": {
             "folder": str(run.folder),
@@ -133,11 +156,25 @@ def model_subject(
         "training": trained or None,
         "input": captions.input_words(shown),
         "compared_with": None if other is None else captions.input_words(other),
+        **({"averaged_with": [captions.input_words(sample) for sample in averaged]} if windows > 1 else {}),
     }
     named = [_token_name(run.tokenizer.decode([int(token)])) for token in shown.ids[: MOST_LABELS + 1]]
     name, place = family.positions(model, numbers)
     heading = f"{name}, {family.title}{preset}, {which}"
-    return Subject(name, place, layers, others, run.folder.name, heading, ending.strip(), about, named)
+    return Subject(
+        name,
+        place,
+        layers,
+        others,
+        run.folder.name,
+        heading,
+        ending,
+        about,
+        named,
+        mean_ending=mean_ending,
+        more=tuple(more),
+        equal=lambda: equal_tokens(run.model, run_on(shown.ids)),
+    )
 
 
 def _fetched_subject(what: str, length: int, layer: str | int) -> Subject | None:
@@ -192,20 +229,19 @@ def _open(what: "str | Path | Run") -> "Run":
 
 
 def _inputs(
-    run: "Run", length: int | None, seed: int, text: tuple[str, str] | None
-) -> "tuple[ModelInput, ModelInput | None]":
-    """The input that the model reads, and another one of the same length if there is one."""
+    run: "Run", length: int | None, seed: int, text: tuple[str, str] | None, windows: int
+) -> "list[ModelInput]":
+    """The input that the model reads, and others of the same length as far as there are: one at least to compare it."""
     from relpos.lab.runs.inputs import heldout_samples, text_sample
 
     if text is None:
         trained = LENGTH if run.settings is None else run.trained_length
-        shown, *others = heldout_samples(run, length or trained or LENGTH, seed)
-        return shown, others[0] if others else None
+        return heldout_samples(run, length or trained or LENGTH, seed, max(2, windows))
     shown = text_sample(run, *text, length)
     try:
-        return shown, heldout_samples(run, len(shown.ids), seed, 1)[0]
+        return [shown, *heldout_samples(run, len(shown.ids), seed, 1)]
     except (ValueError, OSError):  # the text is longer than the held-out part, or the corpus is missing
-        return shown, None
+        return [shown]
 
 
 def _layer_numbers(layer: str | int, depth: int) -> list[int]:

@@ -7,11 +7,11 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from relpos.checkpoints.transplant import merge_position, transplant
+from relpos.checkpoints.transplant import THEIRS, merge_position, transplant
 from relpos.lab.runs.resolve import fill_length
 from relpos.lab.runs.run import Run, open_run
 from relpos.lab.runs.settings import ModelSettings, Settings
-from relpos.models.family import family_of
+from relpos.models.family import Family, family_of
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ def open_start(settings: Settings) -> Start:
     assert own.start is not None
     source = source_model(own.start)
     family = source.family
+    if not isinstance(family, Family):
+        raise ValueError(f"{own.start} is a {family.title}: training can start from {' and '.join(THEIRS)} only.")
     if own.family not in (None, family.name):
         raise ValueError(f"{own.start} is a {family.title}, but model.family={own.family} was requested: leave it out.")
     _fill_position(own, source.model.config.position, settings.data.length)
