@@ -409,7 +409,7 @@ class TestTrainingFromAModel:
             ({"model__family": "bert"}, "only a GPT-2 or a Llama can be started from, not BERT"),
             ({"model__dropout": 0.1}, "Llama has no dropout"),
             ({"model__encoding": "alibi", "model__options": {"slope": 1}}, "unknown option of alibi"),
-            ({"model__start": "/nowhere/model"}, "there is no model in /nowhere/model"),
+            ({"model__start": "/nowhere/model"}, "there is no folder /nowhere/model"),
         ],
     )
     def test_refuses_what_contradicts_the_model(self, settings, tmp_path, change, sentence):
