@@ -146,7 +146,7 @@ class Inspected:
 
 
 @pytest.mark.parametrize("name", ["kerple_log", "t5", "cable", "fire", "forgetting", "sum"])
-@pytest.mark.parametrize("queries", [3, 140])
+@pytest.mark.parametrize("queries", [pytest.param(3, marks=pytest.mark.slow), 140])
 def test_every_trained_tensor_is_one_that_the_cuda_backward_takes(monkeypatch, name, queries):
     """Indexed once, so that its gradient is one scatter: by FlexAttention's own check and by its graph."""
     inspected = Inspected()
