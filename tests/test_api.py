@@ -185,6 +185,9 @@ class TestCompare:
         pairs = [f"{key}={value}" for key, value in shared.items()]
         flags = ["--length", 16, "--lengths", "16,32", "--seeds", 1, "--positions", 32, "--eval-tokens", 64]
         arguments = ["--encodings", "alibi", *flags, "--lr", "1e-3", "--out", tmp_path / "command", *pairs]
+        shutil.copytree(
+            tmp_path / "python", tmp_path / "command"
+        )  # its trials are those of the command, and not run again
         printed = run_command("compare", *arguments)
         plans = [load_comparison(tmp_path / name) for name in ("python", "command")]
         assert {**vars(plans[0]), "commands": []} == {**vars(plans[1]), "commands": []}

@@ -172,7 +172,7 @@ class Interrupted:
 @pytest.fixture(scope="module")
 def interrupted(world, shared):
     out = world / "interrupted"
-    make_comparison(out, ["alibi", "learned", WRONG], 1, LENGTHS, settings=shared)
+    make_comparison(out, ["alibi", "learned"], 1, LENGTHS, settings=shared)
     process = main_process(out)
     try:
         wait_until((out / "learned-s0" / "log.jsonl").exists)
@@ -183,7 +183,7 @@ def interrupted(world, shared):
     wait_until(lambda: gone(dead), 60)
     finished = (out / "alibi-s0" / RECORD).stat().st_mtime_ns
     assert "windows" not in read_record(out, Trial("learned", 0))
-    assert ended(main_process(out), main_process(out)) == [1, 1]  # one trial fails
+    assert ended(main_process(out), main_process(out)) == [0, 0]
     return Interrupted(out, dead, finished)
 
 

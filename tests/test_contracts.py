@@ -33,7 +33,15 @@ def _small_blocks(monkeypatch):
     monkeypatch.setattr(chunks, "block_size", lambda q, form, call: 5)
 
 
-@pytest.mark.parametrize(("backend", "contract", "variant"), RUNS, ids=map(label, RUNS))
+def cost(run):
+    """Chunks run the variants of an encoding like its default, which `make test` tries: the variants are slow tests."""
+    backend, _, (_, options) = run
+    return pytest.mark.slow if backend == "chunks" and options else ()
+
+
+@pytest.mark.parametrize(
+    ("backend", "contract", "variant"), [pytest.param(*run, marks=cost(run), id=label(run)) for run in RUNS]
+)
 def test_contract(backend, contract, variant):
     contract(lambda: make(*variant), SETTINGS[backend])
 

@@ -198,7 +198,7 @@ COMPILED = {
         pytest.param("rope", "causal", marks=pytest.mark.slow),
         pytest.param("fire", "causal", marks=pytest.mark.slow),
         pytest.param("cable", "window, documents, padding", marks=pytest.mark.slow),
-        ("cable", "one query"),
+        pytest.param("cable", "one query", marks=pytest.mark.slow),
         pytest.param("fire", "one query", marks=pytest.mark.slow),
     ],
 )

@@ -42,7 +42,7 @@ def test_values_and_gradients_are_the_references_by_every_instruction_set(family
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-@pytest.mark.parametrize("queries", [1, 63, 64, 100])
+@pytest.mark.parametrize("queries", [1, pytest.param(63, marks=pytest.mark.slow), 64, 100])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fewer_queries_than_keys_are_the_last_positions(family, queries, causal):
     torch.manual_seed(1)
