@@ -40,7 +40,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_values_and_gradients_are_the_references_by_every_instruction_set(family, causal, option):
     torch.manual_seed(0)

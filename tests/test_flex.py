@@ -208,7 +208,7 @@ def test_values_and_gradients_are_those_of_the_definition(monkeypatch, name, wha
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        pytest.param(name, what, marks=pytest.mark.slow if name in ("alibi", "xpos") and what != "window" else [])
+        pytest.param(name, what, marks=[] if what in ("window", "documents", "everything") else pytest.mark.slow)
         for name in (None, "alibi", "forgetting", "xpos")
         for what in ("nothing", "window", "documents", "padding", "mask", "sinks", "everything")
         if fits(OPTIONS[what], name or "alibi", 3)

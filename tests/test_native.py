@@ -111,13 +111,10 @@ ARGUMENTS = {
 }
 
 
-ONE_DIRECTION = ("sinks", "softcap", "lse", "lse and sinks", "a high softcap", "rotation of some dimensions")
-
-
 @pytest.mark.parametrize(
     ("causal", "argument"),
     [
-        pytest.param(causal, argument, marks=[] if causal or argument not in ONE_DIRECTION else pytest.mark.slow)
+        pytest.param(causal, argument, marks=[] if causal or argument == "all of them" else pytest.mark.slow)
         for causal in (True, False)
         for argument in ARGUMENTS
     ],
@@ -147,7 +144,7 @@ def test_values_may_have_another_size(family, head_dim, value_dim):
 
 
 @pytest.mark.parametrize("length", [200, 1000])
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_windows_however_the_work_is_shared_out(threads, length):
     torch.manual_seed(14)
     torch.set_num_threads(threads)

@@ -59,15 +59,10 @@ CALLS = {
 }
 
 
-ONE_DIRECTION = ("softcap", "sinks", "no key")
-
-
 @pytest.mark.parametrize(
     ("causal", "name"),
     [
-        pytest.param(
-            causal, name, marks=pytest.mark.slow if not causal and name in ("softcap", "sinks", "no key") else []
-        )
+        pytest.param(causal, name, marks=[] if causal or name in ("plain", "window") else pytest.mark.slow)
         for causal in (True, False)
         for name in CALLS
     ],

@@ -182,7 +182,7 @@ print(run(16384, {0}))
 """
 
 
-@pytest.mark.parametrize("head_dim", [64, 50])
+@pytest.mark.parametrize("head_dim", [64, pytest.param(50, marks=pytest.mark.slow)])
 def test_memory_is_linear_in_the_length(head_dim):
     code = MEMORY.format(head_dim)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

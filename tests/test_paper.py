@@ -161,6 +161,7 @@ def test_five_trainings_take_three_rounds_of_two():
     assert makespan([1.0] * 5, 8) == 1
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_is_told_and_the_others_go_on(small, tmp_path):
     messages = []
     (tmp_path / "runs").mkdir()

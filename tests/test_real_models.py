@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertModel, LlamaForCausalLM
+from transformers import BertModel, LlamaConfig, LlamaForCausalLM
 
 import relpos
-from relpos.checkpoints.source import read_config
 from relpos.lab.evaluate.evaluation import evaluate
 
 TEXT = (
@@ -39,9 +38,10 @@ def opened(smollm2_file):
 
 
 @pytest.fixture(scope="module")
-def smollm2(smollm2_file, opened):
-    """The same weights in transformers' own class, with the configuration of the file."""
-    model = LlamaForCausalLM(read_config(smollm2_file)).eval()
+def smollm2(opened):
+    """The same weights in transformers' own class."""
+    entries = {key: value for key, value in opened.model.config.to_dict().items() if key != "model_type"}
+    model = LlamaForCausalLM(LlamaConfig(**entries)).eval()
     model.load_state_dict(opened.model.state_dict())
     return model
 

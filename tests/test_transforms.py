@@ -105,7 +105,13 @@ def test_second_derivatives_of_the_kernel_are_refused_and_the_reference_has_them
 EACH = [*((name, {}) for name in NAMES), ("sum", {"parts": ["rope", "cable"]})]
 
 
-@pytest.mark.parametrize(("name", "options"), EACH, ids=[f"{n}{len(o) or ''}" for n, o in EACH])
+QUICK = ("alibi", "rope", "cable", "fire", "cope", "dape", "forgetting", "sum", "t5", "ssmax")  # one of each kind
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [pytest.param(n, o, id=f"{n}{len(o) or ''}", marks=[] if n in QUICK else pytest.mark.slow) for n, o in EACH],
+)
 def test_every_encoding_compiles_in_one_graph(name, options):
     position = relpos.encoding(name, heads=2, head_dim=8, **options)
     hidden = torch.randn(1, 20, 16)

@@ -184,7 +184,9 @@ def test_a_mask_of_the_users_own_is_served(additive):
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "bert", "bloom"])
+@pytest.mark.parametrize(
+    "family", ["gemma2", "bloom", *(pytest.param(n, marks=pytest.mark.slow) for n in ("llama", "bert"))]
+)
 def test_torch_compile_makes_one_graph(family):
     model = small_model(family)
     inputs = batch(family)
