@@ -15,9 +15,9 @@ from relpos.lab.runs.run import open_run
 from relpos.lab.train.training import train
 from relpos.view import draw
 from relpos.view.bins import bin_centres, bin_means, distance_edges
+from relpos.view.heads.mass_profiles import layer_mass
 from relpos.view.layers import model_layers
 from relpos.view.mass_figures import COLOURS
-from relpos.view.mass_profiles import layer_mass
 
 pytestmark = pytest.mark.usefixtures("world")
 

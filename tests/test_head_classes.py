@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import relpos
 from relpos.attend.layer_call import LayerCall
-from relpos.view.curve_fits import fit_curves
-from relpos.view.head_classes import KINDS, class_heads
+from relpos.view.heads.curve_fits import fit_curves
+from relpos.view.heads.head_classes import KINDS, class_heads
+from relpos.view.heads.mass_profiles import MassProfile, layer_mass
 from relpos.view.layers import encoding_layer, open_layer
-from relpos.view.mass_profiles import MassProfile, layer_mass
 
 LENGTH = 200
 

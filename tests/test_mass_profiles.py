@@ -5,8 +5,8 @@ import torch
 
 import relpos
 from relpos.attend.layer_call import LayerCall
+from relpos.view.heads.mass_profiles import half_distances, layer_mass, mean_profile, stacked
 from relpos.view.layers import encoding_layer, open_layer
-from relpos.view.mass_profiles import half_distances, layer_mass, mean_profile, stacked
 
 HEADS, HEAD_DIM, LENGTH = 4, 8, 60
 

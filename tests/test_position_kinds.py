@@ -20,9 +20,9 @@ import relpos
 from relpos.checkpoints.forwards import falcon
 from relpos.checkpoints.positions import Rotary, layer_positions, summary, summary_of_config
 from relpos.checkpoints.positions import rotary as rotary_kind
-from relpos.checkpoints.positions.numbers import layer_numbers
+from relpos.checkpoints.positions.layer_numbers import layer_numbers
 from relpos.checkpoints.positions.place import places
-from relpos.checkpoints.positions.seen import window_of
+from relpos.checkpoints.positions.score_changes import window_of
 
 RECORDED = []
 

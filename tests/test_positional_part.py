@@ -8,8 +8,8 @@ from transformers import GPT2Config, GPT2Model
 import relpos
 from relpos.attend.layer_call import LayerCall
 from relpos.models.family import family_of, get_family
+from relpos.view.heads.positional_part import equal_tokens, layer_scores, mean_scores, rotation_kernel, token_means
 from relpos.view.layers import model_layers, open_layer
-from relpos.view.positional_part import equal_tokens, layer_scores, mean_scores, rotation_kernel, token_means
 
 HEADS, KEY_HEADS, HEAD_DIM, LENGTH = 4, 2, 16, 48
 ROPES = [

@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 from relpos.system.versions import versions
 from relpos.view.bins import bin_means, distance_edges
 from relpos.view.contact_sheet import draw_sheet
-from relpos.view.head_classes import KINDS, HeadClass, class_heads
+from relpos.view.heads.head_classes import KINDS, HeadClass, class_heads
+from relpos.view.heads.mass_profiles import MassProfile, layer_mass, mean_profile
+from relpos.view.heads.positional_part import layer_scores, mean_scores, rotation_kernel, token_means
 from relpos.view.heatmaps import draw_heads
 from relpos.view.maps import Map, compute_map
 from relpos.view.mass_figures import draw_mass, draw_mass_sheet
-from relpos.view.mass_profiles import MassProfile, layer_mass, mean_profile
 from relpos.view.picture_json import PACKAGES, picture_numbers
 from relpos.view.position_figures import draw_position
-from relpos.view.positional_part import layer_scores, mean_scores, rotation_kernel, token_means
 from relpos.view.subjects import Subject
 
 WINDOWS = 4  # of held-out text, over which means are taken

@@ -12,8 +12,8 @@ from matplotlib.patches import Rectangle
 
 from relpos.view.bins import bin_centres, bin_means, distance_edges
 from relpos.view.figures import WIDTHS
-from relpos.view.head_classes import KINDS, HeadClass, Kind
-from relpos.view.mass_profiles import MassProfile
+from relpos.view.heads.head_classes import KINDS, HeadClass, Kind
+from relpos.view.heads.mass_profiles import MassProfile
 from relpos.view.printed_page import NAME, TICK, TITLE, Page, text_scale, text_width
 from relpos.view.profiles import label_distances
 

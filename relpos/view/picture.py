@@ -16,11 +16,11 @@ from relpos.view.cells import PIXELS
 from relpos.view.contact_sheet import draw_sheet
 from relpos.view.defaults import COLUMNS
 from relpos.view.figures import WIDTHS, save, write
-from relpos.view.head_classes import HeadClass
+from relpos.view.heads.head_classes import HeadClass
+from relpos.view.heads.mass_profiles import MassProfile
 from relpos.view.heatmaps import draw_heads
 from relpos.view.layers import Values
 from relpos.view.maps import Map, compute_map
-from relpos.view.mass_profiles import MassProfile
 from relpos.view.picture_checks import (
     BY_DISTANCE,
     check_arguments,

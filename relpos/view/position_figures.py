@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from relpos.view.bins import bin_centres, bin_means, distance_edges
 from relpos.view.colours import BOTH_SIGNS, linear_ticks, tick_words
 from relpos.view.figures import WIDTHS
+from relpos.view.heads.positional_part import RotationKernel, ScoreProfile
 from relpos.view.heatmaps import draw_bar
-from relpos.view.positional_part import RotationKernel, ScoreProfile
 from relpos.view.printed_page import NAME, TICK, TITLE, Page, text_scale
 from relpos.view.profiles import label_distances
 

@@ -12,8 +12,8 @@ from relpos.encodings.registry import encoding, names
 from relpos.errors import unknown
 from relpos.view import captions
 from relpos.view.defaults import HEAD_DIM, HEADS, LENGTH, MOST_LABELS
+from relpos.view.heads.positional_part import equal_tokens
 from relpos.view.layers import Layer, encoding_layer, layers_without_input, model_layers, open_layer
-from relpos.view.positional_part import equal_tokens
 
 if TYPE_CHECKING:
     from relpos.lab.runs.inputs import ModelInput

@@ -8,7 +8,7 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor as mpt_a
 
 from relpos.checkpoints.positions.description import LayerPosition
 from relpos.checkpoints.positions.place import Place
-from relpos.checkpoints.positions.seen import sentence
+from relpos.checkpoints.positions.score_changes import sentence
 
 FAMILIES = {"bloom", "falcon", "mpt"}
 NOTES = {

@@ -3,7 +3,7 @@
 from relpos.checkpoints.positions.description import LayerPosition
 from relpos.checkpoints.positions.learned import table_of
 from relpos.checkpoints.positions.place import Place
-from relpos.checkpoints.positions.seen import sentence
+from relpos.checkpoints.positions.score_changes import sentence
 
 FAMILIES = {"deberta", "deberta-v2"}
 TERMS = {"c2p": "content to position", "p2c": "position to content"}

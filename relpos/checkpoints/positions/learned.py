@@ -5,7 +5,7 @@ from transformers import PreTrainedModel
 
 from relpos.checkpoints.positions.description import LayerPosition
 from relpos.checkpoints.positions.place import Place
-from relpos.checkpoints.positions.seen import sentence
+from relpos.checkpoints.positions.score_changes import sentence
 
 FAMILIES = {
     *("gpt2", "gpt_bigcode", "gpt_neo", "openai-gpt", "opt", "biogpt"),

@@ -6,7 +6,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from relpos.checkpoints.positions import alibi, buckets, deberta, learned, ours, rotary, sinusoidal, table
 from relpos.checkpoints.positions.description import LayerPosition
-from relpos.checkpoints.positions.numbers import layer_numbers
+from relpos.checkpoints.positions.layer_numbers import layer_numbers
 from relpos.checkpoints.positions.outline import outline
 from relpos.checkpoints.positions.place import Place, places
 

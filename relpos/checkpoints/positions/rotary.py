@@ -8,7 +8,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from relpos.checkpoints.positions.description import LayerPosition, Rotary
 from relpos.checkpoints.positions.place import Place
-from relpos.checkpoints.positions.seen import sentence
+from relpos.checkpoints.positions.score_changes import sentence
 
 FAMILIES = {  # each was compared with the queries and keys of a small model: tests/test_position_kinds.py
     *("apertus", "arcee", "aria_text", "bitnet", "codegen", "cohere", "cohere2", "cwm", "deepseek_v2"),

@@ -8,7 +8,7 @@ from torch import Tensor
 from relpos.checkpoints.positions.description import LayerPosition
 from relpos.checkpoints.positions.learned import table_of
 from relpos.checkpoints.positions.place import Place
-from relpos.checkpoints.positions.seen import sentence
+from relpos.checkpoints.positions.score_changes import sentence
 
 FAMILIES = {"beit", "donut-swin", "maskformer-swin", "swin"}
 

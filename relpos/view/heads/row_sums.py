@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.view.mass_profiles import MassProfile
+from relpos.view.heads.mass_profiles import MassProfile
 
 LEAST = 1e-300  # in place of 0, where a logarithm is taken
 

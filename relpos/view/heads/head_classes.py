@@ -22,10 +22,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from relpos.view.curve_fits import CURVES, Fit, fit_curves
-from relpos.view.mass_profiles import MassProfile, half_distances, stacked
-from relpos.view.row_sums import row_sums
-from relpos.view.waves import Wave, fit_wave
+from relpos.view.heads.curve_fits import CURVES, Fit, fit_curves
+from relpos.view.heads.mass_profiles import MassProfile, half_distances, stacked
+from relpos.view.heads.row_sums import row_sums
+from relpos.view.heads.waves import Wave, fit_wave
 
 Kind = Literal["previous token", "next token", "decaying", "flat", "periodic", "sink", "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

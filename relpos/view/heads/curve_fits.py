@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relpos.view.mass_profiles import MassProfile
-from relpos.view.row_sums import RowSums, row_sums
+from relpos.view.heads.mass_profiles import MassProfile
+from relpos.view.heads.row_sums import RowSums, row_sums
 
 CURVES = ("constant", "exponential", "power", "logarithmic")
 STEPS, CUTS = 60, 12  # of Newton's method: steps at most, and how often one is cut to a quarter

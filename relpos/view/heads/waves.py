@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from relpos.view.curve_fits import Fit, fit, log_linear
-from relpos.view.mass_profiles import MassProfile
+from relpos.view.heads.curve_fits import Fit, fit, log_linear
+from relpos.view.heads.mass_profiles import MassProfile
 
 SHORTEST = 3.0  # tokens of a period
 PERIODS = 3  # that must lie within the distance that holds `HELD` of the mass
