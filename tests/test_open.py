@@ -137,6 +137,28 @@ def test_a_scaled_rope_is_that_of_transformers(tmp_path):
         torch.testing.assert_close(run.model(ids).logits, expected(ids).logits, atol=1e-4, rtol=1e-4)
 
 
+def test_a_scaling_is_evaluated_on_a_published_model(tmp_path):
+    model = small_model("qwen3", use_sliding_window=False, layer_types=None, max_position_embeddings=16).eval()
+    folder = saved(model, tmp_path / "model")
+    words = torch.randint(5, 64, (65,), generator=torch.Generator().manual_seed(1)).tolist()
+    (tmp_path / "text.txt").write_text(" ".join(f"w{word:02}" for word in words))
+    options = {"data": str(tmp_path / "text.txt"), "out": tmp_path / "out", "say": lambda line: None}
+    result = evaluate(relpos.open(folder), [64], rope_scaling="linear", **options)
+    config = model.config
+    config.rope_parameters = {**config.rope_parameters, "rope_type": "linear", "factor": 4.0}  # 64 / 16
+    scaled = type(model).from_pretrained(folder, config=config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = F.cross_entropy(scaled(torch.tensor([words[:64]])).logits[0], torch.tensor(words[1:]))
+    assert result["rows"][0]["loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize(("family", "reason"), [("gemma3_text", "differ by layer"), ("opt", "has learned")])
+def test_a_scaling_that_does_not_fit_a_published_model_is_refused(tmp_path, family, reason):
+    run = relpos.open(saved(small_model(family), tmp_path))
+    with pytest.raises(ValueError, match=reason):
+        evaluate(run, [8], rope_scaling="yarn", say=lambda line: None)
+
+
 def hub_model(tmp_path, monkeypatch, name) -> Path:
     """The folder of a model in a cache of the hub, which cannot be reached."""
     revision = "0" * 40

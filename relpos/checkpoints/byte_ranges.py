@@ -18,7 +18,6 @@ from relpos.checkpoints.source import INDEX, WEIGHTS, read_config
 Opener = Callable[[str], BinaryIO]
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 POSITIONAL = ("relative_attention_bias",)  # in the names of tensors that hold a bias by distance
-ADDITIVE = ("alibi", "buckets")  # kinds of position whose bias is a function of the distance alone
 LARGEST_HEADER = 100_000_000  # bytes, as in safetensors' own reader
 
 
@@ -37,7 +36,7 @@ def fetch_positions(name: str) -> tuple[PreTrainedModel, list[LayerPosition], in
         ValueError: Its files cannot be read.
     """
     model = outline(read_config(name))
-    if any(position.kind not in (*ADDITIVE, "none") for position in layer_positions(model)):
+    if any(position.kind != "none" and position.bias_by_distance is None for position in layer_positions(model)):
         return None
     wanted = {key: parameter for key, parameter in model.named_parameters() if any(part in key for part in POSITIONAL)}
     read = 0
@@ -47,7 +46,7 @@ def fetch_positions(name: str) -> tuple[PreTrainedModel, list[LayerPosition], in
         for key in wanted:
             owner, _, leaf = key.rpartition(".")
             setattr(model.get_submodule(owner), leaf, nn.Parameter(tensors[key].float(), requires_grad=False))
-    return model, [position for position in layer_positions(model) if position.kind in ADDITIVE], read
+    return model, [position for position in layer_positions(model) if position.bias_by_distance is not None], read
 
 
 def hub_opener(name: str) -> Opener:

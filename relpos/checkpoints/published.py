@@ -167,10 +167,10 @@ class Published(Reader):
         found, layers = self.layer_positions(model), self.layers(model)
         calls = []
         for number in numbers:
-            position = None if found is None else found[number - 1]
-            if position is None or position.kind not in ("alibi", "buckets") or position.bias is None:
+            bias = None if found is None else found[number - 1].bias_by_distance
+            if bias is None:
                 return None
-            calls.append(static_call(position.bias(length), layers[number - 1].call.arguments["causal"]))
+            calls.append(static_call(bias(length), layers[number - 1].call.arguments["causal"]))
         return calls
 
     def positions(self, model: PreTrainedModel, numbers: Sequence[int]) -> tuple[str, str]:
@@ -178,11 +178,8 @@ class Published(Reader):
         if found is None:
             return "its own positions", "unknown"
         shown = [found[number - 1] for number in numbers]
-        names = dict.fromkeys(
-            "unknown positions" if position.kind == "unknown" else position.words.partition(",")[0].partition(":")[0]
-            for position in shown
-        )
-        return " / ".join(names), " / ".join(dict.fromkeys(PLACES.get(position.kind, "unknown") for position in shown))
+        places = dict.fromkeys(PLACES.get(position.kind, "unknown") for position in shown)
+        return " / ".join(dict.fromkeys(position.title for position in shown)), " / ".join(places)
 
     def position(self, model: PreTrainedModel) -> dict[str, Any]:
         found = self.layer_positions(model) or []

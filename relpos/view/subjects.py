@@ -192,13 +192,13 @@ def _fetched_subject(what: str, length: int, layer: str | int) -> Subject | None
     numbers = _layer_numbers(layer, len(positions))
     layers = []
     for number in numbers:
-        bias = positions[number - 1].bias
+        bias = positions[number - 1].bias_by_distance
         assert bias is not None
         causal = positions[number - 1].kind == "alibi" or "decoder" in positions[number - 1].name.split(".")
         layers.append(open_layer(number, static_call(bias(length), causal)))
     kind = model.config.model_type
     which = "all layers" if len(numbers) > 1 else f"layer {numbers[0]} of {len(positions)}"
-    name = positions[numbers[0] - 1].words.partition(",")[0].partition(":")[0]
+    name = positions[numbers[0] - 1].title
     about = {"model": {"folder": what, "layers": len(positions), "bytes_fetched": read}, "input": None}
     ending = f"for {length} tokens; of the weights, {read:,} bytes were read"
     return Subject(name, "score", layers, layers, Path(what).name, f"{name}, {kind} {what}, {which}", ending, about)

@@ -1,5 +1,6 @@
 """What is known of the position in one attention layer of a model."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -80,3 +81,13 @@ class LayerPosition:
     rotary: Rotary | None = None
     table: Tensor | None = None  # (positions, width): added to the embedding; row 0 belongs to the first token
     bias: Callable[[int], Tensor] | None = None
+
+    @property
+    def title(self) -> str:
+        """Its first words, as "RoPE" or "T5 buckets"."""
+        return "unknown positions" if self.kind == "unknown" else re.split("[,:]", self.words)[0]
+
+    @property
+    def bias_by_distance(self) -> Callable[[int], Tensor] | None:
+        """`bias`, if it is all that position does in this layer's scores, and a function of the distance alone."""
+        return self.bias if self.kind in ("alibi", "buckets") else None

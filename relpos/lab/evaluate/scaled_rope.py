@@ -7,6 +7,7 @@ from relpos.encodings.registry import card
 from relpos.encodings.rope_scaling import SCALINGS
 from relpos.errors import unknown
 from relpos.lab.runs.run import Run, open_run
+from relpos.models.family import Family
 from relpos.models.positions import layer_positions, make_encoding
 
 
@@ -31,10 +32,14 @@ def check_scaling(run: Run, scaling: str) -> None:
         ValueError: The run has no RoPE, its trained length is not known, or there is no such scaling.
     """
     config = run.model.config
-    if "rope_parameters" not in card(run.encoding).options:
+    ours = isinstance(run.family, Family)
+    if not ("rope_parameters" in card(run.encoding).options if ours else "rotary" in run.encoding):
         raise ValueError(f"a RoPE scaling is for models with rope, and {run.folder} has {run.encoding}.")
     if run.trained_length is None:
         raise ValueError(f"{run.folder} does not say at which length it was trained, which a scaling needs.")
+    if not ours:  # transformers checks what it reads
+        scaled_run(run, scaling, run.trained_length)
+        return
     for position in layer_positions(_position(run, scaling, run.trained_length), config.num_hidden_layers):
         make_encoding(position, config.num_attention_heads, config.size_of_head, config.hidden_size)
 
@@ -60,6 +65,8 @@ def _position(run: Run, scaling: str, length: int) -> dict[str, Any]:
     def with_scaling(position: Mapping[str, Any]) -> dict[str, Any]:
         return {**position, "rope_parameters": {**(position.get("rope_parameters") or {}), **scaled}}
 
+    if not isinstance(run.family, Family):
+        return with_scaling({"name": "rope"})
     position = with_scaling(run.model.config.position)
     if position.get("plan"):
         position["plan"] = [with_scaling(rule) if _names_rope(rule) else rule for rule in position["plan"]]

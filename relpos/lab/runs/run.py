@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTr
 from relpos.checkpoints.opening import open_model, open_tokenizer
 from relpos.checkpoints.published import reader_of
 from relpos.checkpoints.source import Source, find_source, source_config
-from relpos.checkpoints.transplant import transplant
+from relpos.checkpoints.transplant import THEIRS, transplant
 from relpos.lab.data.corpus import Corpus, open_corpus
 from relpos.lab.data.tokenizers import published_tokenizer
 from relpos.lab.data.tokens import Tokens, tokenize
@@ -197,18 +197,28 @@ def _is_ours(folder: Path) -> bool:
 
 def _open_published(source: Source, position: Mapping[str, Any] | None, trust_remote_code: bool) -> Run:
     """Open a model that relpos train did not write."""
-    if position is not None and set(position) != {"name", "rope_parameters"} and source.gguf is None:
-        raise ValueError(f"{source.what} is a model of transformers: only its rope_parameters can be replaced.")
     config = source_config(source, trust_remote_code)
-    if position is not None:
-        config.rope_parameters = {**(config.rope_parameters or {}), **position["rope_parameters"]}
+    ours = config.model_type in THEIRS and opens(config.model_type, config.architectures)
+    if position is not None and not ours:
+        _replace_rope(source, config, position)
     model = open_model(source, config, trust_remote_code)
-    if opens(config.model_type, [type(model).__name__]):
+    if ours:
         model = transplant(model, position)
     tokenizer = open_tokenizer(source)
     if tokenizer is None and model.main_input_name == "input_ids":
         raise FileNotFoundError(f"there is no tokenizer in {source.what}: it has no tokenizer.json.")
     return Run(Path(source.what), model, tokenizer, None, {}, {})
+
+
+def _replace_rope(source: Source, config: PreTrainedConfig, position: Mapping[str, Any]) -> None:
+    """Change the rope parameters of a model of transformers, the only entry of its positions that can be replaced."""
+    if position.keys() - {"name"} != {"rope_parameters"}:
+        raise ValueError(f"{source.what} is a model of transformers: only its rope_parameters can be replaced.")
+    own = getattr(config, "rope_parameters", None)
+    if not own or any(isinstance(value, Mapping) for value in own.values()):
+        has = "rope parameters that differ by layer" if own else "no rope parameters"
+        raise ValueError(f"the rope of {source.what} cannot be scaled: its configuration has {has}.")
+    config.rope_parameters = {**own, **position["rope_parameters"]}
 
 
 def read_about(folder: Path) -> tuple[Settings, dict[str, Any]]:
