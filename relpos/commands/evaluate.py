@@ -27,7 +27,9 @@ TEXT, TASK, OUTPUT = "Text", "Task", "Output"  # groups of options in the help
 
 
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of trained models.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Trained models: folders, .gguf files or hub names.")
+    ],
     lengths: Annotated[
         str | None,
         typer.Option(

@@ -29,8 +29,8 @@ def draw(
         list[str],
         typer.Argument(
             metavar="WHAT...",
-            help="The name of an encoding (relpos ls), drawn untrained, or the folder of a run or checkpoint. With "
-            "--show profile, several are drawn together.",
+            help="The name of an encoding (relpos ls), drawn untrained; or a model: the folder of a run or checkpoint, "
+            "a .gguf file, or a name on the hub. With --show profile, several are drawn together.",
             autocompletion=complete_encoding_or_folder,
         ),
     ],

@@ -81,7 +81,8 @@ def draw_mass(
         if profile.causal:
             axes.text(0.97, 0.95, _curve_words(classes[head]), ha="right", va="top", **note)
         else:
-            axes.text(0.5, 0.05, _curve_words(classes[head]), ha="center", va="bottom", **note)
+            behind = {"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1}  # the curves cross it here
+            axes.text(0.5, 0.05, _curve_words(classes[head]), ha="center", va="bottom", bbox=behind, **note)
     return page.figure
 
 

@@ -160,7 +160,8 @@ def model_subject(
     }
     named = [_token_name(run.tokenizer.decode([int(token)])) for token in shown.ids[: MOST_LABELS + 1]]
     name, place = family.positions(model, numbers)
-    heading = f"{name}, {family.title}{preset}, {which}"
+    whose = f"{family.title}{preset}" if run.settings is not None else f"{family.title} ({run.folder.name})"
+    heading = f"{name}, {whose}, {which}"
     return Subject(
         name,
         place,
