@@ -19,7 +19,7 @@ typedef struct {
 // Constants, as CONSTANT(name, value). The interface's number is incremented with every change that a caller must know
 // about and cannot see in the description, such as the meaning of a buffer.
 #define RELPOS_CONSTANTS(CONSTANT)                                                      \
-    CONSTANT(INTERFACE, 3)                                                              \
+    CONSTANT(INTERFACE, 4)                                                              \
     /* Forms of the bias. */                                                            \
     CONSTANT(NONE, 0)                                                                   \
     CONSTANT(TOEPLITZ, 1)                                                               \
@@ -61,6 +61,20 @@ typedef struct {
 RELPOS_EXPORT int relpos_forward(const relpos_problem*);
 RELPOS_EXPORT int relpos_backward(const relpos_problem*);
 RELPOS_EXPORT int relpos_mass(const relpos_problem*);
+
+// Running totals in the layout of total_high, total_low and weight, of a decoder whose tokens are added one by one.
+typedef struct {
+    int64_t heads;         // batch × heads
+    const double* units;   // per head: a power of two, by which steps are multiplied
+    const double* weigh;   // per head: factor of the weights
+    double* sum;           // per head: total of the tokens so far, in units
+    float* rows;           // high and low part of the total, and weight: (3, heads, room)
+    int64_t plane_stride, row_stride;
+} relpos_running;
+// Adds tokens `first` to `first + tokens` − 1, whose steps (and weights, or NULL for 1) are (heads, tokens) arrays of the
+// given strides. Returns RELPOS_INVALID if a number has left the range of its unit: then the totals must be made again.
+RELPOS_EXPORT int relpos_append(const relpos_running*, const float* step, const float* weight, int64_t head_stride,
+                                int64_t token_stride, int64_t first, int64_t tokens);
 
 // Number of partial sums of the bias's gradient that the backward writes; the caller adds them up.
 RELPOS_EXPORT int64_t relpos_slots(const relpos_problem*);

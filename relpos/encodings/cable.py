@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from relpos.encodings.call import Call
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Form, RankOne
-from relpos.encodings.gate import Gate
+from relpos.encodings.gate import Gate, together
 
 STEPS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "softplus": F.softplus}
 
@@ -40,11 +40,7 @@ class CableNoWeight(Encoding):
         self.steps = Gate(self.width, heads)
 
     def gates(self, hidden: Tensor) -> Tensor:
-        return self.steps_of(hidden)[..., None]  # (batch, heads, length, 1)
-
-    def steps_of(self, hidden: Tensor) -> Tensor:
-        """The step of each token and head: (batch, heads, length)."""
-        return STEPS[self.step](self.steps(hidden))
+        return STEPS[self.step](self.steps(hidden))[..., None]  # (batch, heads, length, 1)
 
     def bias(self, call: Call) -> Form:
         assert call.gates is not None
@@ -79,4 +75,5 @@ class Cable(CableNoWeight):
         self.weights = Gate(self.width, heads)
 
     def gates(self, hidden: Tensor) -> Tensor:
-        return torch.stack([self.steps_of(hidden), F.softplus(self.weights(hidden))], dim=-1)
+        step, weight = together(hidden, self.steps, self.weights)
+        return torch.stack([STEPS[self.step](step), F.softplus(weight)], dim=-1)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-INTERFACE = 3  # the meaning of fields and buffers that this package knows: INTERFACE of api.h
+INTERFACE = 4  # the meaning of fields and buffers that this package knows: INTERFACE of api.h
 MAX_DIM = 512  # the largest head_dim and value_dim, for those who must not load the library (a traced call)
 # The fields that this package sets. A library with others is of another version.
 FIELDS = """
@@ -37,12 +37,27 @@ class Array(ctypes.Structure):
         return cls(x.data_ptr(), *x.stride()[:3])
 
 
+class Totals(ctypes.Structure):
+    """Running totals to which tokens are added: relpos_running."""
+
+    _fields_ = [
+        ("heads", ctypes.c_int64),
+        ("units", ctypes.c_void_p),
+        ("weigh", ctypes.c_void_p),
+        ("sum", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("plane_stride", ctypes.c_int64),
+        ("row_stride", ctypes.c_int64),
+    ]
+
+
 class Entry(ctypes.Structure):
     """One line of the library's description: relpos_entry."""
 
     _fields_ = [("kind", ctypes.c_char_p), ("name", ctypes.c_char_p), ("value", ctypes.c_int64)]
 
 
+STRUCTS = {"relpos_array": ctypes.sizeof(Array), "relpos_running": ctypes.sizeof(Totals)}
 TYPES = {
     "int64_t": ctypes.c_int64,
     "int32_t": ctypes.c_int32,
@@ -82,7 +97,7 @@ class Interface:
         self.fits = (
             offsets.keys() == set(FIELDS.split())
             and all(getattr(self.problem, name).offset == offset for name, offset in offsets.items())
-            and sizes == {"relpos_problem": ctypes.sizeof(self.problem), "relpos_array": ctypes.sizeof(Array)}
+            and sizes == {"relpos_problem": ctypes.sizeof(self.problem)} | STRUCTS
             and self.constants["INTERFACE"] == INTERFACE
             and self.constants["MAX_DIM"] == MAX_DIM
         )
@@ -119,6 +134,8 @@ def load() -> ctypes.CDLL:
         getattr(library, name).restype = ctypes.c_char_p
     for name in ("relpos_slots", "relpos_skipping_words"):
         getattr(library, name).restype = ctypes.c_int64
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    library.relpos_append.argtypes = (ctypes.POINTER(Totals), pointer, pointer, number, number, number, number)
     chosen = os.environ.get("RELPOS_ISA")
     if chosen:
         _choose(library, chosen)

@@ -4,11 +4,9 @@ import torch
 from torch import Tensor
 
 from relpos.attend.native.inputs import Prepared
-from relpos.attend.native.library import constant
+from relpos.attend.native.library import Totals, constant, load
 from relpos.attend.native.rank_one import power_of_two, unit_exponent
 from relpos.attend.native.toeplitz import LOG2E
-
-LARGEST = 2.0**100  # of totals and weights as the kernel receives them, far from overflow
 
 
 class Running:
@@ -50,14 +48,23 @@ class Running:
         end = self.length + tokens
         if end > self.capacity:
             return False
-        gained = step.double() if tokens == 1 else step.double().cumsum(-1)
-        scaled = torch.addcmul(self.sum, gained, self.units)
-        high = scaled.float()
-        factor = self.weigh.expand_as(scaled) if weight is None else weight * self.weigh
-        new = torch.stack([high, (scaled - high).float(), factor.float()])
-        self.rows[..., self.length : end] = new
-        self.sum, self.length = scaled[..., -1:], end
-        return float(torch.linalg.vector_norm(new, torch.inf)) < LARGEST
+        together = step.stride(0) == step.shape[1] * step.stride(1)  # batch and heads are one axis
+        if not together or (weight is not None and weight.stride() != step.stride()):
+            step, weight = step.contiguous(), None if weight is None else weight.contiguous()
+        rows = self.rows
+        totals = Totals(
+            rows.shape[1] * rows.shape[2],
+            self.units.data_ptr(),
+            self.weigh.data_ptr(),
+            self.sum.data_ptr(),
+            rows.data_ptr(),
+            rows.stride(0),
+            rows.stride(2),
+        )
+        weights = None if weight is None else weight.data_ptr()
+        answer = load().relpos_append(totals, step.data_ptr(), weights, *step.stride()[1:], self.length, tokens)
+        self.length = end
+        return bool(answer == constant("OK"))
 
     def crop(self, length: int) -> None:
         """Forget all tokens from `length` on."""
