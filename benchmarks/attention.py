@@ -8,7 +8,8 @@ is timed of ours is `relpos.attention`. The yardstick is F.scaled_dot_product_at
 "skipping off" computes every tile. "window 512" sees 512 tokens. Peak memory is measured in a process of its own for
 each, beyond q, k and v, in units of q's bytes; for ours that includes the layer's input, of which cable and forgetting
 make their gates. Lengths below 512 have only those rows that ask how rotation compares with none.
-Writes benchmarks/results/attention.{json,md,png}.
+Writes benchmarks/results/attention-ISA.{json,md,png}. On a CPU with AVX-512, the table for AVX2 is made by
+RELPOS_ISA=avx2 ATEN_CPU_CAPABILITY=avx2, which holds PyTorch's kernels to AVX2 too, but not the matrix products of MKL.
 """
 
 import argparse
@@ -221,12 +222,13 @@ def main() -> None:
                 line = f"{length:6} {row['pass']:18} {name:42} {seconds * 1e3:9.1f} ms {row['ratio'] or math.nan:7.3f}"
                 print(line, "" if row["peak"] is None else f"   peak {row['peak']:7.1f} q", flush=True)
     machine = {"cpu": cpu(), "instruction set": native.isa(), "threads": torch.get_num_threads()}
-    machine["torch"] = torch.__version__
+    machine["torch"] = f"{torch.__version__} ({torch.backends.cpu.get_cpu_capability()})"
     machine["rounds"] = rounds_told(results)
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "attention.json").write_text(json.dumps({"machine": machine, "results": results}, indent=1))
-    (RESULTS / "attention.md").write_text(table(results, machine))
-    plot(results, machine)
+    name = f"attention-{native.isa()}"
+    (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine, "results": results}, indent=1))
+    (RESULTS / f"{name}.md").write_text(table(results, machine))
+    plot(results, machine, RESULTS / f"{name}.png")
 
 
 def rounds_told(results: list[dict]) -> str:
@@ -260,7 +262,7 @@ def table(results: list[dict], machine: dict) -> str:
     return "\n".join(lines)
 
 
-def plot(results: list[dict], machine: dict) -> None:
+def plot(results: list[dict], machine: dict, file: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
@@ -276,7 +278,7 @@ def plot(results: list[dict], machine: dict) -> None:
     figure.axes[0].set_ylabel("time, SDPA without a bias = 1")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", fontsize=7)
     figure.suptitle(f"Attention with a positional bias on {machine['cpu']} ({machine['instruction set']})", fontsize=9)
-    figure.savefig(RESULTS / "attention.png", dpi=150)
+    figure.savefig(file, dpi=150)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ A step is one token of a layer with 12 heads, head_dim 64, float32, batch 1: `re
 (checks, the encoding's gates and rotation, and adding the token to the cache included), as a ratio to
 F.scaled_dot_product_attention of the same query over as many keys, which it does not have to add to anything. Both are
 interleaved, best of many. `generate` is greedy, without a stop token, in turns; the table holds medians of tokens per
-second, the prompt included. Writes benchmarks/results/decode.{json,md}.
+second, the prompt included. Writes benchmarks/results/decode.{json,md}; rows of an earlier run on the same machine that are
+not measured again stay.
 """
 
 import argparse
@@ -137,9 +138,19 @@ def main() -> None:
     machine["torch"] = torch.__version__
     if not arguments.no_file:
         RESULTS.mkdir(exist_ok=True)
-        results = {"machine": machine, "steps": steps, "generate": generate}
-        (RESULTS / "decode.json").write_text(json.dumps(results, indent=1))
+        file = RESULTS / "decode.json"
+        before = json.loads(file.read_text()) if file.exists() else {}
+        if before.get("machine") == machine:
+            steps = merged(before["steps"], steps, ("keys", "what"))
+            generate = merged(before["generate"], generate, ("prompt", "batch", "what"))
+        file.write_text(json.dumps({"machine": machine, "steps": steps, "generate": generate}, indent=1))
         (RESULTS / "decode.md").write_text(report(machine, steps, generate))
+
+
+def merged(before: list[dict], now: list[dict], key: tuple[str, ...]) -> list[dict]:
+    """The rows of both, those of now in place of earlier ones with the same key."""
+    rows = {tuple(row[name] for name in key): row for row in [*before, *now]}
+    return list(rows.values())
 
 
 def report(machine: dict, steps: list[dict], generate: list[dict]) -> str:

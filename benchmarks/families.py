@@ -1,0 +1,144 @@
+"""What relpos does with each family of transformers: opened, drawn, used, equal, and the memory of a long forward.
+
+    python benchmarks/families.py                        every family of tests/small_models.py, about 3 minutes
+    python benchmarks/families.py --families t5,bloom
+
+Each family is a small random model (2 layers, 4 heads), saved to a folder with a tokenizer. "Opened": `relpos.open`,
+and what it found. "Equal": the largest difference of logits and of gradients between the model on relpos
+(`relpos.use`) and transformers' "eager", padded inputs, relative to the largest logit, and to each parameter's
+largest gradient. "Drawn": the largest difference between the weights that `relpos.draw` shows and those that "eager"
+returns. Memory is the peak of one forward of 2,048 tokens, beyond what stood before. Writes
+benchmarks/results/families.{json,md}.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import logging
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from attention import RESULTS, _memory
+
+import relpos
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from small_models import FAMILIES, KINDS, batch, kind_of, logits_and_gradients, small_model
+from test_open import TEXT, saved, word_tokenizer
+
+LONG = 2048
+LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")  # settings that would stop a long input
+
+
+def largest(ours: torch.Tensor, theirs: torch.Tensor, scale: float) -> float:
+    return float((ours - theirs).abs().max()) / scale
+
+
+def equality(family: str) -> dict[str, Any]:
+    """Differences from "eager", or why `relpos.use` refuses the family."""
+    model = small_model(family)
+    inputs = batch(family)
+    logits, gradients = logits_and_gradients(model, inputs)
+    try:
+        relpos.use(model)
+    except (ValueError, TypeError) as error:
+        return {"refused": str(error)}
+    ours, our_gradients = logits_and_gradients(model, inputs)
+    most = max(float(gradient.abs().max()) for gradient in gradients.values())
+    by_parameter = [
+        largest(our_gradients[name], gradient, max(float(gradient.abs().max()), 0.01 * most))
+        for name, gradient in gradients.items()
+    ]
+    return {"logits": largest(ours, logits, float(logits.abs().max())), "gradients": max(by_parameter)}
+
+
+def opening(family: str, folder: Path) -> dict[str, Any]:
+    """What was opened, and whether what is drawn is what "eager" returns."""
+    model = small_model(family)
+    run = relpos.open(saved(model, folder))
+    row: dict[str, Any] = {"opened": run.encoding}
+    picture = relpos.draw(run, text=TEXT, layer=1, show="weights")
+    drawn = torch.from_numpy(picture.maps[0].mean).nan_to_num().float()
+    ids = torch.tensor([word_tokenizer()(TEXT)["input_ids"]])
+    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids[:, :-1]} if kind_of(family) == "seq2seq" else {})
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = model(**inputs, output_attentions=True)
+    weights = out.get("encoder_attentions") or out.attentions
+    expected = next((each[0] for each in weights if each is not None and each.shape[-2:] == drawn.shape[-2:]), None)
+    return row | {"drawn": None if expected is None else largest(drawn, expected, 1.0)}
+
+
+def memory(family: str, ours: bool) -> float:
+    """Peak of one long forward in MB."""
+    known = KINDS[kind_of(family)][family]
+    model = small_model(family, **{name: 2 * LONG for name in LIMITS if name in known})
+    if ours:
+        relpos.use(model)
+    ids = torch.randint(4, 60, (1, LONG))
+    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if kind_of(family) == "seq2seq" else {})
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _memory("VmRSS")
+    with torch.no_grad():
+        model(**inputs, **({"use_cache": False} if kind_of(family) != "encoder" else {}))
+    return (_memory("VmHWM") - before) / 1e6
+
+
+def about(family: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"family": family} | equality(family)
+    with tempfile.TemporaryDirectory() as folder:
+        row |= opening(family, Path(folder))
+    for whose, ours in (("ours", True), ("eager", False)):
+        row[f"MB, {whose}"] = None if ours and "refused" in row else memory(family, ours)
+    return row
+
+
+def report(rows: list[dict[str, Any]]) -> str:
+    """The table as Markdown."""
+    lines = [
+        "Made by `benchmarks/families.py`, which says what the columns mean.",
+        "",
+        "| family | opened: its positions | used: logits off by | gradients off by | drawn: weights off by "
+        f"| MB at {LONG:,} tokens | the same, eager |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if "error" in row:
+            lines.append(f"| {row['family']} | {row['error']} | | | | | |")
+            continue
+        off = [f"{row[name]:.0e}" if row.get(name) is not None else "–" for name in ("logits", "gradients", "drawn")]
+        if "refused" in row:
+            off[0] = "refused"
+        ours = "–" if row["MB, ours"] is None else f"{row['MB, ours']:.0f}"
+        lines.append(f"| {row['family']} | {row['opened']} | {' | '.join(off)} | {ours} | {row['MB, eager']:.0f} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", default=",".join(FAMILIES))
+    parser.add_argument("--no-file", action="store_true", help="print only")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    rows = []
+    for family in arguments.families.split(","):
+        try:
+            rows.append(about(family))
+        except Exception as error:  # a table with a gap that says why
+            rows.append({"family": family, "error": f"{type(error).__name__}: {error}".splitlines()[0]})
+        print(json.dumps(rows[-1]), flush=True)
+    if not arguments.no_file:
+        (RESULTS / "families.json").write_text(json.dumps(rows, indent=1))
+        (RESULTS / "families.md").write_text(report(rows))
+
+
+if __name__ == "__main__":
+    main()
