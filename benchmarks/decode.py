@@ -8,8 +8,8 @@ A step is one token of a layer with 12 heads, head_dim 64, float32, batch 1: `re
 (checks, the encoding's gates and rotation, and adding the token to the cache included), as a ratio to
 F.scaled_dot_product_attention of the same query over as many keys, which it does not have to add to anything. Both are
 interleaved, best of many. `generate` is greedy, without a stop token, in turns; the table holds medians of tokens per
-second, the prompt included. Writes benchmarks/results/decode.{json,md}; rows of an earlier run on the same machine that are
-not measured again stay.
+second, the prompt included. Writes benchmarks/results/decode.{json,md}; rows of an earlier run on the same
+machine that are not measured again stay.
 """
 
 import argparse
