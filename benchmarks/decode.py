@@ -1,6 +1,6 @@
 """Decoding: one step of attention against PyTorch's own, and `generate` of GPT-2 Small against transformers' own.
 
-    python benchmarks/decode.py                                  everything, about 40 minutes on 2 cores
+    python benchmarks/decode.py                                  everything, about 110 minutes on 2 cores
     python benchmarks/decode.py --only steps --keys 1024,4096
     python benchmarks/decode.py --only generate --prompts 512 --batches 1 --new 32 --encodings alibi,rope --rounds 3
 
@@ -168,7 +168,8 @@ def report(machine: dict, steps: list[dict], generate: list[dict]) -> str:
         lines.append("")
     if generate:
         sizes = sorted({(row["prompt"], row["batch"]) for row in generate})
-        title = " | ".join(f"prompt {prompt}, batch {batch}" for prompt, batch in sizes)
+        rounds = {(row["prompt"], row["batch"]): len(row["seconds"]) for row in generate}
+        title = " | ".join(f"prompt {size[0]}, batch {size[1]}, median of {rounds[size]}" for size in sizes)
         lines += [f"| `generate`: tokens/s (transformers = 1) | {title} |", "|---" * (len(sizes) + 1) + "|"]
         for name in dict.fromkeys(row["what"] for row in generate):
             cells = {(row["prompt"], row["batch"]): row for row in generate if row["what"] == name}

@@ -20,35 +20,29 @@ class Gate(nn.Linear):
         nn.init.zeros_(self.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return together(hidden, self)[0]
+        return gate_values(hidden, self)[0]
 
 
-def together(hidden: Tensor, *gates: Gate) -> tuple[Tensor, ...]:
-    """The values of several gates of the same input, by one matrix product.
+def gate_values(hidden: Tensor, *gates: Gate) -> list[Tensor]:
+    """The values of several gates of the same input, which is checked once: a decoding step has little else to do.
 
     Args:
         hidden: (batch, length, width).
-        gates: Gates of equal sizes.
+        gates: Gates of this width.
 
     Returns:
         (batch, heads, length) for each gate.
     """
     check_shape("hidden", hidden, ("batch", "length", gates[0].in_features))
-    weight, bias = _joined([gate.weight for gate in gates]), _joined([gate.bias for gate in gates])
     dtype = torch.promote_types(hidden.dtype, torch.float32)
-    if hidden.dtype == dtype == weight.dtype and not autocasts(hidden.device):
-        values = _product(hidden, weight, bias)  # as below, with less to do while decoding
-    else:
-        with without_autocast(hidden.device):
-            values = _product(hidden.to(dtype), weight.to(dtype), bias.to(dtype))
-    return values.transpose(1, 2).chunk(len(gates), dim=1)
+    if hidden.dtype == dtype and not autocasts(hidden.device):
+        return [_values(hidden, gate) for gate in gates]
+    with without_autocast(hidden.device):
+        return [_values(hidden.to(dtype), gate) for gate in gates]
 
 
-def _joined(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-
-
-def _product(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    if hidden.shape[:2] == (1, 1):  # a decoding step: a matrix times a vector takes half the time
-        return torch.addmv(bias, weight, hidden.reshape(-1))[None, None]
-    return F.linear(hidden, weight, bias)
+def _values(hidden: Tensor, gate: Gate) -> Tensor:
+    weight, bias = gate.weight.to(hidden.dtype), gate.bias.to(hidden.dtype)
+    if hidden.shape[:2] == (1, 1):  # a matrix times a vector takes half the time of a product of matrices
+        return torch.addmv(bias, weight, hidden.reshape(-1))[None, :, None]
+    return F.linear(hidden, weight, bias).transpose(1, 2)
