@@ -9,7 +9,8 @@ is timed of ours is `relpos.attention`. The yardstick is F.scaled_dot_product_at
 each, beyond q, k and v, in units of q's bytes; for ours that includes the layer's input, of which cable and forgetting
 make their gates. Lengths below 512 have only those rows that ask how rotation compares with none.
 Writes benchmarks/results/attention-ISA.{json,md,png}. On a CPU with AVX-512, the table for AVX2 is made by
-RELPOS_ISA=avx2 ATEN_CPU_CAPABILITY=avx2, which holds PyTorch's kernels to AVX2 too, but not the matrix products of MKL.
+RELPOS_ISA=avx2 ATEN_CPU_CAPABILITY=avx2, which holds PyTorch's kernels to AVX2 too, but not the matrix products of
+MKL. Rows of an earlier run on the same machine that are not measured again stay.
 """
 
 import argparse
@@ -223,12 +224,22 @@ def main() -> None:
                 print(line, "" if row["peak"] is None else f"   peak {row['peak']:7.1f} q", flush=True)
     machine = {"cpu": cpu(), "instruction set": native.isa(), "threads": torch.get_num_threads()}
     machine["torch"] = f"{torch.__version__} ({torch.backends.cpu.get_cpu_capability()})"
-    machine["rounds"] = rounds_told(results)
     RESULTS.mkdir(exist_ok=True)
     name = f"attention-{native.isa()}"
-    (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine, "results": results}, indent=1))
+    file = RESULTS / f"{name}.json"
+    before = json.loads(file.read_text()) if file.exists() else {"machine": {}}
+    if {key: value for key, value in before["machine"].items() if key != "rounds"} == machine:
+        results = merged(before["results"], results, ("length", "pass", "what"))
+    machine["rounds"] = rounds_told(results)
+    file.write_text(json.dumps({"machine": machine, "results": results}, indent=1))
     (RESULTS / f"{name}.md").write_text(table(results, machine))
     plot(results, machine, RESULTS / f"{name}.png")
+
+
+def merged(before: list[dict], now: list[dict], key: tuple[str, ...]) -> list[dict]:
+    """The rows of both, those of now in place of earlier ones with the same key."""
+    rows = {tuple(row[name] for name in key): row for row in [*before, *now]}
+    return list(rows.values())
 
 
 def rounds_told(results: list[dict]) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from attention import HEAD_DIM, HEADS, RESULTS, WIDTH, cpu
+from attention import HEAD_DIM, HEADS, RESULTS, WIDTH, cpu, merged
 from torch.nn import functional as F
 
 import relpos
@@ -145,12 +145,6 @@ def main() -> None:
             generate = merged(before["generate"], generate, ("prompt", "batch", "what"))
         file.write_text(json.dumps({"machine": machine, "steps": steps, "generate": generate}, indent=1))
         (RESULTS / "decode.md").write_text(report(machine, steps, generate))
-
-
-def merged(before: list[dict], now: list[dict], key: tuple[str, ...]) -> list[dict]:
-    """The rows of both, those of now in place of earlier ones with the same key."""
-    rows = {tuple(row[name] for name in key): row for row in [*before, *now]}
-    return list(rows.values())
 
 
 def report(machine: dict, steps: list[dict], generate: list[dict]) -> str:
