@@ -201,13 +201,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
     parser.add_argument("--rounds", type=int, default=9, help="up to 4096; a third at 16384, one beyond")
-    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--only", choices=("forward", "backward"), help="backward: forward + backward")
+    parser.add_argument("--no-memory", action="store_true", help="peaks of an earlier run stay")
     arguments = parser.parse_args()
     torch.set_flush_denormal(True)
     results = []
     for length in map(int, arguments.lengths.split(",")):
         rounds = arguments.rounds if length <= 4096 else max(1, arguments.rounds // 3) if length < LONGEST else 1
-        for backward in (False, True):
+        for backward in (False, True) if arguments.only is None else (arguments.only == "backward",):
             best = race(length, backward, rounds)
             for name, seconds in best.items():
                 row = {
@@ -229,6 +230,10 @@ def main() -> None:
     file = RESULTS / f"{name}.json"
     before = json.loads(file.read_text()) if file.exists() else {"machine": {}}
     if {key: value for key, value in before["machine"].items() if key != "rounds"} == machine:
+        if arguments.no_memory:
+            peaks = {(row["length"], row["pass"], row["what"]): row["peak"] for row in before["results"]}
+            for row in results:
+                row["peak"] = peaks.get((row["length"], row["pass"], row["what"]))
         results = merged(before["results"], results, ("length", "pass", "what"))
     machine["rounds"] = rounds_told(results)
     file.write_text(json.dumps({"machine": machine, "results": results}, indent=1))

@@ -1,6 +1,6 @@
 """`relpos.mass`, attention by distance: its error, its time as a ratio to PyTorch's attention, and its peak memory.
 
-    python benchmarks/mass.py                          everything, about 6 minutes on 2 cores
+    python benchmarks/mass.py                          everything, about 14 minutes on 2 cores
     python benchmarks/mass.py --lengths 4096 --encodings rope
 
 12 heads, head_dim 64, float32, causal, batch 1. Time is a ratio to F.scaled_dot_product_attention(is_causal=True) on
