@@ -47,6 +47,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/skipping.py
 	$(BIN)/python benchmarks/denormals.py
+	$(BIN)/python benchmarks/mass.py
 
 bench-train: $(INSTALLED)
 	$(BIN)/python benchmarks/train.py
@@ -56,6 +57,7 @@ bench-decode: $(INSTALLED)
 
 bench-use: $(INSTALLED)
 	$(BIN)/python benchmarks/use.py
+	$(BIN)/python benchmarks/families.py
 
 bench-evaluate: $(INSTALLED)
 	$(BIN)/python benchmarks/evaluate.py

@@ -203,6 +203,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="up to 4096; a third at 16384, one beyond")
     parser.add_argument("--only", choices=("forward", "backward"), help="backward: forward + backward")
     parser.add_argument("--no-memory", action="store_true", help="peaks of an earlier run stay")
+    parser.add_argument("--no-file", action="store_true", help="print only")
     arguments = parser.parse_args()
     torch.set_flush_denormal(True)
     results = []
@@ -223,6 +224,8 @@ def main() -> None:
                 results.append(row)
                 line = f"{length:6} {row['pass']:18} {name:42} {seconds * 1e3:9.1f} ms {row['ratio'] or math.nan:7.3f}"
                 print(line, "" if row["peak"] is None else f"   peak {row['peak']:7.1f} q", flush=True)
+    if arguments.no_file:
+        return
     machine = {"cpu": cpu(), "instruction set": native.isa(), "threads": torch.get_num_threads()}
     machine["torch"] = f"{torch.__version__} ({torch.backends.cpu.get_cpu_capability()})"
     RESULTS.mkdir(exist_ok=True)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from relpos.encodings.call import Call
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Form, RankOne
-from relpos.encodings.gate import Gate, gate_values
+from relpos.encodings.gate import Gate
 
 STEPS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "softplus": F.softplus}
 
@@ -75,5 +75,4 @@ class Cable(CableNoWeight):
         self.weights = Gate(self.width, heads)
 
     def gates(self, hidden: Tensor) -> Tensor:
-        step, weight = gate_values(hidden, self.steps, self.weights)
-        return torch.stack([STEPS[self.step](step), F.softplus(weight)], dim=-1)
+        return torch.stack([STEPS[self.step](self.steps(hidden)), F.softplus(self.weights(hidden))], dim=-1)

@@ -20,29 +20,15 @@ class Gate(nn.Linear):
         nn.init.zeros_(self.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return gate_values(hidden, self)[0]
+        check_shape("hidden", hidden, ("batch", "length", self.in_features))
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        if hidden.dtype == dtype and not autocasts(hidden.device):
+            return self._values(hidden)  # as below, with less to do while decoding
+        with without_autocast(hidden.device):
+            return self._values(hidden.to(dtype))
 
-
-def gate_values(hidden: Tensor, *gates: Gate) -> list[Tensor]:
-    """The values of several gates of the same input, which is checked once: a decoding step has little else to do.
-
-    Args:
-        hidden: (batch, length, width).
-        gates: Gates of this width.
-
-    Returns:
-        (batch, heads, length) for each gate.
-    """
-    check_shape("hidden", hidden, ("batch", "length", gates[0].in_features))
-    dtype = torch.promote_types(hidden.dtype, torch.float32)
-    if hidden.dtype == dtype and not autocasts(hidden.device):
-        return [_values(hidden, gate) for gate in gates]
-    with without_autocast(hidden.device):
-        return [_values(hidden.to(dtype), gate) for gate in gates]
-
-
-def _values(hidden: Tensor, gate: Gate) -> Tensor:
-    weight, bias = gate.weight.to(hidden.dtype), gate.bias.to(hidden.dtype)
-    if hidden.shape[:2] == (1, 1):  # a matrix times a vector takes half the time of a product of matrices
-        return torch.addmv(bias, weight, hidden.reshape(-1))[None, :, None]
-    return F.linear(hidden, weight, bias).transpose(1, 2)
+    def _values(self, hidden: Tensor) -> Tensor:
+        weight, bias = self.weight.to(hidden.dtype), self.bias.to(hidden.dtype)
+        if hidden.shape[:2] == (1, 1):  # a matrix times a vector takes half the time of a product of matrices
+            return torch.addmv(bias, weight, hidden.reshape(-1))[None, :, None]
+        return F.linear(hidden, weight, bias).transpose(1, 2)
