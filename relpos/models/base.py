@@ -9,7 +9,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel, initialization
 
 from relpos.encodings.call import check_documents
 from relpos.encodings.encoding import Encoding
-from relpos.models.cache import tokens_seen
+from relpos.models.cache import make_growing, tokens_seen
 from relpos.models.exact import open_exactly
 from relpos.models.padding import read_mask
 from relpos.models.position_ids import read_position_ids
@@ -93,6 +93,7 @@ def read_tokens(
     use_cache = (model.config.use_cache and not model.training) if use_cache is None else use_cache
     if cache is None and use_cache:
         cache = DynamicCache(config=model.config)
+    make_growing(cache)
     total = tokens_seen(cache) + length
     after_padding, padding = read_mask(attention_mask, batch, total)
     packed = documents is not None

@@ -10,6 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from relpos.attend.cache import new_positions
 from relpos.encodings.encoding import Encoding
 from relpos.models.base import RelposModel, check_inputs, read_tokens
+from relpos.models.logits import logits_of
 from relpos.models.loss import next_token_loss
 
 
@@ -136,7 +137,7 @@ class CausalLM(RelposModel, GenerationMixin):
             loss = next_token_loss(hidden, head.weight, labels, num_items_in_batch)
         if labels is None or logits_to_keep is not None:
             kept = slice(-(logits_to_keep or 0), None) if not isinstance(logits_to_keep, Tensor) else logits_to_keep
-            logits = head(hidden[:, kept])
+            logits = logits_of(head, hidden[:, kept])
         out = CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=states.past_key_values, hidden_states=states.hidden_states
         )
