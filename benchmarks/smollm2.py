@@ -26,11 +26,12 @@ from relpos.attend import native
 PICTURES = Path(__file__).parents[1] / "docs" / "smollm2"
 FILE = RESULTS / "smollm2.json"
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
+LENGTHS_BEFORE = (1024, 4096)  # of a transplant that is not fine-tuned yet: it writes nothing at any length
 SCALINGS = ("linear", "dynamic", "yarn")
 FIGURES = {"cable": 8, "kerple_log": 10, "alibi": 12, "fire": 13, "clipped": 14, "rope": 15}  # of the paper
 TRANSPLANTS = ("kerple_log", "cable", "clipped", "fire", "alibi")
 ORIGINAL = "rope (its own)"
-STEPS, TRAINED = 200, 1024
+STEPS, TRAINED = 100, 1024
 
 
 def weights() -> Path:
@@ -43,7 +44,7 @@ def weights() -> Path:
 
 def perplexities(run: Any, what: str, when: str, arguments: argparse.Namespace, **options: Any) -> list[dict[str, Any]]:
     """One row per length, of the model as it is and with each scaling."""
-    lengths = [int(length) for length in arguments.lengths.split(",")]
+    lengths = LENGTHS_BEFORE if when == "before" else [int(length) for length in arguments.lengths.split(",")]
     folder = arguments.runs / "evaluation" / f"{what.split(maxsplit=1)[0]}-{when}"
     evaluation = relpos.evaluate(run, lengths=lengths, eval_tokens=arguments.eval_tokens, out=folder, **options)
     rows = []
