@@ -14,6 +14,8 @@ Writes benchmarks/results/smollm2.{json,md} and the pictures in docs/smollm2; ro
 import argparse
 import importlib.util
 import json
+import statistics
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +76,7 @@ def heads_of_the_original(arguments: argparse.Namespace) -> dict[str, Any]:
     picture = relpos.draw(str(weights()), show="mass", layer="all", length=TRAINED)
     save_small(picture, "heads.png")
     save_small(relpos.draw(str(weights()), show="scores", length=512), "figure15-rope.png")
-    classes = [head.kind for heads in picture.classes for head in heads]
-    by_layer = [[head.as_json() for head in heads] for heads in picture.classes]
-    return {"classes": {kind: classes.count(kind) for kind in sorted(set(classes))}, "heads": by_layer}
+    return {"heads": [[head.as_json() for head in heads] for heads in picture.classes]}
 
 
 def transplanted(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -143,11 +143,26 @@ def report(results: dict[str, Any]) -> str:
         for row in results["training"]:
             losses = f"{row['heldout_at_start']:.2f} | {row['heldout']:.2f}"
             lines.append(f"| {row['encoding']} | {row['steps']} | {row['seconds'] / 60:.0f} | {losses} |")
-    if "classes" in results:
-        total = sum(results["classes"].values())
-        counts = ", ".join(f"{kind} {count}" for kind, count in results["classes"].items())
-        lines += ["", f"Classes of the {total} heads at {TRAINED:,} tokens: {counts}."]
+    if "heads" in results:
+        lines += heads_report(results["heads"])
     return "\n".join([*lines, ""])
+
+
+def heads_report(layers: list[list[dict[str, Any]]]) -> list[str]:
+    """The classes and curves of all heads, and how both change with depth."""
+    lines = []
+    for what, title in (("kind", "Classes"), ("curve", "Best curves")):
+        counts = Counter(head[what] for heads in layers for head in heads).most_common()
+        words = ", ".join(f"{name} {count}" for name, count in counts)
+        lines += ["", f"{title} of the {sum(map(len, layers))} heads at {TRAINED:,} tokens: {words}."]
+    lines += ["", "| layers | mean share of the sink | median half-distance, the sink apart |", "|---|---:|---:|"]
+    third = len(layers) // 3
+    for first in range(0, 3 * third, third):
+        heads = [head for layer in layers[first : first + third] for head in layer]
+        sink = statistics.mean(head["sink"] for head in heads)
+        half = statistics.median(head["half_distance"] for head in heads if head["half_distance"] is not None)
+        lines.append(f"| {first + 1} to {first + third} | {sink:.2f} | {half:g} tokens |")
+    return lines
 
 
 if __name__ == "__main__":
