@@ -1,7 +1,7 @@
 """What relpos does with each family of transformers: opened, drawn, used, equal, and the memory of a long forward.
 
     python benchmarks/families.py                        every family of tests/small_models.py, about a minute
-    python benchmarks/families.py --families t5,bloom
+    python benchmarks/families.py --families t5,bloom    these rows anew, the others as they are
 
 Each family is a small random model (2 layers, 4 heads), saved to a folder with a tokenizer. "Opened": `relpos.open`,
 and what it found. "Equal": the largest difference of logits and of gradients between the model on relpos
@@ -145,8 +145,11 @@ def main() -> None:
             rows.append({"family": family, "error": f"{type(error).__name__}: {error}".splitlines()[0]})
         print(json.dumps(rows[-1]), flush=True)
     if not arguments.no_file:
-        (RESULTS / "families.json").write_text(json.dumps(rows, indent=1))
-        (RESULTS / "families.md").write_text(report(rows))
+        file = RESULTS / "families.json"
+        known = {row["family"]: row for row in [*(json.loads(file.read_text()) if file.exists() else []), *rows]}
+        table = [known[family] for family in FAMILIES if family in known]
+        file.write_text(json.dumps(table, indent=1))
+        (RESULTS / "families.md").write_text(report(table))
 
 
 if __name__ == "__main__":

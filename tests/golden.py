@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import golden_forms
 import torch
 from torch import Tensor
 
@@ -289,6 +290,10 @@ COMPARISONS: dict[str, tuple[Callable[[Content], Pairs], float, str]] = {  # fil
     "dapev2_kerple": (dapev2_kerple, DOUBLE, "`dapev2`, but for entries (i, i)"),
     "cope": (cope, DOUBLE, "`cope`"),
     "cable_nw": (cable_nw, DOUBLE, "`cable_nw`, step=softplus"),
+    "deberta_v2": (golden_forms.deberta_v2, SINGLE, "the form Projected, on both sides"),
+    "conformer_relative": (golden_forms.conformer_relative, SINGLE, "the form Projected"),
+    "transformer_xl": (golden_forms.transformer_xl, SINGLE, "the form Projected"),
+    "swin": (golden_forms.swin, DOUBLE, "what `relpos draw` shows of Swin"),
 }
 
 

@@ -34,6 +34,8 @@ FALCON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 ALTERNATING = ["sliding_attention", "full_attention"]
 WINDOWED = {"sliding_window": WINDOW, "layer_types": ALTERNATING}
 
+DEBERTA = {**SIZES, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
+
 DECODERS: dict[str, dict[str, Any]] = {
     "llama": GROUPED,
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
@@ -117,6 +119,17 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "eurobert": GROUPED,
     "esm": {**SIZES, "mask_token_id": 3},
     "mpnet": SIZES,
+    "deberta": {**DEBERTA, "max_relative_positions": 9},
+    "deberta-v2": {  # as version 3 has it, and the convolution of the larger ones of version 2
+        **DEBERTA,
+        "max_relative_positions": 16,
+        "position_buckets": 6,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "conv_kernel_size": 3,
+    },
+    "deberta-v2 own projections": {**DEBERTA, "max_relative_positions": 9, "position_biased_input": True},
+    "deberta-v2 one term": {**DEBERTA, "pos_att_type": ["p2c"], "position_buckets": 8},
 }
 SEQ2SEQ: dict[str, dict[str, Any]] = {
     "t5": T5,

@@ -29,11 +29,11 @@ def test_ls_prints_a_model_in_words(folder):
 
 
 def test_ls_prints_json(folder):
-    known = json.loads(CliRunner().invoke(app, ["ls", folder("deberta", **SIZES), "--json"]).stdout)
+    known = json.loads(CliRunner().invoke(app, ["ls", folder("deberta", **SIZES, talking_head=True), "--json"]).stdout)
     assert (known["layers"], known["heads"], known["trained_length"]) == (2, 4, 64)
     assert known["positions"] == ["layers 1–2: learned positions, 64 × 32, added to the embedding"]
     assert not known["use"]
-    assert "content with position" in known["use_reason"]
+    assert "talking heads mix the scores" in known["use_reason"]
 
 
 def test_ls_prints_our_own_models(folder):

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from transformers import (
     BertConfig,
     BertModel,
-    DebertaV2Config,
-    DebertaV2ForMaskedLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    RoFormerConfig,
+    RoFormerForMaskedLM,
     ViTConfig,
     ViTModel,
 )
@@ -31,6 +31,7 @@ from relpos.lab.evaluate.evaluation import evaluate
 
 TEXT = "w05 w09 w12 w07 w30 w31 w09 w09 w08 w40 w50 w51 w52 w53 w05 w06 w07"
 OWN_CODE = ["mistral", "gemma2", "gpt_oss", "cohere2", "bloom", "mpt", "opt", "roberta", "modernbert", "mpnet"]
+OWN_CODE += ["deberta", "deberta-v2"]
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
@@ -100,9 +101,9 @@ def test_a_t5_shows_its_bias(tmp_path):
 def test_a_family_that_use_refuses_shows_its_attention_weights(tmp_path):
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    model = DebertaV2ForMaskedLM(DebertaV2Config(vocab_size=64, relative_attention=True, **sizes)).eval()
+    model = RoFormerForMaskedLM(RoFormerConfig(vocab_size=64, **sizes)).eval()
     run = relpos.open(saved(model, tmp_path))
-    assert "deberta" in run.family.refusal
+    assert "roformer" in run.family.refusal
     picture = relpos.draw(run, text=TEXT, layer=1, show="weights")
     with torch.no_grad():
         expected = model(torch.tensor([word_tokenizer()(TEXT)["input_ids"]]), output_attentions=True).attentions[0][0]

@@ -127,7 +127,7 @@ def test_several_tokens_are_added_to_a_cache_at_once():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("family", ["llama", "mistral", "bloom", "t5", "bert"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "bloom", "t5", "bert", "deberta"])
 def test_gradient_checkpointing_gives_the_same_gradients(family, reentrant):
     model = small_model(family)
     for module in model.modules():
@@ -185,7 +185,7 @@ def test_a_mask_of_the_users_own_is_served(additive):
 
 
 @pytest.mark.parametrize(
-    "family", ["gemma2", "bloom", *(pytest.param(n, marks=pytest.mark.slow) for n in ("llama", "bert"))]
+    "family", ["gemma2", "bloom", "deberta-v2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("llama", "bert"))]
 )
 def test_torch_compile_makes_one_graph(family):
     model = small_model(family)
@@ -267,7 +267,7 @@ def test_our_own_models_are_left_alone():
 # What is refused
 
 
-@pytest.mark.parametrize("family", ["deberta-v2", "codegen", "xglm", "roformer"])
+@pytest.mark.parametrize("family", ["codegen", "xglm", "roformer"])
 def test_a_family_outside_the_interface_is_refused_by_name_and_left_as_it_was(family):
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
     other = {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4, "d_model": 32, "ffn_dim": 32, "num_layers": 1}
@@ -307,14 +307,14 @@ def test_what_is_no_model_of_transformers_is_refused():
         relpos.use(torch.nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "t5", "bloom"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "t5", "bloom", "deberta-v2"])
 def test_asking_for_weights_is_refused_with_a_sentence(family):
     model = relpos.use(small_model(family))
     with pytest.raises(ValueError, match="never materialises the attention weights"):
         model(**batch(family), output_attentions=True)
 
 
-@pytest.mark.parametrize("family", ["llama", "t5", "bloom", "mpnet"])
+@pytest.mark.parametrize("family", ["llama", "t5", "bloom", "mpnet", "deberta", "deberta-v2"])
 def test_off_leaves_no_trace_also_on_a_copy(family, tmp_path):
     model = small_model(family)
     before = {name: set(vars(module)) for name, module in model.named_modules()}

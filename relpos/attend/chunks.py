@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from relpos.attend import reference
 from relpos.encodings.call import Call
-from relpos.encodings.forms import Form, Scaled, terms
+from relpos.encodings.forms import Form, Projected, Scaled, terms
 from relpos.encodings.tracing import is_transformed
 from relpos.system.allocator import give_back_freed_memory
 
@@ -26,11 +26,15 @@ def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
 
 def block_size(q: Tensor, form: Form | None, call: Call) -> int:
     """Number of queries per block."""
-    row = call.keys * q.shape[0] * q.shape[1]
+    row, least = call.keys * q.shape[0] * q.shape[1], 16
     for term in terms(form):
         if isinstance(term, Scaled):  # its units are materialised
             row = max(row, call.keys * term.row.shape[0] * len(term.slope))
-    return min(call.queries, max(16, LOGITS // row))
+        if isinstance(term, Projected) and term.of_keys:  # each block has the products of all keys
+            least = max(least, term.table.shape[1] // 4)
+        elif isinstance(term, Projected):
+            row = max(row, term.table.shape[1] * q.shape[0] * q.shape[1])
+    return min(call.queries, max(least, LOGITS // row))
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor | None]:

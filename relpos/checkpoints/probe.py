@@ -50,6 +50,10 @@ def examples(model: Any) -> Iterator[dict[str, Tensor]]:
         yield {main: zeros(1, 4000), **decoder}
     elif main == "input_features" and hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
         yield {main: zeros(1, config.num_mel_bins, 2 * config.max_source_positions), **decoder}
+    if main == "input_features":
+        for name in ("feature_projection_input_dim", "num_mel_bins"):  # conformers: frames, then features
+            if hasattr(config, name):
+                yield {main: zeros(1, 16 * TOKENS, getattr(config, name)), **decoder}
 
 
 @contextmanager

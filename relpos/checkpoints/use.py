@@ -10,14 +10,14 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.utils import logging
 
 from relpos.checkpoints import t5
-from relpos.checkpoints.forwards import FORWARDS
+from relpos.checkpoints.forwards import replacements
 from relpos.checkpoints.interface import NO_WEIGHTS, relpos_attention
 from relpos.checkpoints.masks import described_mask, interval_mask
 from relpos.checkpoints.probe import silent_layers
 from relpos.models.registry import PREFIX
 
 NAME = "relpos"  # of our implementation, in transformers' interfaces
-REPLACED = "relpos_replaced"  # the same, for families whose attention we replaced
+REPLACED = "relpos_replaced"  # the same, for families outside the interface whose attention we replaced
 BEFORE = "_relpos_before"  # the implementations of a model's configurations before
 HOOK = "_relpos_hook"  # the hook of a model that refuses output_attentions
 Model = TypeVar("Model")
@@ -28,9 +28,6 @@ OWN_LAYERS = {  # layers that keep their own code beside ours, by class
     "MultiheadAttention",  # PyTorch's own, in pooling heads of one query
 }
 REFUSED = {
-    "deberta": "its scores have terms of content with position in both directions, which no form of ours expresses yet",
-    "deberta-v2": "its scores have terms of content with position in both directions, which no form of ours expresses "
-    "yet",
     "xlnet": "its two streams and its segment terms are no form of ours",
 }
 
@@ -43,8 +40,8 @@ def use(model: Model, off: bool = False, *, example: Mapping[str, Any] | None = 
     `output_attentions`, since the weights are never materialised.
 
     Args:
-        model: Any model of transformers whose attention calls its interface; or BLOOM, Falcon, MPNet, MPT. A run from
-            `relpos.open` stands for its model.
+        model: Any model of transformers whose attention calls its interface; or BLOOM, DeBERTa, Falcon, MPNet, MPT. A
+            run from `relpos.open` stands for its model.
         off: Whether to undo it: the model then runs as before.
         example: Inputs for one small forward, for models whose inputs cannot be guessed.
 
@@ -116,6 +113,8 @@ def refused_part(model: PreTrainedModel) -> tuple[PreTrainedModel, str] | None:
         kind = part.config.model_type
         if kind in REFUSED:
             return part, REFUSED[kind]
+        if any(getattr(module, "talking_head", False) for module in part.modules()):
+            return part, "its talking heads mix the scores of different heads, which no form of ours expresses"
         if not has_replacement(part) and not part._can_set_attn_implementation():
             return part, "its attention does not call transformers' attention interface"
     return None
@@ -123,7 +122,7 @@ def refused_part(model: PreTrainedModel) -> tuple[PreTrainedModel, str] | None:
 
 def has_replacement(model: PreTrainedModel) -> bool:
     """Whether we have code for the attention layers of a model."""
-    return any(type(module).__name__ in FORWARDS for module in model.modules())
+    return any(replacements(module) for module in model.modules())
 
 
 def refusal(model: PreTrainedModel, reason: str) -> str:
@@ -156,9 +155,9 @@ def apply(model: PreTrainedModel) -> None:
         model.set_attn_implementation(NAME)
     for part in replaced:
         part.config._attn_implementation_internal = REPLACED
-        for module in part.modules():
-            for method, function in FORWARDS.get(type(module).__name__, {}).items():
-                vars(module)[method] = MethodType(function, module)
+    for module in model.modules():
+        for method, function in replacements(module).items():
+            vars(module)[method] = MethodType(function, module)
     t5.apply(model)
     vars(model)[HOOK] = model.register_forward_pre_hook(refuse_weights, with_kwargs=True)
 
@@ -181,7 +180,7 @@ def restore(model: PreTrainedModel) -> None:
     if hook is not None:
         hook.remove()
     for module in model.modules():
-        for method in FORWARDS.get(type(module).__name__, {}):
+        for method in replacements(module):
             vars(module).pop(method, None)
     t5.undo(model)
 

@@ -123,6 +123,38 @@ class Scaled(Form):
 
 
 @dataclass(frozen=True)
+class Projected(Form):
+    """Products of one vector per token with a table of vectors over distances: B_ij = vector_i · table[h, i − j].
+
+    With `of_keys`, the vectors are those of the keys: B_ij = vector_j · table[h, i − j]. Only the products of the rows
+    that are asked for are computed; for keys, of all keys in each block, so their table should be short.
+    """
+
+    vectors: Tensor  # (1 or batch, heads, queries or keys, size)
+    table: Tensor  # (1 or heads, table rows, size)
+    zero: int  # column of distance 0 in Call.distances
+    row: Tensor | None = None  # (distances,), the table's row of each distance; None: the table is over Call.distances
+    of_keys: bool = False
+    first: int = 0  # index of the first query
+    where: Located | None = None  # None: the distance is i − j
+
+    def block(self, i: Tensor, j: Tensor, scores: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
+        number = self.table.shape[-2] if self.row is None else len(self.row)
+        # A causal table has no distances of the future; attention masks what is read in their place.
+        column = (distances(self.where, i, j) + self.zero).clamp(0, number - 1)  # (1 or batch, rows, keys)
+        index = column if self.row is None else self.row[column]
+        if self.of_keys:
+            return self._products(j, index.mT).mT
+        return self._products(i - self.first, index)
+
+    def _products(self, tokens: Tensor, index: Tensor) -> Tensor:
+        """Products of some tokens with the rows of the table at `index` (1 or batch, tokens, entries)."""
+        products = self.vectors[:, :, tokens] @ self.table.mT  # (1 or batch, heads, tokens, table rows)
+        shape = (max(len(index), len(products)), products.shape[1], *index.shape[1:])
+        return products.expand(shape[0], -1, -1, -1).gather(-1, index[:, None].expand(shape))
+
+
+@dataclass(frozen=True)
 class Sum(Form):
     """A sum of biases: B = Σ_t B^(t)."""
 
@@ -162,4 +194,4 @@ def locate(form: Form, where: Located) -> Form:
     """The form with the positions by which its terms measure distances. Running sums and scores need none."""
     if isinstance(form, Sum):
         return Sum(tuple(locate(term, where) for term in form.terms))
-    return replace(form, where=where) if isinstance(form, Toeplitz | Scaled) else form
+    return replace(form, where=where) if isinstance(form, Toeplitz | Scaled | Projected) else form

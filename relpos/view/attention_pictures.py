@@ -35,6 +35,7 @@ class Request:
     title: str
     seed: int
     progress: Callable[[float], None]
+    shared: bool = False  # whether all panels share one colour scale
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from relpos.view.heads.mass_profiles import MassProfile
 from relpos.view.heatmaps import draw_heads
 from relpos.view.layers import Values
 from relpos.view.maps import Map, compute_map
+from relpos.view.offset_tables import offsets_picture
 from relpos.view.picture_checks import (
     BY_DISTANCE,
     check_arguments,
@@ -145,8 +146,10 @@ def draw(
     check_directions(subjects, causal)
     chosen = [chosen_heads(head, subject.layers[0].heads) for subject in subjects]
     labels = token_labels(subjects[0], label_tokens, layer == "all" or show in BY_DISTANCE)
+    how = Request(chosen[0], width, log, untrained_line(subjects), title, seed, progress, shared_scale)
+    if subjects[0].tables is not None and show in (None, "position"):
+        return _picture(offsets_picture(subjects[0], how))
     if show == "mass" or (show == "position" and _has_no_bias(subjects[0])):
-        how = Request(chosen[0], width, log, untrained_line(subjects), title, seed, progress)
         return _picture((mass_picture if show == "mass" else position_picture)(subjects[0], how))
     show = "profile" if show == "position" else show
     maps = _compute_maps(subjects, values_shown(subjects, show), progress)

@@ -37,6 +37,7 @@ class Subject:
     mean_ending: str = ""  # the ending for a mean over all windows; the same if empty
     more: tuple[Callable[[], list[Layer]], ...] = ()  # the layers on further windows of text, for means over text
     equal: Callable[[], list[Layer]] | None = None  # the layers of a model for tokens that differ in position only
+    tables: list[torch.Tensor] | None = None  # one per layer: the bias over 2-D offsets, (heads, rows, columns)
 
     def windows(self) -> Iterator[list[Layer]]:
         """The layers on each window of text, one window at a time."""
@@ -120,6 +121,9 @@ def model_subject(
             _refuse_sizes(what, fetched.layers[0].heads, heads, head_dim, options)
             return fetched
     run = _open(what)
+    images = _image_subject(run, heads, head_dim, options, layer, input_free and text is None)
+    if images is not None:
+        return images
     model, family = run.model, run.family
     _refuse_sizes(str(run.folder), family.heads(model), heads, head_dim, options)
     depth = family.depth(model)
@@ -176,6 +180,23 @@ def model_subject(
         more=tuple(more),
         equal=lambda: equal_tokens(run.model, run_on(shown.ids)),
     )
+
+
+def _image_subject(
+    run: "Run", heads: int | None, head_dim: int | None, options: Mapping[str, Any], layer: str | int, input_free: bool
+) -> Subject | None:
+    """The 2-D tables of a model that reads images; None for all others."""
+    from relpos.view.offset_tables import table_positions, tables_subject  # it imports this module
+
+    positions = table_positions(run)
+    if positions is None:
+        return None
+    if not input_free:
+        kind = type(run.model).__name__
+        raise ValueError(f"{kind} reads {run.model.main_input_name}, not text: only its bias can be drawn.")
+    subject = tables_subject(run, positions, _layer_numbers(layer, len(positions)))
+    _refuse_sizes(str(run.folder), subject.layers[0].heads, heads, head_dim, options)
+    return subject
 
 
 def _fetched_subject(what: str, length: int, layer: str | int) -> Subject | None:

@@ -1,0 +1,151 @@
+"""relpos.use on speech models: their positions reach attention as vectors and a table, never as queries × keys."""
+
+import copy
+
+import pytest
+import torch
+from largest_tensor import LargestTensor
+from small_models import shaken
+from test_use import assert_same
+from transformers import CONFIG_MAPPING, AutoModel
+
+import relpos
+from relpos.checkpoints.interface import LISTENERS
+from relpos.encodings.forms import Projected, terms
+from relpos.encodings.inputs import make_call
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+SOUND = {
+    "conv_dim": (16, 16),
+    "conv_stride": (5, 4),
+    "conv_kernel": (10, 8),
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "apply_spec_augment": False,
+    "mask_time_prob": 0.0,
+}
+SEAMLESS = {
+    "hidden_size": 32,
+    "speech_encoder_layers": 2,
+    "speech_encoder_attention_heads": 4,
+    "speech_encoder_intermediate_size": 48,
+    "feature_projection_input_dim": 16,
+}
+SPEECH = {  # model type and the rest of its name: settings, the main input with its shape, and the length of its mask
+    "wav2vec2-conformer relative": (
+        {**SMALL, **SOUND, "position_embeddings_type": "relative", "max_source_positions": 30},
+        ("input_values", (3, 900), 900),
+    ),
+    "wav2vec2-conformer rotary": (
+        {**SMALL, **SOUND, "position_embeddings_type": "rotary"},
+        ("input_values", (3, 900), 900),
+    ),
+    "wav2vec2-bert relative": (
+        {**SMALL, "position_embeddings_type": "relative", "feature_projection_input_dim": 16, "mask_time_prob": 0.0},
+        ("input_features", (3, 45, 16), 45),
+    ),
+    "wav2vec2-bert relative_key": (
+        {
+            **SMALL,
+            "position_embeddings_type": "relative_key",
+            "left_max_position_embeddings": 7,
+            "right_max_position_embeddings": 3,
+            "feature_projection_input_dim": 16,
+            "mask_time_prob": 0.0,
+        },
+        ("input_features", (3, 45, 16), 45),
+    ),
+    "parakeet_encoder": (
+        {
+            **SMALL,
+            "num_mel_bins": 16,
+            "subsampling_conv_channels": 8,
+            "layerdrop": 0.0,
+            "dropout": 0.0,
+            "scale_input": False,
+        },
+        ("input_features", (3, 200, 16), 200),
+    ),
+}
+FORMS = {name: "rotary" not in name for name in SPEECH}  # whether their bias is Projected
+
+
+def speech_model(name: str, **settings):
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[name.split(maxsplit=1)[0]](**{**SPEECH[name][0], **settings})
+    return shaken(AutoModel.from_config(config, attn_implementation="eager")).eval()
+
+
+def speech_batch(name: str, side: str) -> dict[str, torch.Tensor]:
+    """Three rows, of which two are padded."""
+    main, shape, length = SPEECH[name][1]
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    mask = torch.ones(3, length, dtype=torch.long)
+    for row, share in ((1, 0.3), (2, 0.6)):
+        hidden = int(share * length)
+        where = slice(length - hidden, None) if side == "right" else slice(None, hidden)
+        mask[row, where] = 0
+    return {main: values, "attention_mask": mask}
+
+
+def states_and_gradients(model, inputs):
+    """The last states of the tokens that are no padding, and all gradients under a random weighting of them."""
+    model.zero_grad()
+    out = model(**inputs).last_hidden_state
+    short = model._get_feature_vector_attention_mask if hasattr(model, "_get_feature_vector_attention_mask") else None
+    mask = inputs["attention_mask"]
+    if hasattr(model, "_get_output_attention_mask"):
+        mask = model._get_output_attention_mask(mask, target_length=out.shape[1])
+    elif mask.shape[1] != out.shape[1]:
+        mask = short(out.shape[1], mask)
+    out = out[mask.bool()]
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
+    (out * weights).sum().backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return out.detach(), found
+
+
+@pytest.mark.parametrize("name", SPEECH)
+def test_states_and_all_gradients_equal_eager_and_off_restores_the_bits(name):
+    model = speech_model(name)
+    inputs = speech_batch(name, "right")
+    theirs = states_and_gradients(model, inputs)
+    attributes = {each: set(vars(module)) for each, module in model.named_modules()}
+    relpos.use(model)
+    assert_same(states_and_gradients(model, inputs), theirs)
+    twin = copy.deepcopy(model)
+    for each in (twin, model):
+        relpos.use(each, off=True)
+        assert {key: set(vars(module)) for key, module in each.named_modules()} == attributes
+        again = states_and_gradients(each, inputs)
+        assert torch.equal(again[0], theirs[0])
+        assert all(torch.equal(again[1][key], gradient) for key, gradient in theirs[1].items())
+
+
+@pytest.mark.parametrize("name", SPEECH)
+def test_the_bias_reaches_attention_as_vectors_and_a_table(name):
+    model = relpos.use(speech_model(name))
+    positions = []
+    LISTENERS.append(lambda module, q, k, position, arguments: positions.append((position, q)))
+    try:
+        model(**speech_batch(name, "right"))
+    finally:
+        LISTENERS.pop()
+    assert len(positions) >= 2
+    for position, q in positions:
+        parts = [] if position is None else terms(position.bias(make_call(q, q, position, causal=False)))
+        assert [type(part) for part in parts] == ([Projected] if FORMS[name] else [])
+
+
+@pytest.mark.parametrize("name", [name for name, projected in FORMS.items() if projected])
+def test_no_tensor_of_a_long_forward_and_backward_has_queries_by_keys_values(name):
+    model = relpos.use(speech_model(name))
+    main, shape, _ = SPEECH[name][1]
+    frames = 2000
+    length = frames * (20 if main == "input_values" else 8 if name == "parakeet_encoder" else 1)
+    values = torch.randn(1, length, *shape[2:], generator=torch.Generator().manual_seed(0))
+    with LargestTensor() as largest:
+        model(**{main: values}).last_hidden_state.square().mean().backward()
+    assert largest.values < 4 * frames**2 / 4  # of 4 heads
