@@ -40,8 +40,10 @@ export function drawRuler(
     const at = pixel(position);
     context.fillStyle = colour;
     context.textAlign = along ? "center" : "right";
-    if (along) context.fillText(fitting(context, text, Math.max(room - 2, 40)), at, TOP / 2);
-    else context.fillText(fitting(context, text, LEFT - 10), LEFT - 6, at);
+    const short = fitting(context, text, along ? Math.max(room - 2, 44) : LEFT - 10);
+    const half = context.measureText(short).width / 2;
+    if (along) context.fillText(short, Math.min(Math.max(at, half), frame.width - half), TOP / 2);
+    else context.fillText(short, LEFT - 6, Math.min(Math.max(at, 6), frame.height - 6));
   };
   const tokens = tokenAt && room >= (along ? KEY_ROOM : QUERY_ROOM) ? tokenAt : null;
   const first = Math.max(0, Math.floor(start));

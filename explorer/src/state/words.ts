@@ -7,7 +7,7 @@ export const SHOWS: Record<Show, { label: string; help: string }> = {
   scores: { label: "Scores", help: "before the softmax: scaled q·k, rotated, with the bias" },
   weights: { label: "Weights", help: "after the softmax, on a logarithmic colour scale" },
   position: { label: "Positional part", help: "the part of the scores that comes from position alone" },
-  flat: { label: "Over flat content", help: "the softmax if all tokens had the same content: what this head could see" },
+  flat: { label: "Over flat content", help: "softmax over equal content: what this head could see" },
 };
 
 /** A number in four significant digits with a real minus sign; "–" where there is none. */
