@@ -32,12 +32,18 @@ describe("the address of the page", () => {
     expect(parse(format(state))).toEqual(state);
     const overview: State = { ...DEFAULT, page: "overview", as: "profiles", sort: "sink", down: true, classes: ["flat", "previous token"], by: "entropy", min: 0.5, max: 2 };
     expect(parse(format(overview))).toEqual(overview);
-    const sliders: State = { ...DEFAULT, page: "encoding", subject: "kerple_log", head: 2, parameters: { r1: [1, 0.5], c: 0.1, scaling: "yarn" } };
+    const sliders: State = { ...DEFAULT, page: "encoding", subject: "kerple_log", head: 2, parameters: { r1: [1, 0.5], c: 0.1, scaling: "yarn", symmetric: false, scaled: true } };
     expect(parse(format(sliders))).toEqual(sliders);
   });
   it.each(["<script>alert(1)</script>", "a & b = c ? # / %", "\u0000\u202e odd \ud83d\ude00", "p.r1=5&x=1"])("keeps any text: %j", (text) => {
     const written = { ...DEFAULT, page: "head" as const, input: { kind: "text" as const, text } };
     expect(parse(format(written)).input).toEqual(written.input);
+  });
+  it("says what the model wrote after which tokens", () => {
+    const input = { kind: "written" as const, of: { kind: "document" as const, id: 2 }, length: 512, tokens: 32 };
+    const written = { ...DEFAULT, page: "head" as const, input };
+    expect(format(written)).toBe("#/subject/0/head/1/1?doc=2&written=512:32");
+    expect(parse(format(written)).input).toEqual(input);
   });
   it("leaves out texts of more than 4,000 characters", () => {
     const long = { ...DEFAULT, page: "head" as const, input: { kind: "text" as const, text: "a".repeat(4001) } };

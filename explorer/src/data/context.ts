@@ -2,14 +2,15 @@
 
 import { getContext, setContext } from "svelte";
 import { paletteOf, type Palette } from "../map/colours";
-import type { Source } from "./source";
-import type { ColourMap, Scene, SceneRequest, Start, Subject } from "./types";
+import type { Place, Source } from "./source";
+import type { ColourMap, HeadSummary, Scene, SceneRequest, Start, Subject } from "./types";
 
 const KEPT = 64; // scenes
 
 export class Explorer {
   readonly palettes: Record<ColourMap, Palette>;
   private readonly scenes = new Map<string, Promise<Scene>>();
+  private readonly summaries = new Map<string, Promise<HeadSummary[]>>();
 
   constructor(
     readonly source: Source,
@@ -43,6 +44,20 @@ export class Explorer {
       this.scenes.delete(oldest);
     }
     return scene;
+  }
+
+  /** The measures of one head, from the overview of its layer. */
+  async summary(place: Place): Promise<HeadSummary | null> {
+    const name = `${place.scene}/${place.show}/${place.layer}`;
+    let heads = this.summaries.get(name);
+    if (!heads) {
+      let line: HeadSummary[] = [];
+      heads = this.source.overview(place.scene, place.show, place.layer, (layer) => (line = layer.heads)).then(() => line);
+      heads.catch(() => this.summaries.delete(name));
+      if (this.summaries.size > KEPT) this.summaries.clear();
+      this.summaries.set(name, heads);
+    }
+    return (await heads).find((head) => head.head === place.head) ?? null;
   }
 
   /** Keep a scene that was made in another way, by writing on. */

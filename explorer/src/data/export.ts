@@ -46,8 +46,8 @@ export class ExportSource implements Source {
     throw new Refusal(FIXED);
   }
 
-  async overview(scene: string, show: Show, onLayer: (layer: LayerSummary) => void): Promise<void> {
-    for (const layer of found(this.data.overview, `${scene}/${show}`)) onLayer(layer);
+  async overview(scene: string, show: Show, layer: number | null, onLayer: (layer: LayerSummary) => void): Promise<void> {
+    for (const summary of found(this.data.overview, `${scene}/${show}`)) if (layer === null || summary.layer === layer) onLayer(summary);
   }
 
   async head(place: Place): Promise<HeadDetail> {

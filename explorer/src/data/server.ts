@@ -28,8 +28,9 @@ export class ServerSource implements Source {
     return this.remember((await answer.json()) as Scene);
   }
 
-  async overview(scene: string, show: Show, onLayer: (layer: LayerSummary) => void, signal?: AbortSignal): Promise<void> {
-    const answer = await this.get(scene, `scenes/${scene}/overview?show=${show}`, signal);
+  async overview(scene: string, show: Show, layer: number | null, onLayer: (layer: LayerSummary) => void, signal?: AbortSignal): Promise<void> {
+    const layers = layer === null ? "" : `&layers=${layer}-${layer}`;
+    const answer = await this.get(scene, `scenes/${scene}/overview?show=${show}${layers}`, signal);
     if (!answer.body) return;
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
@@ -39,9 +40,9 @@ export class ServerSource implements Source {
       rest = done ? "" : (lines.pop() ?? "");
       for (const line of lines) {
         if (!line.trim()) continue;
-        const layer = JSON.parse(line) as LayerSummary | { error: string };
-        if ("error" in layer) throw new Refusal(layer.error);
-        onLayer(layer);
+        const summary = JSON.parse(line) as LayerSummary | { error: string };
+        if (!("heads" in summary)) throw new Refusal(summary.error);
+        onLayer(summary);
       }
       if (done) return;
     }

@@ -27,7 +27,8 @@ export interface Source {
   scene(request: SceneRequest, signal?: AbortSignal): Promise<Scene>;
   /** Continues the input of a scene with tokens that the model writes. */
   write(scene: string, tokens: number): Promise<Scene>;
-  overview(scene: string, show: Show, onLayer: (layer: LayerSummary) => void, signal?: AbortSignal): Promise<void>;
+  /** All layers, or one of them. */
+  overview(scene: string, show: Show, layer: number | null, onLayer: (layer: LayerSummary) => void, signal?: AbortSignal): Promise<void>;
   head(place: Place, signal?: AbortSignal): Promise<HeadDetail>;
   /** Three planes (minimum, mean, maximum) of TILE × TILE values; NaN where no key is seen. */
   tile(place: Place, tile: TileAddress, signal?: AbortSignal): Promise<Float32Array>;

@@ -2,7 +2,7 @@
 
 export type Show = "bias" | "scores" | "weights" | "position" | "flat";
 export type ColourMap = "sequential" | "diverging" | "weights";
-export type Parameter = number | string | number[];
+export type Parameter = number | string | boolean | number[];
 
 export interface Slider {
   name: string;
@@ -14,7 +14,7 @@ export interface Slider {
   step?: number | null;
   scale?: "linear" | "log";
   value: Parameter;
-  choices?: string[] | null;
+  choices?: (string | number | boolean)[] | null;
 }
 
 export interface EncodingCard {
@@ -35,7 +35,9 @@ export interface DocumentTitle {
   tokens: number;
 }
 
-export type Input = { kind: "none" } | { kind: "document"; id: number } | { kind: "text"; text: string };
+export type Reading = { kind: "none" } | { kind: "document"; id: number } | { kind: "text"; text: string };
+/** What a model reads; "written": the first `length` tokens of something, and those that it wrote after them. */
+export type Input = Reading | { kind: "written"; of: Reading; length: number; tokens: number };
 
 export interface SceneRequest {
   subject: string | null;
@@ -116,6 +118,7 @@ export interface HeadSummary {
   low: number;
   high: number;
   colour_map: ColourMap;
+  log?: boolean;
   map: string;
   profile: MassByDistance | null;
 }
@@ -123,6 +126,7 @@ export interface HeadSummary {
 export interface LayerSummary {
   layer: number;
   heads: HeadSummary[];
+  error?: string; // why a layer has no such values
 }
 
 export interface Range {
@@ -137,7 +141,7 @@ export interface Range {
 export interface HeadDetail extends Range {
   class: Record<string, unknown> | null;
   profile: { distance: number[]; mean: (number | null)[]; low: (number | null)[]; high: (number | null)[] } | null;
-  mass: (MassByDistance & { fitted?: (number | null)[] | null; sink?: number | null }) | null;
+  mass: (MassByDistance & { fitted?: (number | null)[] | null; fitted_distance?: number[] | null; sink?: number | null }) | null;
   caption: string;
   alt: string;
 }

@@ -82,7 +82,9 @@ export function tickWords(ticks: number[], log = false): string[] {
   const near = ticks.length > 1 ? 1e-3 * Math.abs(ticks[1]! - ticks[0]!) : 0;
   const places = [0, 1, 2, 3, 4, 5].find((n) => ticks.every((tick) => Math.abs(Number(tick.toFixed(n)) - tick) < near));
   return ticks.map((tick) => {
-    const text = ticks.length === 1 || places === undefined || log ? String(Number(tick.toPrecision(4))) : tick.toFixed(places);
-    return text.replace("-", "−");
+    if (ticks.length > 1 && places !== undefined && !log) return tick.toFixed(places).replace("-", "−");
+    const exponent = tick && Math.abs(tick) < 1e-4 ? Math.floor(Math.log10(Math.abs(tick)) + 1e-9) : 0;
+    if (exponent) return `${tick < 0 ? "−" : ""}${Number((Math.abs(tick) / 10 ** exponent).toPrecision(3))}e−${-exponent}`;
+    return String(Number(tick.toPrecision(4))).replace("-", "−");
   });
 }

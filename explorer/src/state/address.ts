@@ -91,6 +91,9 @@ export function parse(hash: string): State {
   const text = query.get("text");
   if (text !== null) state.input = { kind: "text", text };
   else if (document !== null) state.input = { kind: "document", id: document };
+  const written = /^(\d{1,6}):(\d{1,6})$/.exec(query.get("written") ?? "");
+  if (written && state.input?.kind !== "written")
+    state.input = { kind: "written", of: state.input ?? { kind: "none" }, length: Number(written[1]), tokens: Number(written[2]) };
   const plane = query.get("reduce");
   if (plane === "low" || plane === "high") state.plane = plane;
   state.sink = query.get("sink") !== "0";
@@ -119,8 +122,10 @@ export function format(state: State): string {
   };
   add("show", state.show);
   add("length", state.length);
-  if (state.input?.kind === "document") add("doc", state.input.id);
-  if (state.input?.kind === "text" && !isLong(state.input)) query.push(["text", state.input.text]);
+  const read = state.input?.kind === "written" ? state.input.of : state.input;
+  if (read?.kind === "document") add("doc", read.id);
+  if (read?.kind === "text" && !isLong(read)) query.push(["text", read.text]);
+  if (state.input?.kind === "written" && !isLong(read)) add("written", `${state.input.length}:${state.input.tokens}`);
   add("seed", state.seed || null);
   if (state.page === "overview") {
     add("as", state.as !== "maps" && state.as);
@@ -138,13 +143,14 @@ export function format(state: State): string {
     add("compare", state.compare.map((one) => `${one.subject}:${one.layer}:${one.head}`).join(","));
     add("difference", state.difference && "1");
   }
-  for (const [name, value] of Object.entries(state.parameters)) add(`p.${name}`, Array.isArray(value) ? `[${value.join(",")}]` : value);
+  for (const [name, value] of Object.entries(state.parameters)) query.push([`p.${name}`, Array.isArray(value) ? `[${value.join(",")}]` : String(value)]);
   const search = query.map(([name, value]) => `${encodeURIComponent(name)}=${encode(value)}`).join("&");
   return `#${path(state)}${search ? `?${search}` : ""}`;
 }
 
 export function isLong(input: Input | null): boolean {
-  return input?.kind === "text" && input.text.length > TEXT_IN_ADDRESS;
+  const read = input?.kind === "written" ? input.of : input;
+  return read?.kind === "text" && read.text.length > TEXT_IN_ADDRESS;
 }
 
 function path(state: State): string {
@@ -193,7 +199,7 @@ function parameters(query: URLSearchParams): Record<string, Parameter> {
     if (!name.startsWith("p.")) continue;
     const list = /^\[(.*)\]$/.exec(text);
     if (list) values[name.slice(2)] = list[1]!.split(",").map(Number).filter(Number.isFinite);
-    else values[name.slice(2)] = real(text) ?? text;
+    else values[name.slice(2)] = text === "true" || text === "false" ? text === "true" : (real(text) ?? text);
   }
   return values;
 }

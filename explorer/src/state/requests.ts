@@ -14,6 +14,7 @@ export function requestOf(explorer: Explorer, id: string, state: State): SceneRe
     input: { kind: "none" } as Input,
     seed: 0,
     parameters: {},
+    heads: explorer.subject(state.subject)?.heads, // as many as the head it is compared with
   };
   // Parameters belong to the page's first subject; a subject that is compared keeps its own.
   const parameters = id === state.subject ? { ...own.parameters, ...state.parameters } : own.parameters;
@@ -24,6 +25,7 @@ function inputOf(explorer: Explorer, id: string, state: State): Input | null {
   const subject = explorer.subject(id);
   if (!subject?.reads_text || !state.input) return null;
   const { input } = state;
-  if (input.kind === "document") return subject.documents.some((one) => one.id === input.id) ? input : null;
+  const read = input.kind === "written" ? input.of : input;
+  if (read.kind === "document" && !subject.documents.some((one) => one.id === read.id)) return null;
   return input;
 }
