@@ -8,7 +8,7 @@ export function shortcut(explorer: Explorer, key: string): boolean {
   const { state } = address;
   const subject = explorer.subject(state.subject);
   if (key === "e") {
-    location.hash = "#/";
+    address.open("#/");
     return true;
   }
   if (key === "o" && subject && state.page === "head") {

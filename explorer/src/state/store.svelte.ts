@@ -22,6 +22,13 @@ class Address {
     this.write("pushState");
   }
 
+  /** Go to an address of this page, such as a link's. */
+  open(hash: string): void {
+    clearTimeout(this.settling);
+    this.state = parse(hash);
+    this.write("pushState");
+  }
+
   /** Change what is shown without a new entry in the history, such as the place in a map. */
   adjust(change: Partial<State>): void {
     this.state = { ...this.state, ...change };
