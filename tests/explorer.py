@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 from starlette.testclient import TestClient
 
-from relpos.view.explorer.app import Explorer, make_app
+from relpos.view.explorer.app import make_app
+from relpos.view.explorer.explorer import Explorer
 
 TILE = 256
 

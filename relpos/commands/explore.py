@@ -7,6 +7,7 @@ import typer
 
 from relpos.commands.choices import complete_encoding_or_folder
 from relpos.commands.options import default
+from relpos.commands.pictures import Progress
 
 SERVER = "The server"  # a group of options in the help
 
@@ -64,16 +65,17 @@ def explore(
     - relpos explore runs/cable --length 2048
     - relpos explore runs/cable --export cable.html
     """
-    from relpos.view.explorer.explore import open_subjects
-    from relpos.view.explorer.server import Server
+    from relpos.lab.data.documents import read_file
+    from relpos.view.explorer.explore import explore as open_exploration
 
-    server = Server(open_subjects(what or [], length), host, port)
-    if server.moved is not None:
-        typer.echo(f"Port {server.moved} is taken; using {server.port}.")
-
-    def ready() -> None:
-        typer.echo(f"The explorer is at {server.url} (Ctrl-C stops it)")
-        if not no_browser:
-            server.open_browser()
-
-    server.run(ready)
+    if export is not None and not what:
+        raise ValueError("nothing to export: name an encoding or a model.")
+    if export is not None and export.suffix.lower() not in (".html", ".htm"):  # before the work, not after it
+        raise ValueError(f"cannot export to {export.name!r}: the name must end in .html.")
+    words = None if text is None else next(read_file(text, "text")).text
+    exploration = open_exploration(what or [], length=length, text=words)
+    if export is None:
+        exploration.serve(host, port, not no_browser, typer.echo)
+        return
+    file = exploration.save(export, Progress("exporting"))
+    typer.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB, one page that needs no server and no network")

@@ -37,6 +37,8 @@ class EncodingScene(Scene):
         if not self.causal and not position.bidirectional:
             raise ValueError(f"{name} is defined for causal attention only. {position.advice_for_both_directions}")
         self.shows = encoding_shows(position)
+        if self.length > limits.ENTRY_LENGTH and "Scaled" in position.form:  # no closed form of its softmax
+            self.shows = tuple(show for show in self.shows if show != "flat")
         self.default_show = self.shows[0]
         reads = position.needs_hidden or position.needs_scores
         self.static = not reads

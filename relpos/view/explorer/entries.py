@@ -8,6 +8,7 @@ from torch import Tensor
 
 from relpos.encodings.call import products
 from relpos.encodings.forms import Form, RankOne, Scaled, Sum, Toeplitz, terms
+from relpos.view.explorer.deadline import check_time
 from relpos.view.explorer.sources import ENTRIES, Source
 from relpos.view.layers import Layer, Values
 
@@ -79,6 +80,7 @@ class Entries(Source):
         lse, entropy = torch.empty(2, self.length, dtype=torch.float32)
         rows = max(1, ENTRIES // self.length)
         for first in range(0, self.length, rows):
+            check_time()
             end = min(first + rows, self.length)
             right = end if self.call.causal else self.length
             logits = self._logits(first, end, 0, right)

@@ -87,5 +87,16 @@ class FlatRows(Source):
         return float((nearest - self.lse[1:]).amin().exp()), float((largest - self.lse[1:]).amax().exp())
 
     @property
+    def mean_entropy(self) -> float | None:
+        """The mean entropy of a row's weights in nats; None in both directions."""
+        if not self.cheap:
+            return None
+        logits = self.bias.values.nan_to_num(nan=-torch.inf)
+        shares = (logits - logits.amax()).exp()
+        weighted = torch.where(shares > 0, shares * logits.nan_to_num(neginf=0.0), 0.0).cumsum(dim=0)  # Σ e^b·b
+        mean = weighted * (logits.amax() - self.lse).exp()
+        return float((self.lse - mean).clamp(min=0).mean())
+
+    @property
     def nbytes(self) -> int:
         return self.lse.nbytes

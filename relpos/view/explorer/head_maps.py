@@ -81,7 +81,7 @@ class HeadMap:
     def range(self) -> tuple[float, float]:
         """The smallest and the largest value."""
         sums = self.grid(self.top)
-        return float(sums.low.amin()), float(sums.high.amax())
+        return float(sums.low.amin()) + 0.0, float(sums.high.amax()) + 0.0  # no −0
 
     @cached_property
     def range_without_sink(self) -> tuple[float, float]:

@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from relpos.errors import unknown
 from relpos.view.explorer import limits
@@ -14,7 +14,7 @@ from relpos.view.explorer.head_maps import HeadMap
 from relpos.view.explorer.sources import Source
 from relpos.view.layers import Layer
 
-SHOWS = ("bias", "scores", "weights", "position", "flat")
+Result = TypeVar("Result")
 
 
 class Scene(ABC):
@@ -49,6 +49,7 @@ class Scene(ABC):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._maps: OrderedDict[tuple[str, int, int], HeadMap] = OrderedDict()
+        self._measured: dict[Any, Any] = {}
 
     @abstractmethod
     def layer(self, show: str, number: int) -> Layer:
@@ -68,8 +69,7 @@ class Scene(ABC):
         Raises:
             ValueError: There are no such values, layer or head.
         """
-        if show not in self.shows:
-            raise unknown("kind of values", show, self.shows)
+        self.check_show(show)
         for kind, place, last in (("layer", number, self.depth), ("head", head, self.heads)):
             if not 1 <= place <= last:
                 raise ValueError(f"there is no {kind} {place}: give a number from 1 to {last}.")
@@ -81,6 +81,24 @@ class Scene(ABC):
         made = HeadMap(self.source(show, number, head))
         with self._lock:
             return self._maps.setdefault(key, made)
+
+    def measured(self, key: Any, compute: Callable[[], Result]) -> Result:
+        """What was measured before, or is measured now: small results that several requests need."""
+        with self._lock:
+            if key in self._measured:
+                return self._measured[key]  # type: ignore[no-any-return]
+        result = compute()
+        with self._lock:
+            return self._measured.setdefault(key, result)  # type: ignore[no-any-return]
+
+    def check_show(self, show: str) -> None:
+        """Refuse a kind of values that the scene does not have.
+
+        Raises:
+            ValueError: It has no such values.
+        """
+        if show not in self.shows:
+            raise unknown("kind of values", show[:40], self.shows)
 
     def forget_maps(self, most: int) -> None:
         """Drop the maps that were not looked at for the longest time, until the others have at most so many bytes."""

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 import uvicorn
 
-from relpos.view.explorer.app import Explorer, make_app
+from relpos.view.explorer.app import make_app
+from relpos.view.explorer.explorer import Explorer
 from relpos.view.explorer.guard import is_loopback
 from relpos.view.explorer.subjects import Subject
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from relpos.view.explorer.deadline import check_time
+
 ENTRIES = 2**20  # values that are materialised at a time: 4 MB in float32
 
 
@@ -75,6 +77,7 @@ class Source(ABC):
         left, right = column * size, min((column + columns) * size, self.length)
         parts = []
         for first in range(row, row + rows, step):
+            check_time()
             end = min(first + step, row + rows)
             values = self.block(first * size, min(end * size, self.length), left, right)
             parts.append(reduce_block(values, end - first, columns, size))
@@ -86,6 +89,7 @@ class Source(ABC):
         rows = max(1, ENTRIES // self.length)
         low, high = math.inf, -math.inf
         for first in range(0, self.length, rows):
+            check_time()
             values = self.block(first, min(first + rows, self.length), left, self.length)
             seen = values.isfinite()
             low = min(low, float(torch.where(seen, values, torch.inf).amin()))

@@ -39,6 +39,14 @@ class Subject(ABC):
     def scene(self, request: Mapping[str, Any]) -> Scene:
         """Make the scene of a completed description."""
 
+    def written(self, scene: Scene, tokens: int) -> dict[str, Any]:
+        """The description of the scene in which a model has written on.
+
+        Raises:
+            ValueError: It cannot write.
+        """
+        raise ValueError(f"{self.name} is not a model, and cannot write.")
+
     def evaluation(self) -> dict[str, Any]:
         """The curves of its evaluations, if there are any."""
         return {"curves": [], "trained_length": None}
