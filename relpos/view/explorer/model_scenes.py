@@ -133,12 +133,14 @@ class ModelScene(Scene):
 
     def other_layers(self) -> list[Layer] | None:
         """The layers on another input of the same length, for the context dependence; None if there is none."""
-        documents = [{"kind": "document", "id": each["id"]} for each in self._inputs.documents()]
-        for given in documents[self.request["seed"] % max(1, len(documents)) :] + documents:
-            ids = self._inputs.read(given, self.length, 0).ids
-            if len(ids) == self.length and self._ids is not None and not torch.equal(ids, self._ids):
-                return self._layers_on(ids)
-        return None
+        from relpos.lab.runs.inputs import heldout_samples
+
+        try:
+            samples = heldout_samples(self._run, self.length, self.request["seed"], 3)
+        except (ValueError, OSError, ImportError):  # the held-out text is shorter, or not on this machine
+            return None
+        others = [each.ids for each in samples if self._ids is not None and not torch.equal(each.ids, self._ids)]
+        return self._layers_on(others[0]) if others else None
 
     def _layers_on(self, ids: Tensor | None) -> list[Layer]:
         if ids is None:
