@@ -4,6 +4,7 @@
 #   make check     lint and the quick part of the suite, in about a minute: for daily work
 #   make test      the test suite        make test-all   and its slow part
 #   make lint      ruff and mypy         make bench      speed, as ratios in one run
+#   make explorer  the page of relpos explore, from explorer/ into relpos/view/explorer/static (needs node 20 or newer and npm)
 #   make readme    the README's table of encodings, from relpos ls --markdown
 #   make bench-train   speed of a training step, the same way; make bench-evaluate   evaluation at 16,384 tokens
 #   make bench-decode  decoding steps and generate      make bench-use    models of transformers on relpos
@@ -12,7 +13,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: figures check test test-all lint readme bench bench-train bench-decode bench-evaluate bench-use clean
+.PHONY: figures explorer check test test-all lint readme bench bench-train bench-decode bench-evaluate bench-use clean
 
 figures: $(INSTALLED)
 	$(BIN)/relpos figures --out figures $(ARGS)
@@ -38,6 +39,11 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The built page is committed: make test needs no node, and notices where it is older than its sources.
+explorer:
+	@command -v npm >/dev/null || { echo "make explorer needs node 20 or newer with npm (https://nodejs.org)."; exit 1; }
+	cd explorer && npm ci && npm run check && npm test && npm run build
 
 readme: $(INSTALLED)
 	$(BIN)/relpos ls --markdown | sed -i -e '/^<!-- encodings:/,/^<!-- end of encodings/{//!d}' -e '/^<!-- encodings:/r /dev/stdin' README.md

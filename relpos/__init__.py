@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from relpos.lab.paper.figures import draw_figures as figures
     from relpos.lab.runs.run import open_run
     from relpos.lab.train.api import train as train
+    from relpos.view.explorer.explore import explore as explore
     from relpos.view.picture import draw as draw
 
     open = open_run
@@ -42,6 +43,7 @@ _LAZY = {  # name: module, and its name there
     "compare": ("relpos.lab.compare.api", "compare"),
     "draw": ("relpos.view.picture", "draw"),
     "evaluate": ("relpos.lab.evaluate.api", "evaluate"),
+    "explore": ("relpos.view.explorer.explore", "explore"),
     "figures": ("relpos.lab.paper.figures", "draw_figures"),
     "mass": ("relpos.attend", "mass"),
     "open": ("relpos.lab.runs.run", "open_run"),
@@ -59,6 +61,7 @@ __all__ = [  # without `open`: `from relpos import *` must not replace Python's 
     "draw",
     "encoding",
     "evaluate",
+    "explore",
     "figures",
     "mass",
     "names",

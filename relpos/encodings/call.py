@@ -159,26 +159,32 @@ class Call:
         assert self.token_positions is not None
         return int(self.token_positions.amax() - self.token_positions.amin())
 
-    def visible(self, i: Tensor) -> Tensor:
-        """Which keys the queries at the indices `i` (rows,) may see: (1 or batch, 1 or heads, rows, keys)."""
-        seen = torch.ones(1, 1, len(i), self.keys, dtype=torch.bool, device=self.device)
-        column = i[:, None]
+    def visible(self, i: Tensor, j: Tensor | None = None) -> Tensor:
+        """Which keys the queries at the indices `i` (rows,) may see: (1 or batch, 1 or heads, rows, keys).
+
+        Args:
+            i: Indices of queries.
+            j: Indices of the keys, (keys,); all of them if None.
+        """
+        column, row = i[:, None], self.j if j is None else j
+        seen = torch.ones(1, 1, len(i), len(row), dtype=torch.bool, device=self.device)
         if self.causal:
-            seen = seen & (column >= self.j)
+            seen = seen & (column >= row)
         if self.window is not None:
             left, right = self.window
-            seen = seen & (self.j >= column - left) & (self.j <= column + right)
+            seen = seen & (row >= column - left) & (row <= column + right)
         if self.documents is not None:
-            seen = seen & (self.documents[:, i, None] == self.documents[:, None, :])[:, None]
+            keys = self.documents if j is None else self.documents[:, j]
+            seen = seen & (self.documents[:, i, None] == keys[:, None, :])[:, None]
         if self.padding is not None:
-            seen = seen & self.padding[:, None, None, :]
+            seen = seen & (self.padding if j is None else self.padding[:, j])[:, None, None, :]
         if isinstance(self.mask, Tensor):
             rows = self.mask if self.mask.shape[-2] == 1 else self.mask.index_select(-2, i - self.first)
-            seen = seen & rows
+            seen = seen & (rows if j is None or rows.shape[-1] == 1 else rows.index_select(-1, j))
         elif self.mask is not None:
             b = torch.arange(self.batch, device=self.device)[:, None, None, None]
             h = torch.arange(self.heads, device=self.device)[:, None, None]
-            seen = seen & self.mask(b, h, column, self.j)
+            seen = seen & self.mask(b, h, column, row)
         return seen
 
 

@@ -18,8 +18,14 @@ class Positive(nn.Module):
     def __init__(self, start: Tensor, floor: float = 0.0) -> None:
         super().__init__()
         self.floor = floor
-        above = (start - floor).clamp(min=1e-4)
-        self.raw = nn.Parameter(above + torch.log(-torch.expm1(-above)))  # inverse of softplus
+        self.raw = nn.Parameter(torch.empty_like(start))
+        self.assign(start)
+
+    @torch.no_grad()
+    def assign(self, values: Tensor) -> None:
+        """Set the values; those below the floor are set slightly above it."""
+        above = (values - self.floor).clamp(min=1e-4)
+        self.raw.copy_(above + torch.log(-torch.expm1(-above)))  # inverse of softplus
 
     def forward(self, dtype: torch.dtype) -> Tensor:
         return self.floor + F.softplus(self.raw.to(dtype))
@@ -39,7 +45,13 @@ class Between(nn.Module):
     def __init__(self, start: Tensor, low: float, high: float) -> None:
         super().__init__()
         self.low, self.high = low, high
-        self.raw = nn.Parameter(torch.logit((start - low) / (high - low), eps=1e-4))
+        self.raw = nn.Parameter(torch.empty_like(start))
+        self.assign(start)
+
+    @torch.no_grad()
+    def assign(self, values: Tensor) -> None:
+        """Set the values; those at the bounds or beyond are set slightly inside."""
+        self.raw.copy_(torch.logit((values - self.low) / (self.high - self.low), eps=1e-4))
 
     def forward(self, dtype: torch.dtype) -> Tensor:
         return self.low + (self.high - self.low) * torch.sigmoid(self.raw.to(dtype))

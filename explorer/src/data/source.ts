@@ -1,0 +1,61 @@
+// Where the page gets its data: from a running server, or from what was inlined into an exported file.
+
+import type { Evaluation, HeadDetail, LayerSummary, Range, Row, Scene, SceneRequest, Show, Start } from "./types";
+
+export const TILE = 256;
+export const PLANES = { low: 0, mean: 1, high: 2 } as const;
+export type Plane = keyof typeof PLANES;
+
+/** A head of a scene, and what is shown of it. */
+export interface Place {
+  scene: string;
+  show: Show;
+  layer: number;
+  head: number;
+}
+
+export interface TileAddress {
+  level: number; // a cell is 2^level × 2^level entries
+  row: number;
+  column: number;
+}
+
+export interface Source {
+  /** Whether inputs, lengths and parameters can be changed: an exported file has only what it was made with. */
+  readonly live: boolean;
+  start(): Promise<Start>;
+  scene(request: SceneRequest, signal?: AbortSignal): Promise<Scene>;
+  /** Continues the input of a scene with tokens that the model writes. */
+  write(scene: string, tokens: number): Promise<Scene>;
+  /** All layers, or one of them. */
+  overview(scene: string, show: Show, layer: number | null, onLayer: (layer: LayerSummary) => void, signal?: AbortSignal): Promise<void>;
+  head(place: Place, signal?: AbortSignal): Promise<HeadDetail>;
+  /** Three planes (minimum, mean, maximum) of TILE × TILE values; NaN where no key is seen. */
+  tile(place: Place, tile: TileAddress, signal?: AbortSignal): Promise<Float32Array>;
+  row(place: Place, query: number, signal?: AbortSignal): Promise<Row>;
+  value(place: Place, query: number, key: number, signal?: AbortSignal): Promise<number | null>;
+  tokens(scene: string, first: number, count: number, signal?: AbortSignal): Promise<string[]>;
+  differenceRange(a: Place, b: Place, signal?: AbortSignal): Promise<Range>;
+  differenceTile(a: Place, b: Place, tile: TileAddress, signal?: AbortSignal): Promise<Float32Array>;
+  evaluation(subject: string): Promise<Evaluation>;
+  /** A figure or table made by relpos; null where only the page itself can make it. */
+  file(place: Place, kind: "png" | "svg" | "csv", options: Record<string, string>): Promise<Blob | null>;
+}
+
+/** The smallest level at which the whole map fits into one tile. */
+export function topLevel(length: number): number {
+  return Math.max(0, Math.ceil(Math.log2(length / TILE)));
+}
+
+/** An error whose message is a sentence for the reader. */
+export class Refusal extends Error {}
+
+export function isAbort(error: unknown): boolean {
+  return error instanceof DOMException && error.name === "AbortError";
+}
+
+export function sentence(error: unknown): string {
+  if (error instanceof Refusal) return error.message;
+  if (error instanceof TypeError) return "The server does not answer. Is relpos explore still running?";
+  return error instanceof Error ? error.message : String(error);
+}

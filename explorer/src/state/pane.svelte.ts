@@ -1,0 +1,101 @@
+// One head on the page: its scene, its numbers, and what lies under the cursor.
+
+import type { Explorer } from "../data/context";
+import { isAbort, sentence, type Place } from "../data/source";
+import type { HeadDetail, Range, Row, Scene, SceneRequest, Show } from "../data/types";
+import { cellAt, type Cell, type Layer } from "../map/tile-cache";
+import { Tokens } from "./tokens.svelte";
+
+const PAUSE = 60; // ms of a resting cursor before the server is asked about it
+
+export class PaneModel {
+  scene = $state.raw<Scene | null>(null);
+  detail = $state.raw<(Range & Partial<HeadDetail>) | null>(null);
+  place = $state.raw<Place | null>(null); // what `detail` describes
+  tokens = $state.raw<Tokens | null>(null);
+  row = $state.raw<Row | null>(null);
+  attended = $state.raw<Row | null>(null); // the weights of the row, where there are any
+  value = $state.raw<number | null | undefined>(undefined); // undefined: not known yet
+  cell = $state.raw<Cell | null>(null);
+  error = $state<string | null>(null);
+  loading = $state(false);
+  layer = $state.raw<Layer | null>(null);
+
+  constructor(private readonly explorer: Explorer) {}
+
+  /** Load a scene and a head of it. Returns a function that gives it up. */
+  load(request: SceneRequest, layer: number, head: number, show: Show | null): () => void {
+    const giveUp = new AbortController();
+    this.loading = true;
+    void this.loadNow(request, layer, head, show, giveUp.signal);
+    return () => giveUp.abort();
+  }
+
+  private async loadNow(request: SceneRequest, layer: number, head: number, show: Show | null, signal: AbortSignal): Promise<void> {
+    const { source } = this.explorer;
+    try {
+      const scene = await this.explorer.scene(request);
+      const place: Place = {
+        scene: scene.scene,
+        show: show && scene.shows.includes(show) ? show : scene.default_show,
+        layer: Math.min(layer, scene.layers),
+        head: Math.min(head, scene.heads),
+      };
+      if (signal.aborted) return;
+      const detail = await source.head(place, signal);
+      if (signal.aborted) return;
+      if (this.scene?.scene !== scene.scene) this.tokens = scene.has_tokens ? new Tokens(source, scene.scene, scene.length) : null;
+      [this.scene, this.place, this.detail, this.error] = [scene, place, detail, null];
+      const name = `${place.scene}/${place.show}/${place.layer}/${place.head}`;
+      this.layer = { name, length: scene.length, load: (tile, stop) => source.tile(place, tile, stop) };
+      this.loading = false;
+    } catch (error) {
+      if (signal.aborted || isAbort(error)) return;
+      this.error = sentence(error);
+      this.loading = false;
+    }
+  }
+
+  /** Read what lies under the cursor: at once from a loaded tile, exactly from the server. */
+  read(cursor: { query: number; key: number } | null, level: number): () => void {
+    const { place, layer } = this;
+    this.cell = cursor && layer ? cellAt(layer, level, cursor.query, cursor.key) : null;
+    this.value = undefined;
+    if (!cursor || !place || !layer || cursor.query >= layer.length || cursor.key >= layer.length) return () => {};
+    const exact = cellAt(layer, 0, cursor.query, cursor.key);
+    if (exact) {
+      this.value = Number.isNaN(exact.mean) ? null : exact.mean;
+      return () => {};
+    }
+    return this.soon(async (signal) => {
+      this.value = await this.explorer.source.value(place, cursor.query, cursor.key, signal);
+    });
+  }
+
+  /** Load the row of a query. */
+  readRow(query: number | null): () => void {
+    const { place, scene } = this;
+    if (query === null || !place || !scene || query >= scene.length) {
+      [this.row, this.attended] = [null, null];
+      return () => {};
+    }
+    return this.soon(async (signal) => {
+      this.row = await this.explorer.source.row(place, query, signal);
+      const wanted = scene.has_tokens && place.show !== "weights" && scene.shows.includes("weights");
+      this.attended = wanted ? await this.explorer.source.row({ ...place, show: "weights" }, query, signal) : this.row;
+    });
+  }
+
+  private soon(work: (signal: AbortSignal) => Promise<void>): () => void {
+    const giveUp = new AbortController();
+    const timer = setTimeout(() => {
+      work(giveUp.signal).catch((error: unknown) => {
+        if (!giveUp.signal.aborted && !isAbort(error)) this.error = sentence(error);
+      });
+    }, PAUSE);
+    return () => {
+      clearTimeout(timer);
+      giveUp.abort();
+    };
+  }
+}
