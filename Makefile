@@ -45,7 +45,7 @@ readme: $(INSTALLED)
 
 docs: $(INSTALLED)
 	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet  # one thread: its notebooks train small models
-	@echo "site/index.html"
+	@echo "site/index.html; with its search: python -m http.server --directory site"
 
 pages: $(INSTALLED)
 	$(BIN)/python -m website.pages

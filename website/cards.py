@@ -57,10 +57,10 @@ def head(name: str) -> str:
         "directions": "both" if card.directions == "both" else "causal attention only",
         "learned values per head": f"{card.learned_per_head:,.6g}",
         "paper": linked(card.paper),
-        "formula in one line": f"`{card.formula.replace('|', chr(92) + '|')}`",
     }
-    facts = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
-    return f"{card.summary}\n\n| | |\n|---|---|\n{facts}"
+    first, *others = [f"| {key} | {value} |" for key, value in rows.items()]
+    facts = "\n".join([first, "|---|---|", *others])
+    return f"{card.summary}\n\n{facts}\n\nIn one line: `{card.formula}`"
 
 
 def linked(paper: str) -> str:

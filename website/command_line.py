@@ -19,9 +19,10 @@ def reference() -> str:
 def command(name: str, command: Any, parent: Any) -> str:
     """One command."""
     context = command.context_class(command, info_name=name, parent=parent)
-    usage = " ".join(command.collect_usage_pieces(context))
+    usage = re.sub(r"\[(\[.*?\]).*\]|\{(.*?)\}", r"\1\2", " ".join(command.collect_usage_pieces(context)))
+    usage = re.sub(r"(?:\.\.\.)+", "...", usage)
     records = [parameter.get_help_record(context) for parameter in command.params if parameter.name != "help"]
-    rows = [f"| `{cell(named(names))}` | {text(meaning)} |" for names, meaning in filter(None, records)]
+    rows = [f"| `{named(names)}` | {text(meaning)} |" for names, meaning in filter(None, records)]
     about = inspect.cleandoc(command.help or "").replace("\f", "").strip()
     about = re.sub(r"^- (relpos .*)$", r"- `\1`", about, flags=re.MULTILINE)  # examples
     table = "\n".join(["| argument or option | meaning |", "|---|---|", *rows])
@@ -30,7 +31,8 @@ def command(name: str, command: Any, parent: Any) -> str:
 
 def named(words: str) -> str:
     """`--head INT` for `--head <list[int]>`."""
-    return re.sub(r"<(?:list\[)?(\w+)(?: range)?\]?>", lambda match: match[1].upper(), words)
+    words = re.sub(r"<(?:list\[)?(\w+)(?: range)?\]?>", lambda match: match[1].upper(), words)
+    return re.sub(r"\s+", " ", words).strip().replace("|", ", ")  # a bar would end the cell
 
 
 def cell(words: str) -> str:
@@ -40,4 +42,8 @@ def cell(words: str) -> str:
 
 def text(words: str) -> str:
     """Words in a cell of a table."""
-    return cell(words).replace("<", "&lt;").replace("*", "\\*")
+    words = re.sub(r"\[x>=(\d+)\]", r"At least \1.", cell(words))
+    words = re.sub(r"\[(\d+)<=x<=(\d+)\]", r"From \1 to \2.", words)
+    for sign in "[]*":  # which Markdown would read as links and emphasis
+        words = words.replace(sign, f"\\{sign}")
+    return words.replace("<", "&lt;")

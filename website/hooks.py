@@ -62,8 +62,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     _markdown[path] = markdown
     if not path.startswith("notebooks/"):
         markdown = rewrite_links(markdown, path)
-    name = page.file.name
-    return markdown.replace("<!-- pictures -->", pictures.markdown(name) if path.startswith("encodings/") else "")
+    if "<!-- pictures -->" in markdown:
+        markdown = markdown.replace("<!-- pictures -->", pictures.markdown(page.file.name))
+    return markdown
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:

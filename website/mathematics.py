@@ -19,10 +19,15 @@ def with_mathml(page: str) -> str:
         ValueError: A formula has a command that the converter does not know; it would be shown as it is written.
     """
     page = INLINE.sub(lambda match: mathml(html.unescape(match[1]), "inline"), page)
-    page = DISPLAY.sub(lambda match: f'<div class="formula">{mathml(html.unescape(match[1]), "block")}</div>', page)
+    page = DISPLAY.sub(lambda match: f'<div class="formula">{displayed(html.unescape(match[1]))}</div>', page)
     if "arithmatex" in page:
         raise ValueError(f"a formula was left over: {page[page.index('arithmatex') :][:80]}")
     return page
+
+
+def displayed(tex: str) -> str:
+    """A formula on lines of its own. Its parts, which wide spaces separate, wrap on a narrow screen."""
+    return "".join(mathml(part, "block") for part in tex.split(r"\qquad"))
 
 
 def mathml(tex: str, display: str) -> str:

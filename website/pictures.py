@@ -9,10 +9,10 @@ import relpos
 from website.repository import ROOT
 
 KEPT = ROOT / "build" / "docs"
-HEADS = (1, 4, 8, 12)  # of 12: the slopes of ALiBi fall from the first to the last
+HEADS = (1, 6, 12)  # of 12: the slopes of ALiBi fall from the first to the last
 LENGTH = 256
 CAPTIONS = {
-    "map": "Rows are queries, columns are keys: the {what} of heads 1, 4, 8 and 12 over {length} tokens.",
+    "map": "Rows are queries, columns are keys: the {what} of heads 1, 6 and 12 over {length} tokens.",
     "profile": "The same against the distance between query and key.",
 }
 
@@ -42,5 +42,7 @@ def markdown(name: str) -> str:
     lines = []
     for kind, caption in CAPTIONS.items():
         text = caption.format(what=what, length=LENGTH)
-        lines += [f"![{text}](pictures/{name}-{kind}.png)", f"*{text} Drawn by `relpos.draw`, untrained.*", ""]
+        width = '{ width="480" }' if kind == "profile" else ""
+        lines += [f"![{text}](pictures/{name}-{kind}.png){width}", ""]
+        lines += [f"*{text} Drawn by `relpos.draw`, untrained.*", ""]
     return "\n".join(lines)
