@@ -6,6 +6,7 @@
 #   make lint      ruff and mypy         make bench      speed, as ratios in one run
 #   make explorer  the page of relpos explore, from explorer/ into relpos/view/explorer/static (needs node 20 or newer and npm)
 #   make readme    the README's table of encodings, from relpos ls --markdown
+#   make docs      the documentation site into site/, offline; make pages   the generated parts of docs/, from the code
 #   make bench-train   speed of a training step, the same way; make bench-evaluate   evaluation at 16,384 tokens
 #   make bench-decode  decoding steps and generate      make bench-use    models of transformers on relpos
 
@@ -13,7 +14,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: figures explorer check test test-all lint readme bench bench-train bench-decode bench-evaluate bench-use clean
+.PHONY: figures explorer check test test-all lint readme docs pages bench bench-train bench-decode bench-evaluate bench-use clean
 
 figures: $(INSTALLED)
 	$(BIN)/relpos figures --out figures $(ARGS)
@@ -48,6 +49,13 @@ explorer:
 readme: $(INSTALLED)
 	$(BIN)/relpos ls --markdown | sed -i -e '/^<!-- encodings:/,/^<!-- end of encodings/{//!d}' -e '/^<!-- encodings:/r /dev/stdin' README.md
 
+docs: $(INSTALLED)
+	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet  # one thread: its notebooks train small models
+	@echo "site/index.html; with its search: python -m http.server --directory site"
+
+pages: $(INSTALLED)
+	$(BIN)/python -m website.pages
+
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/attention.py
@@ -69,7 +77,7 @@ bench-evaluate: $(INSTALLED)
 	$(BIN)/python benchmarks/evaluate.py
 
 clean:
-	rm -rf .venv build dist figures .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist figures site .mypy_cache .pytest_cache .ruff_cache
 
 # pip reads the constraints for build requirements too, through PIP_CONSTRAINT; the pinned torch is taken before anything
 # that merely asks for some torch.

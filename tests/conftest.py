@@ -59,6 +59,7 @@ HEAVY = {
     "test_native_mass",
     "test_native_skipping",
     "test_native_surroundings",
+    "test_pages",
     "test_new_task",
     "test_paper",
     "test_processes",
@@ -69,6 +70,7 @@ HEAVY = {
     "test_trainer_overrides",
     "test_transforms",
     "test_transplant",
+    "test_website",
 }
 
 

@@ -16,7 +16,13 @@ from relpos.encodings.tracing import without_autocast
 
 
 class Mass(NamedTuple):
-    """The attention of each head by distance, as a mean over the queries that see any key."""
+    """The attention of each head by distance, as a mean over the queries that see any key.
+
+    Attributes:
+        distances: Query minus key, (distances,).
+        by_distance: (batch, heads, distances), without what the first tokens of documents get.
+        first_key: The share of the first token of the query's document, (batch, heads).
+    """
 
     distances: Tensor  # (distances,), query − key
     by_distance: Tensor  # (batch, heads, distances), without what the first tokens of documents get

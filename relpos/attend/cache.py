@@ -59,6 +59,9 @@ class Cache:
 
         Raises:
             ValueError: There are fewer tokens.
+
+        Example:
+            >>> cache.crop(-3)  # the last three tokens were rejected
         """
         kept = length if length >= 0 else self._length + length
         if not 0 <= kept <= self._length:
@@ -72,6 +75,9 @@ class Cache:
 
         Args:
             index: Numbers of the rows, (new batch,).
+
+        Example:
+            >>> cache.reorder(torch.tensor([0, 0, 2]))  # the first beam twice, the second dropped
         """
         self._tensors = {name: x.index_select(0, index.to(x.device)) for name, x in self._tensors.items()}
         self._running = None

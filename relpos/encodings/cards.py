@@ -32,7 +32,20 @@ class Option:
 
 @dataclass(frozen=True)
 class Card:
-    """What there is to know about an encoding before making one, for 12 heads, head_dim 64 and default options."""
+    """What there is to know about an encoding before making one, for 12 heads, head_dim 64 and default options.
+
+    Attributes:
+        name: Its name in the registry.
+        summary: One sentence.
+        places: Where it acts: any of "embedding", "query and key" and "score".
+        form: The form of its bias, or "none".
+        learned_per_head: Learned values, divided by the heads.
+        parameters: Shapes of the learned parameters, by name.
+        directions: "both", or "causal".
+        paper: Where it was published.
+        formula: What it computes, in one line.
+        options: Type, default and meaning of each option, by name.
+    """
 
     name: str
     summary: str

@@ -82,6 +82,10 @@ class Encoding(nn.Module):
 
         Returns:
             The options, with `length` added if this class has that option and it was not set.
+
+        Example:
+            >>> relpos.encodings.Fire.options_for_length({}, 1024)
+            {'length': 1024}
         """
         return {"length": length, **options} if "length" in options_of(cls) else dict(options)
 
@@ -171,7 +175,14 @@ class Encoding(nn.Module):
                 restart at 0 in each document.
 
         Returns:
-            (batch, length, width).
+            (batch, length, width); x itself if the encoding does not act on the embedding.
+
+        Raises:
+            ValueError: A position is beyond a learned table, or shapes do not match.
+
+        Example:
+            >>> x = position.embed(x)  # the prompt, positions 0, 1, …
+            >>> x = position.embed(x, start=cache.length)  # while decoding: the tokens so far
         """
         return x
 
@@ -186,6 +197,9 @@ class Encoding(nn.Module):
 
         Returns:
             Queries and keys of the same shapes.
+
+        Example:
+            >>> q, k = relpos.encoding("rope", heads=12, head_dim=64).rotate(q, k, call)
         """
         rotation, factor = self.rotation(call), self.query_factor(call)
         if factor is not None:
@@ -200,6 +214,13 @@ class Encoding(nn.Module):
 
         Returns:
             The rotation, or None if the encoding does not rotate, or does so by `rotate`.
+
+        Example:
+            >>> def rotation(self, call):
+            ...     angle = call.key_positions[..., None] * self.frequencies  # (1 or batch, keys, pairs)
+            ...     first = call.first  # as many queries as keys, or the last of them
+            ...     cos, sin = angle.cos(), angle.sin()
+            ...     return Rotation(cos[:, first:], sin[:, first:], cos, sin, "half")
         """
         return None
 
@@ -211,6 +232,10 @@ class Encoding(nn.Module):
 
         Returns:
             The factors, or None if the encoding does not scale queries, or does so by `rotate`.
+
+        Example:
+            >>> def query_factor(self, call):
+            ...     return torch.log1p(call.query_positions.to(call.dtype))[:, None, :, None]
         """
         return None
 
@@ -222,6 +247,10 @@ class Encoding(nn.Module):
 
         Returns:
             (batch, heads, length, gate_size), or None if the bias does not read the input.
+
+        Example:
+            >>> gates = relpos.encoding("cable", heads=12, head_dim=64).gates(hidden)  # (batch, 12, length, 2)
+            >>> out = relpos.attention(q, k, v, position, gates=gates)  # the same as with hidden=
         """
         return None
 
@@ -234,15 +263,41 @@ class Encoding(nn.Module):
         Returns:
             The step by which each token raises the running total, and its weight (None means 1), (batch, heads, tokens)
             each; or None if the bias is of another form.
+
+        Example:
+            >>> def increments(self, gates):  # of B_ij = −(S_i − S_j), S the running sum of the first gate
+            ...     return gates[..., 0], None
         """
         return None
 
     def bias(self, call: Call) -> Form | None:
-        """Return the bias on the scores of a call of attention, or None if there is none."""
+        """Return the bias on the scores of a call of attention.
+
+        Args:
+            call: The call of attention: its distances, positions, gates, dtype and device.
+
+        Returns:
+            A form: `Toeplitz`, `RankOne`, `Scaled`, `Scored` or `Sum`; None if there is no bias.
+
+        Example:
+            >>> def bias(self, call):
+            ...     return Toeplitz(-call.distances.abs().expand(self.heads, -1), call.zero)
+        """
         return None
 
     def located_bias(self, call: Call) -> Form | None:
-        """The bias, which knows the distances of tokens also where positions were given that have gaps."""
+        """Return the bias, which knows the distances of tokens also where positions were given that have gaps.
+
+        Args:
+            call: The call of attention.
+
+        Returns:
+            What `bias` returns, with the given positions in it; None if there is no bias.
+
+        Example:
+            >>> form = position.located_bias(call)
+            >>> form.block(call.i, call.j)  # (1 or batch, heads, queries, keys)
+        """
         form = self.bias(call)
         if form is None or call.even:
             return form
@@ -321,7 +376,23 @@ class Encoding(nn.Module):
         return bias[0] if sample is None else bias
 
     def positions_of(self, x: Tensor, start: int, documents: Tensor | None) -> Tensor:
-        """Position of each token of x, for `embed`, which has the same arguments: (1 or batch, length)."""
+        """Return the position of each token, for `embed`.
+
+        Args:
+            x: Token embeddings, (batch, length, width).
+            start: Position of the first token.
+            documents: Ids of packed documents, (batch, tokens so far), or None.
+
+        Returns:
+            (1 or batch, length).
+
+        Raises:
+            ValueError: Shapes do not match, or `start` is negative.
+
+        Example:
+            >>> def embed(self, x, start=0, documents=None):
+            ...     return x + self.table[self.positions_of(x, start, documents)]
+        """
         check_shape("the input of embed", x, ("batch", "length", self.width))
         if documents is None:
             return positions(x.shape[1], None, x.device) + integer_at_least("start", start, least=0)

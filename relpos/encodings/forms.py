@@ -59,7 +59,16 @@ def distances(where: Located | None, i: Tensor, j: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Toeplitz(Form):
-    """A function of the distance alone: B_ij = table[h, i − j]."""
+    """A function of the distance alone: B_ij = table[h, i − j].
+
+    Attributes:
+        table: (heads, distances), over `Call.distances`.
+        zero: Column of distance 0.
+        where: Positions with gaps, or None if the distance is i − j; attention fills it in.
+
+    Example:
+        >>> Toeplitz(-slopes[:, None] * call.distances.abs(), call.zero)
+    """
 
     table: Tensor  # (heads, distances), over Call.distances
     zero: int  # column of distance 0
@@ -73,7 +82,17 @@ class Toeplitz(Form):
 
 @dataclass(frozen=True)
 class RankOne(Form):
-    """One weight per query times the growth of a running sum since the key: B_ij = −weight_i · (total_i − total_j)."""
+    """One weight per query times the growth of a running sum since the key: B_ij = −weight_i · (total_i − total_j).
+
+    Attributes:
+        total: The running sum, (batch, heads, keys), in float64.
+        weight: (batch, heads, keys), or None for 1.
+        dtype: Of the bias.
+        symmetric: |total_i − total_j|, for attention in both directions.
+
+    Example:
+        >>> RankOne(call.gates[..., 0].double().cumsum(-1), None, call.dtype, symmetric=not call.causal)
+    """
 
     total: Tensor  # (batch, heads, keys), float64: in float32 a long sum would lose the differences
     weight: Tensor | None  # (batch, heads, keys); None means 1
@@ -97,6 +116,17 @@ class Scaled(Form):
 
     B_ij = Σ_u out[h, u] · relu(slope[u] · x_ij + shift[u]) + offset[h],  x_ij = table[i − j] / row[i].
     With `column`, for attention in both directions: x_ij = table[|i − j|] / (row[i] if i ≥ j else column[j]).
+
+    Attributes:
+        table: (distances,), from distance 0 on.
+        row: Scale of each query, (1 or batch, queries).
+        slope: Of each unit, (units,).
+        shift: Of each unit, (units,).
+        out: (heads, units).
+        offset: (heads,).
+        first: Index of the first query.
+        column: Scale of each key, (1 or batch, keys), for both directions.
+        where: Positions with gaps, or None; attention fills it in.
     """
 
     table: Tensor  # (distances,), from distance 0 on
@@ -156,7 +186,11 @@ class Projected(Form):
 
 @dataclass(frozen=True)
 class Sum(Form):
-    """A sum of biases: B = Σ_t B^(t)."""
+    """A sum of biases: B = Σ_t B^(t).
+
+    Attributes:
+        terms: The biases.
+    """
 
     terms: tuple[Form, ...]
 
@@ -171,7 +205,15 @@ class Sum(Form):
 
 @dataclass(frozen=True)
 class Scored(Form):
-    """Any other bias: a function of a block of scores. It receives complete rows."""
+    """Any other bias: a function of a block of scores. It receives complete rows.
+
+    Attributes:
+        function: (i, j, scores, visible) -> bias, with the arguments and the result of `block`.
+        numbers: The tensors that the function reads, by name: they are checked, and get gradients.
+
+    Example:
+        >>> Scored(lambda i, j, scores, visible: -torch.log1p(scores.abs()), {})
+    """
 
     function: Callable[..., Tensor]  # (i, j, scores, visible) -> bias, as `block`
     numbers: Mapping[str, Tensor]  # the tensors that the function reads

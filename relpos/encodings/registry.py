@@ -44,7 +44,15 @@ _cards: dict[str, Card] = {}  # of FILES; empty until the first card is asked fo
 
 
 def names() -> list[str]:
-    """Return the names of all encodings, sorted."""
+    """Return the names of all encodings, sorted.
+
+    Returns:
+        The built-in names and those that were registered.
+
+    Example:
+        >>> relpos.names()[:3]
+        ['alibi', 'cable', 'cable_nw']
+    """
     return sorted({*FILES, *_registered})
 
 

@@ -12,6 +12,13 @@ class Rotation:
 
     They may hold factors as well: xPos stretches queries and shrinks keys. The first 2·pairs dimensions of a head are
     rotated, the rest stays.
+
+    Attributes:
+        q_cos: Cosines for the queries, (1 or batch, queries, pairs).
+        q_sin: Sines for the queries.
+        k_cos: Cosines for the keys, (1 or batch, keys, pairs).
+        k_sin: Sines for the keys.
+        layout: Pair p has the dimensions p and p + pairs ("half"), or 2p and 2p + 1 ("interleaved").
     """
 
     q_cos: Tensor  # (1 or batch, queries, pairs)

@@ -31,6 +31,9 @@ class RelposBertConfig(PositionedConfig, BertConfig):
         position: {"name": "kerple_log", …options}, see `relpos.models.positions`. Default: that of BERT, learned
             positions up to max_position_embeddings.
         share_position: One encoding for all layers instead of one per layer.
+
+    Example:
+        >>> config = RelposBertConfig.preset("nano", position="cable", vocab_size=4096)
     """
 
     model_type = "relpos_bert"

@@ -25,10 +25,20 @@ class PositionedConfig(_Config):
 
     @classmethod
     def preset(cls, name: str, **entries: Any) -> Self:
-        """The configuration of a named size: nano, tiny, small, medium or large.
+        """Return the configuration of a named size.
+
+        Args:
+            name: nano, tiny, small, medium or large (`relpos.models.PRESETS`).
+            **entries: Further entries, as `vocab_size` and `position`; they win over those of the size.
+
+        Returns:
+            The configuration.
 
         Raises:
             ValueError: There is no such size.
+
+        Example:
+            >>> RelposGPT2Config.preset("nano", vocab_size=4096, position={"name": "fire", "length": 512})
         """
         return cls(**{**get_family(cls.model_type.removeprefix(PREFIX)).sizes(preset(name)), **entries})
 

@@ -30,6 +30,9 @@ class RelposGPT2Config(PositionedConfig, GPT2Config):
         position: {"name": "kerple_log", …options}, see `relpos.models.positions`. Default: that of GPT-2, learned
             positions up to n_positions.
         share_position: One encoding for all layers instead of one per layer.
+
+    Example:
+        >>> config = RelposGPT2Config.preset("nano", position="cable", vocab_size=4096)
     """
 
     model_type = "relpos_gpt2"

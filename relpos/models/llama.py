@@ -28,6 +28,9 @@ class RelposLlamaConfig(PositionedConfig, LlamaConfig):
         position: {"name": "kerple_log", …options}, see `relpos.models.positions`. Default: that of Llama, rope with the
             configuration's rope_parameters.
         share_position: One encoding for all layers instead of one per layer.
+
+    Example:
+        >>> config = RelposLlamaConfig.preset("nano", position="cable", vocab_size=4096)
     """
 
     model_type = "relpos_llama"

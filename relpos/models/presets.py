@@ -7,7 +7,15 @@ from relpos.errors import unknown
 
 @dataclass(frozen=True)
 class Preset:
-    """A size, and the settings of training that go with it."""
+    """A size, and the settings of training that go with it.
+
+    Attributes:
+        layers: Number of layers.
+        heads: Number of heads.
+        width: Size of the hidden states.
+        lr: Learning rate.
+        tokenizer: gpt2, or bpe-N trained on the data.
+    """
 
     layers: int
     heads: int

@@ -46,7 +46,16 @@ SHEET_PIXELS = 128  # most cells per side of a small panel
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn figure and the numbers behind it. A notebook displays it."""
+    """A drawn figure and the numbers behind it. A notebook displays it.
+
+    Attributes:
+        figure: The matplotlib figure.
+        maps: One per layer, or one per encoding: `mean`, minimum and maximum of each cell, (heads, cells, cells).
+        caption: The text below the figure.
+        numbers: What was drawn and measured, as in the JSON file.
+        profiles: One per layer, if the mass is drawn.
+        classes: The class of each head, if the mass is drawn.
+    """
 
     figure: Figure
     maps: list[Map]  # one per layer, or one per encoding

@@ -34,7 +34,16 @@ EVALUATION = "evaluation"  # the folder in it of what was measured
 
 @dataclass
 class Run:
-    """A model with its tokenizer, and how it was trained, if that is known."""
+    """A model with its tokenizer, and how it was trained, if that is known.
+
+    Attributes:
+        folder: What it was opened from: a folder, a .gguf file, or a name on the hub.
+        model: The model of transformers, in evaluation mode.
+        tokenizer: None for a model that does not read text.
+        settings: None for a model that `relpos train` did not write.
+        about: Versions, corpus, number of parameters; empty for such a model.
+        result: Steps, tokens, seconds and losses; empty if the run has not finished.
+    """
 
     folder: Path  # what it was opened from: a folder, a .gguf file, or a name on the hub
     model: PreTrainedModel  # in evaluation mode

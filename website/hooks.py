@@ -1,0 +1,80 @@
+"""What mkdocs does for us while it builds the site."""
+
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation
+from mkdocs.structure.pages import Page
+
+import relpos
+from relpos.encodings.registry import FILES
+from website import export, notebooks, pages, pictures
+from website.mathematics import with_mathml
+from website.repository import ROOT, outside, rewrite_links
+
+_markdown: dict[str, str] = {}  # of each page, by its path: for the export
+_order: list[tuple[str, Page]] = []  # section and page, in the order of the navigation
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the pages of all encodings into the navigation, by the place where they act."""
+    places: dict[str, list[Any]] = {title: [] for title in pages.PLACES.values()}
+    for name in FILES:
+        places[pages.PLACES.get(relpos.card(name).place, "On the scores: an additive bias")].append(
+            {name: f"encodings/{name}.md"}
+        )
+    entries = ["encodings/index.md", *({title: items} for title, items in places.items() if items)]
+    assert config.nav is not None
+    for item in config.nav:
+        if item.get("Encodings") == "encodings":
+            item["Encodings"] = entries
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add documents from outside of docs/, pages of new encodings, pictures and notebooks."""
+    for path in outside():
+        files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
+    for name in FILES:
+        if files.get_file_from_path(f"encodings/{name}.md") is None:
+            files.append(File.generated(config, f"encodings/{name}.md", content=pages.encoding_page(name)))
+        for kind, file in pictures.pictures(name).items():
+            files.append(File.generated(config, f"encodings/pictures/{name}-{kind}.png", abs_src_path=str(file)))
+    for notebook in notebooks.notebooks():
+        folder = notebooks.page(notebook)
+        text = (folder / "page.md").read_text(encoding="utf-8")
+        files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=text))
+        for file in [notebook, *folder.glob("*.png")]:
+            files.append(File.generated(config, f"notebooks/{file.name}", abs_src_path=str(file)))
+    return files
+
+
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
+    """Remember the order of the pages."""
+    _order[:] = [((page.ancestors[-1].title if page.ancestors else "Start"), page) for page in nav.pages]
+    return nav
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links lead to pages of the site; the pages of encodings show their pictures."""
+    path = page.file.src_uri
+    _markdown[path] = markdown
+    if not path.startswith("notebooks/"):
+        markdown = rewrite_links(markdown, path)
+    if "<!-- pictures -->" in markdown:
+        markdown = markdown.replace("<!-- pictures -->", pictures.markdown(page.file.name))
+    return markdown
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Formulas as MathML."""
+    return with_mathml(html)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write llms.txt and the single page."""
+    from pathlib import Path
+
+    written = [(section, page.url, _markdown[page.file.src_uri]) for section, page in _order]
+    export.write(Path(config.site_dir), written)
