@@ -83,6 +83,20 @@ class Explorer:
                 self.scenes.trim()  # maps have grown since their scene was made
                 give_back_freed_memory()
 
+    async def tidy_forever(self) -> None:
+        """Drop what nobody looks at any more, and give its memory back."""
+        while True:
+            await anyio.sleep(limits.IDLE / 4)
+            await anyio.to_thread.run_sync(self.tidy)
+
+    def tidy(self) -> None:
+        """Drop the scenes that nobody has looked at for a while, and give their memory back."""
+        self.scenes.drop_idle()
+        with self._lock:
+            if not len(self.scenes):
+                self._differences.clear()
+        give_back_freed_memory()
+
     def subject(self, identity: str) -> Subject:
         """A subject by its place.
 
