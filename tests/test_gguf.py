@@ -4,15 +4,14 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode
 from typer.testing import CliRunner
 
 import relpos
 from relpos.cli import app
 
-ALPHABET = list(bytes_to_unicode().values())
-TOKENS = [*ALPHABET, "th", "<|endoftext|>"]
+TOKENS = [*sorted(ByteLevel.alphabet()), "th", "<|endoftext|>"]
 END = len(TOKENS) - 1
 SIZES = {
     "vocab_size": len(TOKENS),

@@ -4,6 +4,7 @@ import pytest
 import torch
 from largest_tensor import LargestTensor
 from small_models import LENGTH, batch, logits_and_gradients, small_model
+from test_open import TEXT, saved, word_tokenizer
 from test_use import assert_same
 from transformers import DebertaConfig, DebertaModel
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
@@ -108,3 +109,18 @@ def test_no_tensor_of_a_long_forward_and_backward_has_queries_by_keys_values(fam
     with LargestTensor() as largest:
         model(input_ids=ids, attention_mask=mask).logits.square().mean().backward()
     assert largest.values <= 2**20  # of 4 heads × 2,048² = 16 × 2^20
+
+
+def test_the_bias_that_is_drawn_is_that_of_the_models_own_code(tmp_path, monkeypatch):
+    model = small_model("deberta-v2")
+    run = relpos.open(saved(model, tmp_path))
+    picture = relpos.draw(run, text=TEXT, layer=2)
+    layer = model.deberta.encoder.layer[1].attention.self
+    terms = []
+    theirs = layer.disentangled_attention_bias
+    monkeypatch.setattr(layer, "disentangled_attention_bias", lambda *args: terms.append(theirs(*args)) or terms[-1])
+    with torch.no_grad():
+        model(torch.tensor([word_tokenizer()(TEXT)["input_ids"]]))
+    drawn = torch.from_numpy(picture.maps[0].mean)
+    torch.testing.assert_close(drawn, terms[0], rtol=1e-4, atol=1e-5)
+    assert picture.numbers["shows"] == "bias"

@@ -77,16 +77,21 @@ def speech_model(name: str, **settings):
     return shaken(AutoModel.from_config(config, attn_implementation="eager")).eval()
 
 
-def speech_batch(name: str, side: str) -> dict[str, torch.Tensor]:
-    """Three rows, of which two are padded."""
+def speech_batch(name: str) -> dict[str, torch.Tensor]:
+    """Three rows, of which two are padded at their end, as speech models want it."""
     main, shape, length = SPEECH[name][1]
     values = torch.randn(shape, generator=torch.Generator().manual_seed(2))
     mask = torch.ones(3, length, dtype=torch.long)
     for row, share in ((1, 0.3), (2, 0.6)):
-        hidden = int(share * length)
-        where = slice(length - hidden, None) if side == "right" else slice(None, hidden)
-        mask[row, where] = 0
+        mask[row, length - int(share * length) :] = 0
     return {main: values, "attention_mask": mask}
+
+
+def long_sound(name: str, frames: int) -> dict[str, torch.Tensor]:
+    """One row that attention sees as about so many tokens."""
+    main, shape, _ = SPEECH[name][1]
+    length = frames * (20 if main == "input_values" else 8 if name == "parakeet_encoder" else 1)
+    return {main: torch.randn(1, length, *shape[2:], generator=torch.Generator().manual_seed(0))}
 
 
 def states_and_gradients(model, inputs):
@@ -110,7 +115,7 @@ def states_and_gradients(model, inputs):
 @pytest.mark.parametrize("name", SPEECH)
 def test_states_and_all_gradients_equal_eager_and_off_restores_the_bits(name):
     model = speech_model(name)
-    inputs = speech_batch(name, "right")
+    inputs = speech_batch(name)
     theirs = states_and_gradients(model, inputs)
     attributes = {each: set(vars(module)) for each, module in model.named_modules()}
     relpos.use(model)
@@ -130,7 +135,7 @@ def test_the_bias_reaches_attention_as_vectors_and_a_table(name):
     positions = []
     LISTENERS.append(lambda module, q, k, position, arguments: positions.append((position, q)))
     try:
-        model(**speech_batch(name, "right"))
+        model(**speech_batch(name))
     finally:
         LISTENERS.pop()
     assert len(positions) >= 2
@@ -142,10 +147,7 @@ def test_the_bias_reaches_attention_as_vectors_and_a_table(name):
 @pytest.mark.parametrize("name", [name for name, projected in FORMS.items() if projected])
 def test_no_tensor_of_a_long_forward_and_backward_has_queries_by_keys_values(name):
     model = relpos.use(speech_model(name))
-    main, shape, _ = SPEECH[name][1]
     frames = 2000
-    length = frames * (20 if main == "input_values" else 8 if name == "parakeet_encoder" else 1)
-    values = torch.randn(1, length, *shape[2:], generator=torch.Generator().manual_seed(0))
     with LargestTensor() as largest:
-        model(**{main: values}).last_hidden_state.square().mean().backward()
+        model(**long_sound(name, frames)).last_hidden_state.square().mean().backward()
     assert largest.values < 4 * frames**2 / 4  # of 4 heads

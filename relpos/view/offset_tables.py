@@ -112,7 +112,7 @@ def tables_subject(run: "Run", positions: "list[LayerPosition]", numbers: list[i
         raise ValueError(f"the layers of {run.folder.name} have {min(heads)} to {max(heads)} heads: give one layer.")
     layers = [window_layer(number, table) for number, table in zip(numbers, tables, strict=True)]
     which = "all layers" if len(numbers) > 1 else f"layer {numbers[0]} of {len(positions)}"
-    name = "table 2-D"
+    name = positions[numbers[0] - 1].title
     high, wide = ((size + 1) // 2 for size in tables[0].shape[1:])
     about = {
         "model": {

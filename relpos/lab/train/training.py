@@ -13,7 +13,7 @@ import transformers
 import yaml
 from accelerate import PartialState
 from torch.utils.tensorboard import SummaryWriter
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArguments, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArguments, default_data_collator, set_seed
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
@@ -210,6 +210,8 @@ def _make_trainer(
         train_dataset=data.train,
         eval_dataset=data.heldout,
         processing_class=data.tokenizer,
+        # All windows have one length. Trainer's own collator asks for a padding token, which many tokenizers lack.
+        data_collator=default_data_collator if data.tokenizer.pad_token_id is None else None,
         callbacks=[clock, Log(out, run.batch_size * settings.data.length, clock)],
         optimizer_settings=optimizer,
         clock=clock,
