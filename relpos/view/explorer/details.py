@@ -13,7 +13,7 @@ WORDS = {**SHOWN, "position": "the positional part of the scores", "flat": "the 
 MASS_POINTS = 256
 
 
-def head_details(scene: Scene, show: str, number: int, head: int) -> dict[str, Any]:
+def head_details(scene: Scene, show: str, number: int, head: int, with_mass: bool = True) -> dict[str, Any]:
     """What the page shows beside the map of a head.
 
     Args:
@@ -21,9 +21,10 @@ def head_details(scene: Scene, show: str, number: int, head: int) -> dict[str, A
         show: The kind of values.
         number: The layer; 1 is the first.
         head: The head; 1 is the first.
+        with_mass: Whether to compute the attention mass and the class, which takes long at great lengths.
     """
     head_map = scene.head_map(show, number, head)
-    mass = mass_of_layer(scene, show, number)
+    mass = mass_of_layer(scene, show, number) if with_mass else None
     values = profile(head_map, scene.causal)
     return {
         **ranges(head_map, show),

@@ -77,7 +77,8 @@ async def head(explorer: Explorer, request: Request) -> Response:
     here = request.path_params
     scene = explorer.scene(here["scene"])
     show = request.query_params.get("show", scene.default_show)
-    return Json(await explorer.compute(head_details, scene, show, here["layer"], here["head"]))
+    with_mass = request.query_params.get("mass") != "0"
+    return Json(await explorer.compute(head_details, scene, show, here["layer"], here["head"], with_mass))
 
 
 async def tile(explorer: Explorer, request: Request) -> Response:
