@@ -124,6 +124,7 @@ def test_the_address_holds_what_is_shown(page, address, browser):
     at(page, 0.4, 0.7)
     page.mouse.down()
     page.mouse.up()
+    page.get_by_role("button", name="Zoom in").click()
     page.get_by_role("button", name="Over flat content").click()
     page.get_by_label("Colours without the first token").check()
     page.get_by_role("button", name="Next head").click()
@@ -135,6 +136,8 @@ def test_the_address_holds_what_is_shown(page, address, browser):
     other.goto(page.url)
     assert [read(other, name) for name in ("query", "key", "value")] == shown
     expect(other.get_by_label("Colours without the first token")).to_be_checked()
+    zoom = maps(page).get_attribute("data-resolution")[:5]
+    expect(maps(other)).to_have_attribute("data-resolution", re.compile(f"^{zoom}"))
     other.close()
     page.go_back()
     expect(page.get_by_role("heading", level=1)).to_contain_text("head 2")

@@ -76,6 +76,11 @@ export class PaneModel {
     });
   }
 
+  /** Read the cell under the cursor again, once its tile is there. */
+  readCell(cursor: { query: number; key: number } | null, level: number): void {
+    if (cursor && this.layer && !this.cell) this.cell = cellAt(this.layer, level, cursor.query, cursor.key);
+  }
+
   /** Load the row of a query. */
   readRow(query: number | null): () => void {
     const { place, scene } = this;
