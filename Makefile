@@ -8,6 +8,7 @@
 #   make readme    the README's table of encodings, from relpos ls --markdown
 #   make bench-train   speed of a training step, the same way; make bench-evaluate   evaluation at 16,384 tokens
 #   make bench-decode  decoding steps and generate      make bench-use    models of transformers on relpos
+#   make bench-explore the explorer: first view, tiles, 50 clients, the size of an export
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -74,6 +75,10 @@ bench-decode: $(INSTALLED)
 bench-use: $(INSTALLED)
 	$(BIN)/python benchmarks/use.py
 	$(BIN)/python benchmarks/families.py
+
+.PHONY: bench-explore
+bench-explore: $(INSTALLED)
+	$(BIN)/python benchmarks/explore.py
 
 bench-evaluate: $(INSTALLED)
 	$(BIN)/python benchmarks/evaluate.py

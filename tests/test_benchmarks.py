@@ -19,11 +19,12 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
         ("mass.py", ["--lengths", "128", "--rounds", "1", "--encodings", "kerple_log,rope", "--no-file"]),
         ("decode.py", ["--only", "steps", "--keys", "64", "--steps", "2", "--encodings", "kerple_log", "--no-file"]),
         ("families.py", ["--families", "bloom", "--no-file"]),
+        ("explore.py", ["--only", "first"]),
     ],
 )
 def test_a_benchmark_runs(script, arguments, tmp_path):
     command = [sys.executable, str(FOLDER / script), *arguments]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    assert any(name in run.stdout for name in ("relpos", "kerple", "bloom"))
+    assert any(name in run.stdout for name in ("relpos", "kerple", "bloom", "nano"))
     assert "rror:" not in run.stdout  # families.py goes on after one that fails

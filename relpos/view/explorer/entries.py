@@ -1,15 +1,17 @@
 """Values of one head of a layer that are computed entry by entry: from the bias's form, and from queries and keys."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from relpos.encodings.call import products
 from relpos.encodings.forms import Form, RankOne, Scaled, Sum, Toeplitz, terms
 from relpos.view.explorer.deadline import check_time
-from relpos.view.explorer.sources import ENTRIES, Source
+from relpos.view.explorer.sources import ENTRIES, Source, Sums, reduce_block
 from relpos.view.layers import Layer, Values
 
 
@@ -54,30 +56,29 @@ class Entries(Source):
     def _logits(self, first: int, end: int, left: int, right: int) -> Tensor:
         """The bias, or the scores with the bias, whether seen or not: (queries, keys)."""
         call = self.call
-        i, j = torch.arange(first, end), torch.arange(left, right)
         if self.show == "bias":
             assert self.form is not None
-            return self.form.block(i, j)[0, 0]
+            return bias_block(self.form, first, end, left, right)
         q, k = self.q[:, :, first:end].to(call.dtype), self.k[:, :, left:right].to(call.dtype)
         scores = products(q * call.scale, k)
         if call.softcap is not None:
             scores = call.softcap * torch.tanh(scores / call.softcap)
-        return (scores if self.form is None else scores + self.form.block(i, j))[0, 0]
+        return scores[0, 0] if self.form is None else scores[0, 0] + bias_block(self.form, first, end, left, right)
 
     @cached_property
     def lse(self) -> Tensor:
         """The logarithm of the sum of e^score over each row, in memory linear in the length: (length,)."""
-        return self._row_statistics[0]
+        return self._over_rows(self._lse)
 
     @property
     def entropy(self) -> Tensor:
         """The entropy of each row's weights, in nats: (length,)."""
-        return self._row_statistics[1]
+        return self._over_rows(self._entropy)
 
-    @cached_property
     @torch.no_grad()
-    def _row_statistics(self) -> tuple[Tensor, Tensor]:
-        lse, entropy = torch.empty(2, self.length, dtype=torch.float32)
+    def _over_rows(self, measure: Callable[[Tensor], Tensor]) -> Tensor:
+        """A measure of all rows of logits, a few rows at a time: (length,)."""
+        measured = torch.empty(self.length)
         rows = max(1, ENTRIES // self.length)
         for first in range(0, self.length, rows):
             check_time()
@@ -86,16 +87,44 @@ class Entries(Source):
             logits = self._logits(first, end, 0, right)
             if not self._all_seen(first, right):
                 logits = self._masked(logits, first, end, 0, right).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
-            alone = (logits == -torch.inf).all(dim=1)
-            sums = logits.logsumexp(dim=1)
-            sink = self.call.sinks
-            if sink is not None:
-                sums = torch.logaddexp(sums, sink.to(sums.dtype))
-            shares = (logits - sums[:, None]).exp()
-            mean = torch.where(shares > 0, shares * logits, 0.0).sum(dim=1)
-            lse[first:end] = sums.masked_fill(alone, torch.inf)  # weights of 0
-            entropy[first:end] = (shares.sum(dim=1) * sums - mean).masked_fill(alone, 0.0)
-        return lse, entropy
+            measured[first:end] = measure(logits)
+        return measured
+
+    def _lse(self, logits: Tensor) -> Tensor:
+        """The log-sum-exp of rows with the sink; inf for a row that sees nothing, whose weights are then 0."""
+        lse = logits.logsumexp(dim=1)
+        if self.call.sinks is not None:
+            lse = torch.logaddexp(lse, self.call.sinks.to(lse.dtype))
+        return lse.masked_fill((logits == -torch.inf).all(dim=1), torch.inf)
+
+    def _entropy(self, logits: Tensor) -> Tensor:
+        """−Σ w log w of rows."""
+        lse = self._lse(logits)
+        shares = (logits - lse[:, None]).exp()
+        mean = torch.where(shares > 0, shares * logits, 0.0).sum(dim=1)
+        return torch.where(lse.isfinite(), shares.sum(dim=1) * lse - mean, 0.0)
+
+    def cells(self, row: int, rows: int, column: int, columns: int, size: int) -> Sums:
+        if not self.call.causal or not self._all_seen(self.length, 0):
+            return super().cells(row, rows, column, columns, size)
+        low = torch.full((rows, columns), torch.inf)
+        high = torch.full((rows, columns), -torch.inf)
+        total, seen = torch.zeros(2, rows, columns, dtype=torch.float64)
+        step = max(1, ENTRIES // (columns * size * size))
+        for first in range(0, rows, step):
+            check_time()
+            last = min(first + step, rows)
+            # Columns before these rows of cells are seen by all of their queries, those after them by none.
+            before, after = (min(max(row + place - column, 0), columns) for place in (first, last))
+            for start, stop in ((0, before), (before, after)):
+                if start == stop:
+                    continue
+                queries = ((row + first) * size, min((row + last) * size, self.length))
+                keys = ((column + start) * size, min((column + stop) * size, self.length))
+                part = reduce_block(self.block(*queries, *keys), last - first, stop - start, size)
+                for kept, new in zip((low, total, high, seen), part, strict=True):
+                    kept[first:last, start:stop] = new
+        return Sums(low, total, high, seen)
 
     @property
     def nbytes(self) -> int:
@@ -123,6 +152,27 @@ class CompleteRows(Source):
             wide = max(0, min(right, rows.shape[1]) - left)
             out[start - first : stop - first, :wide] = rows[:, left : left + wide]
         return out
+
+
+def bias_block(form: Form, first: int, end: int, left: int, right: int) -> Tensor:
+    """The bias of one head (a form with a single head) for the queries first…end − 1 and the keys left…right − 1."""
+    if isinstance(form, Sum):
+        parts = [bias_block(term, first, end, left, right) for term in form.terms]
+        return torch.stack(parts).sum(dim=0)
+    if isinstance(form, Toeplitz) and form.where is None:
+        return _by_distance(form.table[0], form.zero, first, end, left, right)
+    return form.block(torch.arange(first, end), torch.arange(left, right))[0, 0]
+
+
+def _by_distance(table: Tensor, zero: int, first: int, end: int, left: int, right: int) -> Tensor:
+    """table[zero + i − j] without a table of indices; 0 at distances that it does not have, which are not seen."""
+    rows, columns = end - first, right - left
+    low, high = zero + first - (right - 1), zero + end - left  # places of the smallest distance, and past the largest
+    piece = table[min(max(low, 0), len(table)) : max(min(high, len(table)), 0)]
+    piece = F.pad(piece, (min(max(-low, 0), high - low), 0))
+    piece = F.pad(piece, (0, high - low - len(piece))).flip(0)
+    # Entry (i, j) is piece[rows − 1 − i + j]: with the rows in reverse, each begins one place after the one before.
+    return piece.as_strided((rows, columns), (1, 1)).flip(0)
 
 
 def form_of_head(form: Form | None, head: int) -> Form | None:

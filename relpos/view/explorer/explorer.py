@@ -1,5 +1,6 @@
 """The state of a server: its subjects, its scenes, and the threads that compute."""
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -24,13 +25,16 @@ from relpos.view.explorer.subjects import Subject, encoding_json, find_subject
 from relpos.view.heads.head_classes import KINDS
 
 STATIC = Path(__file__).with_name("static")
-WORKERS = 2  # computations at a time: each may use all of torch's threads
+WORKERS = max(2, min(4, os.cpu_count() or 2))  # computations at a time, each in one thread
 DIFFERENCES = 8  # maps of differences that are kept
 Result = TypeVar("Result")
 Place = tuple[str, str, int, int]  # scene, show, layer, head
 
 
 def _limited(work: Callable[..., Result], *arguments: Any) -> Result:
+    # One thread each: a tile is small, and threads that wait for one another on a busy machine take many times as long.
+    if torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
     with within(limits.SECONDS), torch.no_grad():
         return work(*arguments)
 

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from relpos.view.explorer.by_distance import ByDistance
 from relpos.view.explorer.sources import Source, Sums
 
-COARSE = 16  # queries per cell from which rows of cells are reduced by windows instead of entry by entry
+COARSE = 4  # queries per cell from which rows of cells are reduced by windows instead of entry by entry
 
 
 class FlatRows(Source):

@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from relpos.view.explorer.sources import Source, Sums
+from relpos.view.explorer.sources import ENTRIES, Source, Sums
 
 TILE = 256  # cells per side of a tile
 DIRECT = 3  # the highest level whose tiles are computed entry by entry: 2048 × 2048 entries
@@ -54,7 +54,7 @@ class HeadMap:
                 f"{-(-self.cells_at(min(max(level, 0), self.top)) // TILE)} tiles per side."
             )
         rows, columns = (min(TILE, side - TILE * place) for place in (row, column))
-        if level < self.base or self.source.cheap:
+        if level < self.top and (level < self.base or self.source.cheap):
             planes = self.source.cells(TILE * row, rows, TILE * column, columns, 1 << level).planes
         else:
             here = (slice(TILE * row, TILE * row + rows), slice(TILE * column, TILE * column + columns))
@@ -86,7 +86,18 @@ class HeadMap:
     @cached_property
     def range_without_sink(self) -> tuple[float, float]:
         """The smallest and the largest value without the first key."""
-        return self.source.extremes_without_first_key()
+        if self.source.cheap or self.length <= TILE:
+            return self.source.extremes_without_first_key()
+        level = min(self.base, self.top)
+        sums, size = self.grid(level), 1 << level
+        low, high = float(sums.low[:, 1:].amin()), float(sums.high[:, 1:].amax())
+        rows = max(1, ENTRIES // size)
+        for first in range(0, self.length, rows):  # the other keys of the first column of cells
+            values = self.source.block(first, min(first + rows, self.length), 1, size)
+            seen = values.isfinite()
+            low = min(low, float(torch.where(seen, values, torch.inf).amin()))
+            high = max(high, float(torch.where(seen, values, -torch.inf).amax()))
+        return low, high
 
     def value(self, query: int, key: int) -> float | None:
         """One entry; None if the query does not see the key."""

@@ -25,6 +25,7 @@ from relpos.view.maps import bias_by_distance
 
 WEIGHTS = ("weights", "flat")  # kinds of values with a logarithmic colour scale
 SAMPLED = 256  # queries of a long map whose profile is drawn
+CLASS_LENGTH = 8192  # tokens up to which heads are classed: the fits take longer than linear time
 MASS_LENGTH = 4096  # tokens up to which the mass of content that is not a function of the distance is computed
 
 
@@ -61,7 +62,7 @@ def mass_of_layer(scene: Scene, show: str, number: int) -> LayerMass | None:
 
 def _mass_of_layer(scene: Scene, show: str, number: int) -> LayerMass | None:
     layer = attention_layer(scene, show, number)
-    if layer is None or layer.length < LEAST_LENGTH:
+    if layer is None or not LEAST_LENGTH <= layer.length <= CLASS_LENGTH:
         return None
     content = bool(layer.q.any()) if layer.q.shape[-1] > 1 else False
     if not content and even_by_distance(layer) and layer.causal:

@@ -56,50 +56,64 @@ class ScaledRows(Source):
         low = torch.full((rows, columns), torch.inf, dtype=torch.float64)
         high = torch.full((rows, columns), -torch.inf, dtype=torch.float64)
         total, seen = torch.zeros(2, rows, columns, dtype=torch.float64)
-        step = max(1, NUMBERS // (columns + 2 * len(self.knot) + 1))
-        for place in range(rows):
-            wide = min(row + place + 1 - column, columns)  # columns that the last query of the row of cells sees
+        step = max(1, NUMBERS // (size * (columns + 2 * len(self.knot) + 1)))  # rows of cells at a time
+        for first in range(0, rows, step):
+            last = min(first + step, rows)
+            wide = min(row + last - column, columns)  # columns that the last query of these rows of cells sees
             if wide <= 0:
                 continue
-            end = min((row + place + 1) * size, self.length)
-            for first in range((row + place) * size, end, step):
-                check_time()
-                i = torch.arange(first, min(first + step, end))
-                # A column holds the distances from edge[c + 1] (included) to edge[c] (excluded).
-                edge = (i[:, None] + 1 - size * torch.arange(column, column + wide + 1)).clamp(min=0)
-                sums, least, most = self._reduced(i, edge, column, size)
-                total[place, :wide] += sums
-                seen[place, :wide] += (edge[:, :-1] - edge[:, 1:]).sum(dim=0)
-                low[place, :wide] = torch.minimum(low[place, :wide], least)
-                high[place, :wide] = torch.maximum(high[place, :wide], most)
+            check_time()
+            i = torch.arange((row + first) * size, (row + last) * size)
+            here = (slice(first, last), slice(wide))
+            low[here], total[here], high[here], seen[here] = self._reduced(i, column, wide, size)
         return Sums(low, total, high, seen)
 
-    def _reduced(self, i: Tensor, edge: Tensor, column: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Sum, minimum and maximum of each column over the rows i: (columns,) each."""
-        inverse = self.inverse[i, None]  # (rows, 1)
+    def _reduced(self, i: Tensor, column: int, columns: int, size: int) -> Sums:
+        """The cells of complete rows of cells, whose queries are i; queries beyond the last see nothing."""
+        rows = len(i) // size
+        inside = i < self.length
+        i = i.clamp(max=self.length - 1)
+        inverse = self.inverse[i, None]  # (queries, 1)
+        # A column holds the distances from edge[c + 1] (included) to edge[c] (excluded).
+        edge = (i[:, None] + 1 - size * torch.arange(column, column + columns + 1)).clamp(min=0) * inside[:, None]
         after = torch.searchsorted(self.table, self.knot * self.row[i, None], right=True)  # first distance beyond
-        piece = torch.searchsorted(after, edge, right=True)  # knots below each edge: (rows, columns + 1)
-        jumps = self.bend * (inverse * self.before[after] - self.knot * after)
-        jumps = F.pad(jumps.cumsum(dim=1), (1, 0))
-        scaled = inverse * self.before[edge]
-        below = self.constant[piece] * edge + self.slope[piece] * scaled - jumps.gather(1, piece)
-        sums = -below.sum(dim=0).diff()
-        # The ends of each column, and the entries beside the knots.
-        near, far = edge[:, 1:], edge[:, :-1] - 1
-        empty = (far < near).repeat(1, 2)
-        ends = torch.cat([near, far.clamp(min=0)], dim=1)  # (rows, 2 · columns)
-        values = self._values(self.table[ends] * inverse, torch.searchsorted(after, ends, right=True))
-        least = values.masked_fill(empty, torch.inf).amin(dim=0).view(2, -1).amin(dim=0)
-        most = values.masked_fill(empty, -torch.inf).amax(dim=0).view(2, -1).amax(dim=0)
-        beside = torch.cat([after - 1, after], dim=1).clamp(min=0).minimum(i[:, None])  # (rows, 2 · knots)
+        piece = torch.searchsorted(after, edge, right=True)  # knots below each edge: (queries, columns + 1)
+        jumps = F.pad((self.bend * (inverse * self.before[after] - self.knot * after)).cumsum(dim=1), (1, 0))
+        below = self.constant[piece] * edge + self.slope[piece] * (inverse * self.before[edge]) - jumps.gather(1, piece)
+        total = -below.view(rows, size, -1).sum(dim=1).diff(dim=1)
+        seen = -edge.view(rows, size, -1).sum(dim=1).diff(dim=1).double()
+        # The extremes are among the ends of each column and the entries beside the knots.
+        near, far = edge[:, 1:].contiguous(), edge[:, :-1] - 1
+        empty = far < near
+        low, high = (
+            torch.full_like(near, torch.inf, dtype=torch.float64),
+            torch.full_like(near, -torch.inf, dtype=torch.float64),
+        )
+        for ends in (near, far.clamp(min=0)):
+            values = self._values(self.table[ends] * inverse, torch.searchsorted(after, ends, right=True))
+            low = torch.minimum(low, values.masked_fill(empty, torch.inf))
+            high = torch.maximum(high, values.masked_fill(empty, -torch.inf))
+        low, high = low.view(rows, size, -1).amin(dim=1), high.view(rows, size, -1).amax(dim=1)
+        beside = torch.cat([after - 1, after], dim=1).clamp(min=0).minimum(i[:, None])  # (queries, 2 · knots)
         cell = (i[:, None] - beside) // size - column
-        inside = (cell >= 0) & (cell < len(least))
-        if bool(inside.any()):
-            x = self.table[beside] * inverse
-            values = self._values(x, torch.searchsorted(after, beside, right=True))[inside]
-            least = least.scatter_reduce(0, cell[inside], values, "amin")
-            most = most.scatter_reduce(0, cell[inside], values, "amax")
-        return sums, least, most
+        good = (cell >= 0) & (cell < columns) & inside[:, None]
+        values = self._values(self.table[beside] * inverse, torch.searchsorted(after, beside, right=True))[good]
+        place = (torch.arange(len(i))[:, None] // size * columns + cell)[good]
+        low = low.flatten().scatter_reduce(0, place, values, "amin").view(rows, columns)
+        high = high.flatten().scatter_reduce(0, place, values, "amax").view(rows, columns)
+        return Sums(low, total, high, seen)
+
+    def extremes_without_first_key(self) -> tuple[float, float]:
+        if self.length == 1:
+            return super().extremes_without_first_key()
+        i = torch.arange(1, self.length)
+        inverse = self.inverse[i, None]
+        after = torch.searchsorted(self.table, self.knot * self.row[i, None], right=True)
+        farthest = i[:, None] - 1  # the distance of key 1
+        places = torch.cat([torch.zeros_like(farthest), farthest, after - 1, after], dim=1)
+        places = places.clamp(min=0).minimum(farthest)
+        values = self._values(self.table[places] * inverse, torch.searchsorted(after, places, right=True))
+        return float(values.amin()), float(values.amax())
 
     @property
     def nbytes(self) -> int:
