@@ -6,7 +6,7 @@ import type { HeadDetail, Range, Row, Scene, SceneRequest, Show } from "../data/
 import { cellAt, type Cell, type Layer } from "../map/tile-cache";
 import { Tokens } from "./tokens.svelte";
 
-export const MEASURED = 16_384; // tokens up to which mass and class are asked for: beyond, they take very long
+export const MEASURED = 8_192; // tokens up to which mass and class are asked for: beyond, they take very long
 const PAUSE = 60; // ms of a resting cursor before the server is asked about it
 
 export class PaneModel {
