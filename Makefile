@@ -51,10 +51,11 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The built page is committed: make test needs no node, and notices where it is older than its sources.
+# The built page is committed: make test needs no node, and notices where it is older than its sources. npm install
+# takes the versions of package-lock.json; npm ci would refuse it, since it lacks the compilers of other systems.
 explorer:
 	@command -v npm >/dev/null || { echo "make explorer needs node 20 or newer with npm (https://nodejs.org)."; exit 1; }
-	cd explorer && npm ci && npm run check && npm test && npm run build
+	cd explorer && npm install --no-save && npm run check && npm test && npm run build
 
 readme: $(INSTALLED)
 	$(BIN)/relpos ls --markdown | sed -i -e '/^<!-- encodings:/,/^<!-- end of encodings/{//!d}' -e '/^<!-- encodings:/r /dev/stdin' README.md
