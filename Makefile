@@ -15,7 +15,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: figures explorer check test test-all lint readme docs pages bench bench-train bench-decode bench-evaluate bench-use clean
+.PHONY: figures explorer check chromium test test-all lint readme docs pages bench bench-train bench-decode bench-evaluate bench-use \
+  bench-explore clean
 
 figures: $(INSTALLED)
 	$(BIN)/relpos figures --out figures $(ARGS)
@@ -23,10 +24,10 @@ figures: $(INSTALLED)
 check: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not heavy"
 
-test: $(INSTALLED)
+test: $(INSTALLED) chromium
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-test-all: $(INSTALLED) build/sanitized/librelpos.so
+test-all: $(INSTALLED) chromium build/sanitized/librelpos.so
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	RELPOS_LIBRARY=$(CURDIR)/build/sanitized/librelpos.so ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
@@ -37,15 +38,26 @@ build/sanitized/librelpos.so: $(INSTALLED) native/CMakeLists.txt $(wildcard nati
 	cmake -S native -B build/sanitized -DRELPOS_SANITIZE=ON -DRELPOS_WIDE=ON
 	cmake --build build/sanitized --parallel 2
 
+# The tests of the explorer's page run in a browser; without one they fail, and say so.
+chromium:
+	@test -n "$$RELPOS_CHROMIUM" || command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing chromium, for the tests of the explorer's page"; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	  else \
+	    echo "The tests of the explorer's page need Chromium: on Debian, apt-get install chromium; elsewhere, set RELPOS_CHROMIUM."; \
+	  fi
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The built page is committed: make test needs no node, and notices where it is older than its sources.
+# The built page is committed: make test needs no node, and notices where it is older than its sources. npm install
+# takes the versions of package-lock.json; npm ci would refuse it, since it lacks the compilers of other systems.
 explorer:
 	@command -v npm >/dev/null || { echo "make explorer needs node 20 or newer with npm (https://nodejs.org)."; exit 1; }
-	cd explorer && npm ci && npm run check && npm test && npm run build
+	cd explorer && npm install --no-save && npm run check && npm test && npm run build
 
 readme: $(INSTALLED)
 	$(BIN)/relpos ls --markdown | sed -i -e '/^<!-- encodings:/,/^<!-- end of encodings/{//!d}' -e '/^<!-- encodings:/r /dev/stdin' README.md

@@ -48,6 +48,7 @@ HEAVY = {
     "test_explorer_rows",
     "test_explorer_safety",
     "test_explorer_tiles",
+    "test_explorer_page",
     "test_families",
     "test_family_runs",
     "test_figures",

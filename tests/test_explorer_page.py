@@ -105,13 +105,14 @@ def test_a_token_among_65536_is_zoomed_to_and_its_value_read(page, address):
         page.mouse.wheel(0, -600)
         page.wait_for_timeout(120)
     rest(page)
-    assert float(maps(page).first.get_attribute("data-resolution")) < 0.2  # entries per pixel: single tokens
+    entry = 1 / float(maps(page).first.get_attribute("data-resolution"))
+    assert entry > 20  # pixels: single tokens
     box = maps(page).first.bounding_box()
     at(page, 0.4, 0.7)
     first, value = read(page, "key"), read(page, "value")
     assert value == -SLOPE * (read(page, "query") - first)
     assert read(page, "distance") == read(page, "query") - first
-    page.mouse.move(box["x"] + 0.4 * box["width"] + 64, box["y"] + 0.7 * box["height"])  # an entry is 64 pixels wide
+    page.mouse.move(box["x"] + 0.4 * box["width"] + entry, box["y"] + 0.7 * box["height"])  # one token further
     assert read(page, "key") == first + 1
     assert read(page, "value") == value + SLOPE
     expect(page.locator("main")).to_contain_text(f"The row of query {int(read(page, 'query'))}")
@@ -123,6 +124,7 @@ def test_the_address_holds_what_is_shown(page, address, browser):
     at(page, 0.4, 0.7)
     page.mouse.down()
     page.mouse.up()
+    page.get_by_role("button", name="Zoom in").click()
     page.get_by_role("button", name="Over flat content").click()
     page.get_by_label("Colours without the first token").check()
     page.get_by_role("button", name="Next head").click()
@@ -134,6 +136,8 @@ def test_the_address_holds_what_is_shown(page, address, browser):
     other.goto(page.url)
     assert [read(other, name) for name in ("query", "key", "value")] == shown
     expect(other.get_by_label("Colours without the first token")).to_be_checked()
+    zoom = maps(page).get_attribute("data-resolution")[:5]
+    expect(maps(other)).to_have_attribute("data-resolution", re.compile(f"^{zoom}"))
     other.close()
     page.go_back()
     expect(page.get_by_role("heading", level=1)).to_contain_text("head 2")
@@ -284,7 +288,7 @@ def test_the_keyboard_is_enough(page, address):
     expect(page.get_by_role("status")).to_contain_text(f"Query {int(before[0]) + 2}")  # said aloud
     press("]")
     expect(page.get_by_role("heading", level=1)).to_contain_text("head 3")
-    assert "Heat map of the additive bias of head 3" in maps(page).first.get_attribute("aria-label")
+    expect(maps(page)).to_have_attribute("aria-label", re.compile("Heat map of the additive bias of head 3"))
     press("o")
     expect(page.get_by_role("link", name=re.compile("^Layer 1, head"))).to_have_count(8)
 

@@ -48,8 +48,9 @@ export class ServerSource implements Source {
     }
   }
 
-  head(place: Place, signal?: AbortSignal): Promise<HeadDetail> {
-    return this.json(`scenes/${place.scene}/head/${place.layer}/${place.head}?show=${place.show}`, place.scene, signal);
+  head(place: Place, withMass: boolean, signal?: AbortSignal): Promise<HeadDetail> {
+    const query = `show=${place.show}${withMass ? "" : "&mass=0"}`;
+    return this.json(`scenes/${place.scene}/head/${place.layer}/${place.head}?${query}`, place.scene, signal);
   }
 
   tile(place: Place, tile: TileAddress, signal?: AbortSignal): Promise<Float32Array> {

@@ -29,7 +29,8 @@ export interface Source {
   write(scene: string, tokens: number): Promise<Scene>;
   /** All layers, or one of them. */
   overview(scene: string, show: Show, layer: number | null, onLayer: (layer: LayerSummary) => void, signal?: AbortSignal): Promise<void>;
-  head(place: Place, signal?: AbortSignal): Promise<HeadDetail>;
+  /** The numbers of a head; without its mass and class (null) they are ready at once. */
+  head(place: Place, withMass: boolean, signal?: AbortSignal): Promise<HeadDetail>;
   /** Three planes (minimum, mean, maximum) of TILE × TILE values; NaN where no key is seen. */
   tile(place: Place, tile: TileAddress, signal?: AbortSignal): Promise<Float32Array>;
   row(place: Place, query: number, signal?: AbortSignal): Promise<Row>;

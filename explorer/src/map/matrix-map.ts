@@ -29,10 +29,15 @@ export interface Frame {
   height: number;
 }
 
-/** A view of a map of some length; maps that are linked share one. */
-export function makeView(length: number): View {
+const WHOLE = "whole"; // a property of a view: it shows the whole map, and keeps doing so when its window changes
+
+/**
+ * A view of a map of some length; maps that are linked share one. `at` is the key and query at its centre, and the
+ * binary logarithm of the pixels of an entry; without it, the whole map is shown.
+ */
+export function makeView(length: number, at: { x: number; y: number; z: number } | null): View {
   const margin = length * 0.02;
-  return new View({
+  const view = new View({
     projection,
     center: [length / 2, -length / 2],
     resolution: length / 400,
@@ -43,6 +48,16 @@ export function makeView(length: number): View {
     constrainOnlyCenter: true,
     enableRotation: false,
   });
+  if (at) {
+    view.setResolution(2 ** -at.z);
+    view.setCenter([at.x, -at.y]);
+  }
+  view.set(WHOLE, at === null);
+  return view;
+}
+
+export function showsWhole(view: View): boolean {
+  return view.get(WHOLE) === true;
 }
 
 /** The finest level whose cells are at least a pixel wide: no cell is ever left out of the picture. */
@@ -55,17 +70,18 @@ export class MatrixMap {
   private layer: Layer | null = null;
   private paint: Paint | null = null;
   private shown: TileLayer | null = null;
-  private fitted = false;
 
   /**
    * @param target the element to fill
    * @param onFrame called after every frame, to draw rulers and the cursor
    * @param onError called if a tile cannot be loaded
+   * @param onSettled called when all tiles in sight are drawn
    */
   constructor(
     target: HTMLElement,
     private readonly onFrame: (frame: Frame) => void,
     private readonly onError: (error: unknown) => void,
+    onSettled: () => void,
     calm: boolean,
   ) {
     const duration = calm ? 0 : 200;
@@ -79,6 +95,10 @@ export class MatrixMap {
       const frame = this.frame();
       if (frame) this.onFrame(frame);
     });
+    this.map.on("rendercomplete", onSettled);
+    const moved = () => this.view.set(WHOLE, false);
+    this.map.on("pointerdrag", moved);
+    for (const kind of ["wheel", "dblclick"]) this.map.getViewport().addEventListener(kind, moved, { passive: true });
   }
 
   get view(): View {
@@ -86,17 +106,17 @@ export class MatrixMap {
   }
 
   setView(view: View): void {
-    this.map.setView(view);
+    if (this.map.getView() !== view) this.map.setView(view);
   }
 
-  /** Fit everything in, unless the view was placed already. */
+  /** Show the whole map. */
   fit(): void {
     const size = this.map.getSize();
     if (!this.layer || !size || !size[0] || !size[1]) return;
     const { length } = this.layer;
     this.view.setResolution(length / (Math.min(size[0], size[1]) * 0.98));
     this.view.setCenter([length / 2, -length / 2]);
-    this.fitted = true;
+    this.view.set(WHOLE, true);
   }
 
   /** Show a layer; the former one stays until the new one is drawn, so that nothing flashes. */
@@ -141,6 +161,7 @@ export class MatrixMap {
 
   /** Zoom by a factor about an entry, or about the centre. */
   zoom(factor: number, about: { query: number; key: number } | null): void {
+    this.view.set(WHOLE, false);
     const anchor = about && [about.key + 0.5, -about.query - 0.5];
     this.view.adjustZoom(Math.log2(factor), anchor ?? undefined);
   }
@@ -152,6 +173,7 @@ export class MatrixMap {
     if (!frame || !centre) return;
     const inset = 24 * frame.resolution;
     const [spanX, spanY] = [frame.width * frame.resolution, frame.height * frame.resolution];
+    this.view.set(WHOLE, false);
     const clamp = (value: number, least: number, most: number) => Math.min(Math.max(value, least), most);
     const left = clamp(frame.left, key + 1 + inset - spanX, key - inset);
     const top = clamp(frame.top, query + 1 + inset - spanY, query - inset);
@@ -160,7 +182,7 @@ export class MatrixMap {
 
   resize(): void {
     this.map.updateSize();
-    if (!this.fitted) this.fit();
+    if (showsWhole(this.view)) this.fit();
   }
 
   /** The picture as it is on the screen. */

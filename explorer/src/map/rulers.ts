@@ -6,7 +6,7 @@ import type { Frame } from "./matrix-map";
 
 export const LEFT = 58;
 export const TOP = 20;
-const KEY_ROOM = 34; // pixels of an entry from which on a key's token fits above it
+const KEY_ROOM = 28; // pixels of an entry from which on a key's token fits above it
 const QUERY_ROOM = 13; // and a query's token beside it
 
 export interface RulerColours {
@@ -36,16 +36,16 @@ export function drawRuler(
   const span = (along ? frame.width : frame.height) * frame.resolution;
   const pixel = (position: number) => (position + 0.5 - start) / frame.resolution;
   const room = 1 / frame.resolution;
+  const tokens = tokenAt && room >= (along ? KEY_ROOM : QUERY_ROOM) ? tokenAt : null;
   const write = (position: number, text: string, colour: string) => {
     const at = pixel(position);
     context.fillStyle = colour;
     context.textAlign = along ? "center" : "right";
-    const short = fitting(context, text, along ? Math.max(room - 2, 44) : LEFT - 10);
+    const short = fitting(context, text, along ? (tokens ? room - 3 : 44) : LEFT - 10);
     const half = context.measureText(short).width / 2;
     if (along) context.fillText(short, Math.min(Math.max(at, half), frame.width - half), TOP / 2);
     else context.fillText(short, LEFT - 6, Math.min(Math.max(at, 6), frame.height - 6));
   };
-  const tokens = tokenAt && room >= (along ? KEY_ROOM : QUERY_ROOM) ? tokenAt : null;
   const first = Math.max(0, Math.floor(start));
   const last = Math.min(length - 1, Math.ceil(start + span));
   const far = (position: number) => mark === null || Math.abs(pixel(position) - pixel(mark)) > (along ? 36 : 13);

@@ -6,6 +6,7 @@ import type { HeadDetail, Range, Row, Scene, SceneRequest, Show } from "../data/
 import { cellAt, type Cell, type Layer } from "../map/tile-cache";
 import { Tokens } from "./tokens.svelte";
 
+export const MEASURED = 8_192; // tokens up to which mass and class are asked for: beyond, they take very long
 const PAUSE = 60; // ms of a resting cursor before the server is asked about it
 
 export class PaneModel {
@@ -42,13 +43,16 @@ export class PaneModel {
         head: Math.min(head, scene.heads),
       };
       if (signal.aborted) return;
-      const detail = await source.head(place, signal);
+      const detail = await source.head(place, false, signal);
       if (signal.aborted) return;
       if (this.scene?.scene !== scene.scene) this.tokens = scene.has_tokens ? new Tokens(source, scene.scene, scene.length) : null;
       [this.scene, this.place, this.detail, this.error] = [scene, place, detail, null];
       const name = `${place.scene}/${place.show}/${place.layer}/${place.head}`;
       this.layer = { name, length: scene.length, load: (tile, stop) => source.tile(place, tile, stop) };
       this.loading = false;
+      if (scene.length > MEASURED) return;
+      const full = await source.head(place, true, signal); // the mass may take long: the map does not wait for it
+      if (!signal.aborted) this.detail = full;
     } catch (error) {
       if (signal.aborted || isAbort(error)) return;
       this.error = sentence(error);
@@ -70,6 +74,11 @@ export class PaneModel {
     return this.soon(async (signal) => {
       this.value = await this.explorer.source.value(place, cursor.query, cursor.key, signal);
     });
+  }
+
+  /** Read the cell under the cursor again, once its tile is there. */
+  readCell(cursor: { query: number; key: number } | null, level: number): void {
+    if (cursor && this.layer && !this.cell) this.cell = cellAt(this.layer, level, cursor.query, cursor.key);
   }
 
   /** Load the row of a query. */

@@ -6,12 +6,13 @@ const SETTLE = 250; // ms after the last movement of a map before the address fo
 
 class Address {
   state = $state.raw<State>(this.read());
+  visits = $state(0); // grows when another address is opened: maps then take their place from it
   private settling: ReturnType<typeof setTimeout> | undefined;
 
   constructor() {
-    addEventListener("popstate", () => (this.state = this.read()));
+    addEventListener("popstate", () => this.visit(this.read()));
     addEventListener("hashchange", () => {
-      if (location.hash !== format(this.state)) this.state = this.read();
+      if (location.hash !== format(this.state)) this.visit(this.read());
     });
   }
 
@@ -24,9 +25,14 @@ class Address {
 
   /** Go to an address of this page, such as a link's. */
   open(hash: string): void {
-    clearTimeout(this.settling);
-    this.state = parse(hash);
+    this.visit(parse(hash));
     this.write("pushState");
+  }
+
+  private visit(state: State): void {
+    clearTimeout(this.settling);
+    this.state = state;
+    this.visits++;
   }
 
   /** Change what is shown without a new entry in the history, such as the place in a map. */
