@@ -64,7 +64,7 @@ def test_the_table_of_settings_has_every_setting_with_its_meaning():
 
 def test_links_lead_to_pages_of_the_site():
     rewrite = repository.rewrite_links
-    assert rewrite("[a](../native/README.md#x)", "attention.md") == "[a](native/README.md#x)"
+    assert rewrite("[a](../native/README.md#x)", "attention.md") == "[a](native/kernel.md#x)"
     assert rewrite("[a](../../relpos/cli.py)", "reference/index.md") == "a"
     assert rewrite("[![p](small/figure13-fire.png)](small/figure13-fire.png)", "figures.md").count("small/") == 2
     assert rewrite("[a](docs/models.md)", "CONTRIBUTING.md") == "[a](models.md)"

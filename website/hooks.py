@@ -11,7 +11,7 @@ import relpos
 from relpos.encodings.registry import FILES
 from website import export, notebooks, pages, pictures
 from website.mathematics import with_mathml
-from website.repository import ROOT, outside, rewrite_links
+from website.repository import ROOT, outside, page_of, rewrite_links
 
 _markdown: dict[str, str] = {}  # of each page, by its path: for the export
 _order: list[tuple[str, Page]] = []  # section and page, in the order of the navigation
@@ -35,7 +35,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add documents from outside of docs/, pages of new encodings, pictures and notebooks."""
     for path in outside():
-        files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
+        files.append(File.generated(config, page_of(path) or path, abs_src_path=str(ROOT / path)))
     for name in FILES:
         if files.get_file_from_path(f"encodings/{name}.md") is None:
             files.append(File.generated(config, f"encodings/{name}.md", content=pages.encoding_page(name)))
