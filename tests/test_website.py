@@ -1,5 +1,6 @@
 """The generated parts of the documents are current, and what makes the site is right."""
 
+import doctest
 import inspect
 import json
 import re
@@ -160,3 +161,7 @@ def test_a_docstring_has_arguments_results_and_an_example(name):
     if inspect.isfunction(thing) and thing.__annotations__.get("return") not in (None, "None"):
         assert "Returns:" in text, name
     assert "Example:" in text, name
+    examples = doctest.DocTestParser().get_examples(text)
+    assert examples, name
+    for example in examples:
+        compile(example.source, name, "exec")  # `...` stands for what the reader has

@@ -58,7 +58,8 @@ def documented(path: str) -> str:
 
 def resolve(path: str) -> Any:
     """The object at a dotted path."""
-    module, names = path, []
+    module = path
+    names: list[str] = []
     while True:
         try:
             thing: Any = importlib.import_module(module)
