@@ -153,7 +153,7 @@ def test_every_document_is_in_the_navigation():
 @pytest.mark.slow
 def test_the_site_builds_strictly(tmp_path):
     """Broken links and anchors, unknown formulas and pages without a place in the navigation are errors."""
-    command = ["python", "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    command = ["python", "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     path = f"{documents.ROOT / '.venv/bin'}{os.pathsep}{os.environ['PATH']}"
     run = subprocess.run(
         command, cwd=documents.ROOT, capture_output=True, text=True, check=False, env={**os.environ, "PATH": path}
