@@ -14,11 +14,7 @@ import torch
 from relpos.cli import app
 from relpos.encodings import registry
 
-PAGES = [
-    document
-    for document in documents.DOCUMENTS
-    if document.name not in ("README.md", "CHANGELOG.md") and document.parts[-2] not in ("results", "tests")
-]
+PAGES = [document for document in documents.DOCUMENTS if documents.name(document) != "README.md"]
 RUN = {"python", "sh", "setup"}
 SHOWN = {"", "text", "cpp"}  # trees, outputs; cpp is compared with the sources
 SOURCES = re.sub(r"\s+", " ", "\n".join(file.read_text() for file in (documents.ROOT / "native/src").iterdir()))
