@@ -62,8 +62,9 @@ explorer:
 readme: $(INSTALLED)
 	$(BIN)/relpos ls --markdown | sed -i -e '/^<!-- encodings:/,/^<!-- end of encodings/{//!d}' -e '/^<!-- encodings:/r /dev/stdin' README.md
 
+# Not quietly: mkdocs counts only the warnings that it would print. One thread: the notebooks train small models.
 docs: $(INSTALLED)
-	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet  # one thread: its notebooks train small models
+	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "site/index.html; with its search: python -m http.server --directory site"
 
 pages: $(INSTALLED)

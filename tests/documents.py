@@ -57,6 +57,13 @@ def commands(document: Path) -> list[list[str]]:
     return [words for code in blocks(document, "sh") for words in commands_of(code)]
 
 
+def inline_commands(document: Path) -> list[str]:
+    """Commands of relpos in code spelling within the text; those with a word in capitals are left out."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found = [" ".join(words.split()) for words in re.findall(r"`(relpos [a-z]+ [^`]*)`", text)]
+    return [command for command in found if "…" not in command and not re.search(r"\b[A-Z]{2,}\b|\\|\[", command)]
+
+
 def relpos_arguments(words: list[str]) -> list[str] | None:
     """What a command gives to relpos, also through torchrun or accelerate; None if it does not call it."""
     while re.fullmatch(r"[A-Z_]+=.*", words[0]):

@@ -72,9 +72,21 @@ def test_the_help_of_the_long_commands_has_examples():
     assert {arguments[0] for arguments in EXAMPLES.values()} == {"train", "evaluate", "compare", "draw"}
 
 
-@pytest.mark.parametrize("command", {**COMMANDS, **EXAMPLES})
+INLINE = {  # those within the text of guides and of the encodings' pages, which are complete
+    command: shlex.split(command)[1:]
+    for document in documents.DOCUMENTS
+    if document.parent.name in ("guides", "encodings")
+    for command in documents.inline_commands(document)
+}
+
+
+def test_there_are_commands_within_the_text():
+    assert len(INLINE) > 40
+
+
+@pytest.mark.parametrize("command", {**COMMANDS, **EXAMPLES, **INLINE})
 def test_a_command_has_valid_options(command):
-    arguments = {**COMMANDS, **EXAMPLES}[command]
+    arguments = {**COMMANDS, **EXAMPLES, **INLINE}[command]
     parameters = parsed(arguments)
     if parameters.get("lengths"):
         parse_lengths(parameters["lengths"])

@@ -1,5 +1,6 @@
 """The generated parts of the documents are current, and what makes the site is right."""
 
+import doctest
 import inspect
 import json
 import re
@@ -64,7 +65,7 @@ def test_the_table_of_settings_has_every_setting_with_its_meaning():
 
 def test_links_lead_to_pages_of_the_site():
     rewrite = repository.rewrite_links
-    assert rewrite("[a](../native/README.md#x)", "attention.md") == "[a](native/README.md#x)"
+    assert rewrite("[a](../native/README.md#x)", "attention.md") == "[a](native/kernel.md#x)"
     assert rewrite("[a](../../relpos/cli.py)", "reference/index.md") == "a"
     assert rewrite("[![p](small/figure13-fire.png)](small/figure13-fire.png)", "figures.md").count("small/") == 2
     assert rewrite("[a](docs/models.md)", "CONTRIBUTING.md") == "[a](models.md)"
@@ -160,3 +161,7 @@ def test_a_docstring_has_arguments_results_and_an_example(name):
     if inspect.isfunction(thing) and thing.__annotations__.get("return") not in (None, "None"):
         assert "Returns:" in text, name
     assert "Example:" in text, name
+    examples = doctest.DocTestParser().get_examples(text)
+    assert examples, name
+    for example in examples:
+        compile(example.source, name, "exec")  # `...` stands for what the reader has

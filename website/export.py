@@ -37,7 +37,7 @@ def first_sentence(markdown: str) -> str:
     text = re.sub(left_out, "", markdown, flags=re.MULTILINE | re.DOTALL)
     paragraph = " ".join(text.strip().split("\n\n", 1)[0].split())
     paragraph = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", paragraph)
-    return re.split(r"(?<=[.:])\s", paragraph, maxsplit=1)[0]
+    return re.split(r"(?<=\.)\s", paragraph, maxsplit=1)[0]
 
 
 def expanded(markdown: str) -> str:
@@ -58,7 +58,8 @@ def documented(path: str) -> str:
 
 def resolve(path: str) -> Any:
     """The object at a dotted path."""
-    module, names = path, []
+    module = path
+    names: list[str] = []
     while True:
         try:
             thing: Any = importlib.import_module(module)

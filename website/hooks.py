@@ -1,5 +1,6 @@
 """What mkdocs does for us while it builds the site."""
 
+from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -11,7 +12,7 @@ import relpos
 from relpos.encodings.registry import FILES
 from website import export, notebooks, pages, pictures
 from website.mathematics import with_mathml
-from website.repository import ROOT, outside, rewrite_links
+from website.repository import ROOT, outside, page_of, rewrite_links
 
 _markdown: dict[str, str] = {}  # of each page, by its path: for the export
 _order: list[tuple[str, Page]] = []  # section and page, in the order of the navigation
@@ -35,7 +36,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add documents from outside of docs/, pages of new encodings, pictures and notebooks."""
     for path in outside():
-        files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
+        files.append(File.generated(config, page_of(path) or path, abs_src_path=str(ROOT / path)))
     for name in FILES:
         if files.get_file_from_path(f"encodings/{name}.md") is None:
             files.append(File.generated(config, f"encodings/{name}.md", content=pages.encoding_page(name)))
@@ -52,8 +53,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
     """Remember the order of the pages."""
-    _order[:] = [((page.ancestors[-1].title if page.ancestors else "Start"), page) for page in nav.pages]
+    _order[:] = [(section_of(page), page) for page in nav.pages]
     return nav
+
+
+def section_of(page: Page) -> str:
+    """Title of the outermost section that a page is in."""
+    sections = list(page.ancestors)
+    return str(sections[-1].title) if sections else "Start"
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -74,7 +81,5 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 def on_post_build(config: MkDocsConfig) -> None:
     """Write llms.txt and the single page."""
-    from pathlib import Path
-
     written = [(section, page.url, _markdown[page.file.src_uri]) for section, page in _order]
     export.write(Path(config.site_dir), written)

@@ -57,8 +57,9 @@ def run_cell(cell: Cell, names: dict[str, Any], file: str) -> None:
         exec(compile(tree, file, "exec"), names)
         value = eval(compile(ast.Expression(last.value), file, "eval"), names) if isinstance(last, ast.Expr) else None
     cell.text = printed.getvalue()
-    if hasattr(value, "_repr_png_"):
-        cell.pictures.append(value._repr_png_())
+    picture = getattr(value, "_repr_png_", None)
+    if picture is not None:
+        cell.pictures.append(picture())
     elif value is not None:
         cell.text += repr(value)
 

@@ -31,8 +31,8 @@ def pictures(name: str) -> dict[str, Path]:
     for kind, file in files.items():
         if not file.exists():
             with mpl.rc_context({"savefig.dpi": 110}):
-                show = "profile" if kind == "profile" else None
-                relpos.draw(name, show=show, head=HEADS, length=LENGTH).save(file)
+                picture = relpos.draw(name, show="profile" if kind == "profile" else None, head=HEADS, length=LENGTH)
+                picture.save(file)
     return files
 
 

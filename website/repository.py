@@ -1,7 +1,7 @@
 """Documents outside of docs/ that are pages of the site, and links that lead from one page to another.
 
 A document keeps its place in the repository, so that its links work on GitHub. On the site, docs/ is the root, and
-documents from elsewhere keep their path under it: native/README.md is the page native/README.
+documents from elsewhere keep their path under it.
 """
 
 import posixpath
@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "native/README.md", "benchmarks/results/*.md", "benchmarks/results/*.png")
-RENAMED = {"README.md": "docs/index.md"}  # the site has a landing page of its own
+INSTEAD = {"README.md": "docs/index.md"}  # the site has a landing page of its own
+RENAMED = {"native/README.md": "native/kernel.md"}  # a README would be the first page of its section
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\](?:\([^)]*\))?)*)\]\((?!https?:|mailto:)([^)\s]+)\)")
 FENCE = re.compile(r"^(```.*?^```\s*?$)", flags=re.MULTILINE | re.DOTALL)
 
@@ -22,17 +23,18 @@ def outside() -> list[str]:
 
 def source_of(page: str) -> str:
     """Path in the repository of a page of the site."""
-    return page if page in outside() else f"docs/{page}"
+    source = next((old for old, new in RENAMED.items() if new == page), page)
+    return source if source in outside() else f"docs/{page}"
 
 
 def page_of(source: str) -> str | None:
     """Path on the site of a file of the repository; None if it is not on the site."""
-    source = RENAMED.get(source, source)
+    source = INSTEAD.get(source, source)
     if source.startswith("docs/"):
         return source.removeprefix("docs/")
     if re.fullmatch(r"notebooks/[\w-]+\.ipynb", source):
         return source.removesuffix(".ipynb") + ".md"
-    return source if source in outside() else None
+    return RENAMED.get(source, source) if source in outside() else None
 
 
 def rewrite_links(markdown: str, page: str) -> str:
