@@ -87,7 +87,6 @@ bench-use: $(INSTALLED)
 	$(BIN)/python benchmarks/use.py
 	$(BIN)/python benchmarks/families.py
 
-.PHONY: bench-explore
 bench-explore: $(INSTALLED)
 	$(BIN)/python benchmarks/explore.py
 

@@ -8,10 +8,10 @@ import zlib
 import numpy as np
 import pytest
 import torch
+from explorer import client, make_scene
 from typer.testing import CliRunner
 
 import relpos
-from explorer import client, make_scene
 from relpos.cli import app
 from relpos.view.explorer import explore as explore_module
 from relpos.view.explorer import page_export

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 import torch
+from explorer import client, get_tile, levels, make_scene, reduced_tile
 
 import relpos
-from explorer import client, get_tile, levels, make_scene, reduced_tile
 from relpos.lab.train.training import train
 from relpos.view.explorer.model_subjects import ModelSubject
 from relpos.view.layers import model_layers

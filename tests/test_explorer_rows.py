@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from explorer import client, get_tile, levels, make_scene, reduced_tile
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import relpos
-from explorer import client, get_tile, levels, make_scene, reduced_tile
 from relpos.attend.layer_call import LayerCall
 from relpos.view.explorer.entries import Entries
 from relpos.view.explorer.layer_sources import flat_source, layer_source

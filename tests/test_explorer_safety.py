@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from explorer import client, make_scene
+
 from relpos.view.explorer import limits
 from relpos.view.explorer.deadline import check_time, within
 from relpos.view.explorer.documents import check_text

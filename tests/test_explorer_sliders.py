@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from explorer import client, get_tile, make_scene, reduced_tile
 
 import relpos
-from explorer import client, get_tile, make_scene, reduced_tile
 from relpos.encodings import registry
 from relpos.encodings.forms import Toeplitz
 from relpos.view.explorer.sliders import make_encoding, sliders

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from explorer import client, get_tile, levels, make_scene, reduced_tile
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import relpos
-from explorer import client, get_tile, levels, make_scene, reduced_tile
 from relpos.view.explorer.by_distance import ByDistance
 from relpos.view.explorer.flat_rows import FlatRows
 from relpos.view.explorer.head_maps import HeadMap
