@@ -86,6 +86,7 @@ class Server:
         Args:
             ready: Called once the port is open.
         """
+        self.explorer.own_process = True
         if ready is not None:
             ready()
         try:
