@@ -43,6 +43,7 @@ class Explorer:
     """
 
     token_required = False
+    own_process = False  # whether nothing but the server runs in this process, so that torch's threads are its own
 
     def __init__(self, subjects: Sequence[Subject], static: Path = STATIC) -> None:
         self.subjects = {subject.id: subject for subject in subjects}
@@ -72,7 +73,7 @@ class Explorer:
 
     def _limited(self, work: Callable[..., Result], *arguments: Any) -> Result:
         # One thread each: a tile is small, and threads that wait for one another on a busy machine take far longer.
-        if torch.get_num_threads() > 1:
+        if self.own_process and torch.get_num_threads() > 1:
             torch.set_num_threads(1)
         try:
             with within(limits.SECONDS), torch.no_grad():
