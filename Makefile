@@ -58,6 +58,7 @@ bench-decode: $(INSTALLED)
 bench-use: $(INSTALLED)
 	$(BIN)/python benchmarks/use.py
 	$(BIN)/python benchmarks/families.py
+	$(BIN)/python benchmarks/images.py
 
 bench-evaluate: $(INSTALLED)
 	$(BIN)/python benchmarks/evaluate.py

@@ -1,6 +1,6 @@
 """What relpos does with each family of transformers: opened, drawn, used, equal, and the memory of a long forward.
 
-    python benchmarks/families.py                        every family of tests/small_models.py, about a minute
+    python benchmarks/families.py                        every family of tests/small_models.py and test_use_speech.py
     python benchmarks/families.py --families t5,bloom    these rows anew, the others as they are
 
 Each family is a small random model (2 layers, 4 heads), saved to a folder with a tokenizer. "Opened": `relpos.open`,
@@ -31,14 +31,17 @@ import relpos
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from small_models import FAMILIES, KINDS, batch, kind_of, logits_and_gradients, small_model
 from test_open import TEXT, saved, word_tokenizer
+from test_use_speech import SPEECH, long_sound, speech_batch, speech_model, states_and_gradients
 
 LONG = 2048
 NOTES = {
     "granite_swa": 'its "eager" returns the weights before the sink takes its share; ours are those that are used',
     "falcon alibi": 'its "eager" adds the bias twice; all but the weights is compared with "sdpa", which adds it once',
     "inkling_text": "its bias is materialised by the model, and added as it is",
+    "seamless_m4t_v2 relative_key": 'its "eager" adds a boolean mask to the scores; compared with "sdpa"',
     "longt5": "its local encoder keeps its own code, and returns no weights of this shape",
 }
+ALL = [*FAMILIES, *SPEECH]
 LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")  # settings that would stop a long input
 
 
@@ -48,14 +51,16 @@ def largest(ours: torch.Tensor, theirs: torch.Tensor, scale: float) -> float:
 
 def equality(family: str) -> dict[str, Any]:
     """Differences from "eager", or why `relpos.use` refuses the family."""
-    model = small_model(family)
-    inputs = batch(family)
-    logits, gradients = logits_and_gradients(model, inputs)
+    if family in SPEECH:
+        model, inputs, compute = speech_model(family), speech_batch(family), states_and_gradients
+    else:
+        model, inputs, compute = small_model(family), batch(family), logits_and_gradients
+    logits, gradients = compute(model, inputs)
     try:
         relpos.use(model)
     except (ValueError, TypeError) as error:
         return {"refused": str(error)}
-    ours, our_gradients = logits_and_gradients(model, inputs)
+    ours, our_gradients = compute(model, inputs)
     most = max(float(gradient.abs().max()) for gradient in gradients.values())
     by_parameter = [
         largest(our_gradients[name], gradient, max(float(gradient.abs().max()), 0.01 * most))
@@ -84,25 +89,32 @@ def opening(family: str, folder: Path) -> dict[str, Any]:
 
 def memory(family: str, ours: bool) -> float:
     """Peak of one long forward in MB."""
-    known = KINDS[kind_of(family)][family]
-    model = small_model(family, **{name: 2 * LONG for name in LIMITS if name in known})
+    if family in SPEECH:
+        model, inputs = speech_model(family), long_sound(family, LONG)
+    else:
+        known, kind = KINDS[kind_of(family)][family], kind_of(family)
+        model = small_model(family, **{name: 2 * LONG for name in LIMITS if name in known})
+        ids = torch.randint(4, 60, (1, LONG))
+        inputs = {"input_ids": ids, **({"use_cache": False} if kind != "encoder" else {})}
+        inputs |= {"decoder_input_ids": ids} if kind == "seq2seq" else {}
     if ours:
         relpos.use(model)
-    ids = torch.randint(4, 60, (1, LONG))
-    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if kind_of(family) == "seq2seq" else {})
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = _memory("VmRSS")
     with torch.no_grad():
-        model(**inputs, **({"use_cache": False} if kind_of(family) != "encoder" else {}))
+        model(**inputs)
     return (_memory("VmHWM") - before) / 1e6
 
 
 def about(family: str) -> dict[str, Any]:
     row: dict[str, Any] = {"family": family} | equality(family)
-    with tempfile.TemporaryDirectory() as folder:
-        row |= opening(family, Path(folder))
+    if family in SPEECH:
+        row["opened"] = "–"
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            row |= opening(family, Path(folder))
     for whose, ours in (("ours", True), ("eager", False)):
         row[f"MB, {whose}"] = None if ours and "refused" in row else memory(family, ours)
     return row
@@ -127,12 +139,14 @@ def report(rows: list[dict[str, Any]]) -> str:
         ours = "–" if row["MB, ours"] is None else f"{row['MB, ours']:.0f}"
         lines.append(f"| {row['family']} | {row['opened']} | {' | '.join(off)} | {ours} | {row['MB, eager']:.0f} |")
     notes = [f"- {family}: {NOTES[family]}." for family in (row["family"] for row in rows) if family in NOTES]
+    if any(row["family"] in SPEECH for row in rows):
+        notes.append(f"- {', '.join(SPEECH)}: states in place of logits, frames in place of tokens; they read no text.")
     return "\n".join([*lines, "", *notes, ""])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", default=",".join(FAMILIES))
+    parser.add_argument("--families", default=",".join(ALL))
     parser.add_argument("--no-file", action="store_true", help="print only")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -147,7 +161,7 @@ def main() -> None:
     if not arguments.no_file:
         file = RESULTS / "families.json"
         known = {row["family"]: row for row in [*(json.loads(file.read_text()) if file.exists() else []), *rows]}
-        table = [known[family] for family in FAMILIES if family in known]
+        table = [known[family] for family in ALL if family in known]
         file.write_text(json.dumps(table, indent=1))
         (RESULTS / "families.md").write_text(report(table))
 
