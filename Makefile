@@ -86,6 +86,7 @@ bench-decode: $(INSTALLED)
 bench-use: $(INSTALLED)
 	$(BIN)/python benchmarks/use.py
 	$(BIN)/python benchmarks/families.py
+	$(BIN)/python benchmarks/images.py
 
 bench-explore: $(INSTALLED)
 	$(BIN)/python benchmarks/explore.py

@@ -38,6 +38,7 @@ NOTES = {
     "granite_swa": 'its "eager" returns the weights before the sink takes its share; ours are those that are used',
     "falcon alibi": 'its "eager" adds the bias twice; all but the weights is compared with "sdpa", which adds it once',
     "inkling_text": "its bias is materialised by the model, and added as it is",
+    "seamless_m4t_v2 relative_key": 'its "eager" adds a boolean mask to the scores; compared with "sdpa"',
     "longt5": "its local encoder keeps its own code, and returns no weights of this shape",
 }
 ALL = [*FAMILIES, *SPEECH]

@@ -8,6 +8,7 @@ the peak of memory of one forward beyond what stood before, on relpos and on "ea
 benchmarks/results/images.{json,md}.
 """
 
+import argparse
 import ctypes
 import gc
 import json
@@ -60,6 +61,9 @@ def biases(model: PreTrainedModel) -> list[float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--no-file", action="store_true", help="print only")
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     rows = []
     for name, (kind, config) in MODELS.items():
@@ -73,6 +77,8 @@ def main() -> None:
         sizes = biases(model)
         rows.append({"model": name, "bias, MB": max(sizes), "relpos, MB": ours, "eager, MB": eager, "layers": sizes})
         print(json.dumps(rows[-1]), flush=True)
+    if arguments.no_file:
+        return
     (RESULTS / "images.json").write_text(json.dumps(rows, indent=1))
     lines = [
         "Made by `benchmarks/images.py`, which says what the columns mean.",

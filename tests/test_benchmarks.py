@@ -18,8 +18,9 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
         ("attention.py", ["--lengths", "64", "--rounds", "1", "--no-memory", "--no-file"]),
         ("mass.py", ["--lengths", "128", "--rounds", "1", "--encodings", "kerple_log,rope", "--no-file"]),
         ("decode.py", ["--only", "steps", "--keys", "64", "--steps", "2", "--encodings", "kerple_log", "--no-file"]),
-        ("families.py", ["--families", "bloom", "--no-file"]),
         ("explore.py", ["--only", "first"]),
+        ("families.py", ["--families", "bloom,wav2vec2-bert relative", "--no-file"]),
+        ("images.py", ["--no-file"]),
     ],
 )
 def test_a_benchmark_runs(script, arguments, tmp_path):

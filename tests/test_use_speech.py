@@ -8,6 +8,8 @@ from largest_tensor import LargestTensor
 from small_models import shaken
 from test_use import assert_same
 from transformers import CONFIG_MAPPING, AutoModel
+from transformers.models.seamless_m4t.modeling_seamless_m4t import SeamlessM4TSpeechEncoder
+from transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2 import SeamlessM4Tv2SpeechEncoder
 
 import relpos
 from relpos.checkpoints.interface import LISTENERS
@@ -31,7 +33,9 @@ SEAMLESS = {
     "speech_encoder_attention_heads": 4,
     "speech_encoder_intermediate_size": 48,
     "feature_projection_input_dim": 16,
+    "add_adapter": False,
 }
+ENCODERS = {"seamless_m4t": SeamlessM4TSpeechEncoder, "seamless_m4t_v2": SeamlessM4Tv2SpeechEncoder}  # of larger models
 SPEECH = {  # model type and the rest of its name: settings, the main input with its shape, and the length of its mask
     "wav2vec2-conformer relative": (
         {**SMALL, **SOUND, "position_embeddings_type": "relative", "max_source_positions": 30},
@@ -67,14 +71,25 @@ SPEECH = {  # model type and the rest of its name: settings, the main input with
         },
         ("input_features", (3, 200, 16), 200),
     ),
+    "seamless_m4t relative": (
+        {**SEAMLESS, "position_embeddings_type": "relative"},
+        ("input_features", (3, 45, 16), 45),
+    ),
+    "seamless_m4t_v2 relative_key": (
+        {**SEAMLESS, "left_max_position_embeddings": 7, "right_max_position_embeddings": 3},
+        ("input_features", (3, 45, 16), 45),
+    ),
 }
 FORMS = {name: "rotary" not in name for name in SPEECH}  # whether their bias is Projected
 
 
 def speech_model(name: str, **settings):
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[name.split(maxsplit=1)[0]](**{**SPEECH[name][0], **settings})
-    return shaken(AutoModel.from_config(config, attn_implementation="eager")).eval()
+    kind = name.split(maxsplit=1)[0]
+    config = CONFIG_MAPPING[kind](**{**SPEECH[name][0], **settings})
+    make = ENCODERS[kind]._from_config if kind in ENCODERS else AutoModel.from_config
+    implementation = "sdpa" if kind == "seamless_m4t_v2" else "eager"  # there, eager adds a boolean mask to the scores
+    return shaken(make(config, attn_implementation=implementation)).eval()
 
 
 def speech_batch(name: str) -> dict[str, torch.Tensor]:
@@ -144,10 +159,37 @@ def test_the_bias_reaches_attention_as_vectors_and_a_table(name):
         assert [type(part) for part in parts] == ([Projected] if FORMS[name] else [])
 
 
-@pytest.mark.parametrize("name", [name for name, projected in FORMS.items() if projected])
+LINEAR = [name for name in FORMS if FORMS[name] and not name.startswith("seamless_m4t_v2")]  # it has a mask of its own
+
+
+@pytest.mark.parametrize("name", LINEAR)
 def test_no_tensor_of_a_long_forward_and_backward_has_queries_by_keys_values(name):
     model = relpos.use(speech_model(name))
     frames = 2000
     with LargestTensor() as largest:
         model(**long_sound(name, frames)).last_hidden_state.square().mean().backward()
     assert largest.values < 4 * frames**2 / 4  # of 4 heads
+
+
+def test_dropped_positions_of_parakeet_are_those_of_eager():
+    """Each sequence then has a table of its own, so the layer keeps its code; the random numbers are the same."""
+    states = []
+    for ours in (False, True):
+        model = speech_model("parakeet_encoder", dropout_positions=0.4, attention_dropout=0.0, activation_dropout=0.0)
+        model.train()
+        if ours:
+            relpos.use(model)
+        torch.manual_seed(0)
+        states.append(model(**speech_batch("parakeet_encoder")).last_hidden_state)
+    mask = model._get_output_attention_mask(speech_batch("parakeet_encoder")["attention_mask"], states[0].shape[1])
+    torch.testing.assert_close(states[1][mask.bool()], states[0][mask.bool()], rtol=1e-4, atol=1e-4)
+
+
+def test_torch_compile_makes_one_graph():
+    model = speech_model("wav2vec2-bert relative")
+    inputs = {"input_features": speech_batch("wav2vec2-bert relative")["input_features"]}
+    with torch.no_grad():
+        theirs = model(**inputs).last_hidden_state
+        compiled = torch.compile(relpos.use(model), fullgraph=True, backend="aot_eager")
+        ours = compiled(**inputs).last_hidden_state
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

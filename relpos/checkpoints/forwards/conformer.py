@@ -48,6 +48,9 @@ def parakeet_forward(
     self: Any, hidden_states: Tensor, position_embeddings: Tensor, attention_mask: Any = None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """In place of `ParakeetEncoderAttention.forward`."""
+    if self.training and self.config.dropout_positions:  # each row of the batch has a table of its own
+        out, _ = type(self).forward(self, hidden_states, position_embeddings, attention_mask, **kwargs)
+        return out, None
     query, key, value = (
         project(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         for project in (self.q_proj, self.k_proj, self.v_proj)
