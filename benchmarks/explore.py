@@ -157,13 +157,15 @@ def score_tiles(folder: Path, rounds: int) -> None:
 
 
 def many_clients(run: Path) -> None:
+    from relpos.view.explorer import limits
+
     server = Server(str(run), "kerple_log", "fire")
 
     def wander(number: int) -> None:
         choice = random.Random(number)
         try:
             json.loads(server.get("/api/start"))
-            for _ in range(6):
+            for _ in range(3):
                 subject = choice.choice(["0", "1", "2"])
                 scene = server.scene(subject=subject, length=choice.choice([256, 512, 300]))
                 show = choice.choice(scene["shows"])
@@ -187,15 +189,15 @@ def many_clients(run: Path) -> None:
         return time.perf_counter() - start
 
     failures: list[str] = []
-    visit()  # threads, caches and imports are warm
-    time.sleep(1)
+    wander(0)  # caches and imports are warm
     before = server.memory()
-    rounds = [visit() for _ in range(3)]
-    time.sleep(1)
+    rounds = [visit() for _ in range(2)]
+    during = server.memory()
+    time.sleep(limits.IDLE * 1.3)
     after = server.memory()
     middle = statistics.median(rounds)
-    print(f"{CLIENTS} clients at once: {len(failures)} errors; {middle:.1f} s for about 30 requests of each")
-    print(f"  memory of the server: {before:.0f} MB before, {after:.0f} MB after three more rounds")
+    print(f"{CLIENTS} clients at once: {len(failures)} errors; {middle:.1f} s for about 16 requests of each")
+    print(f"  memory of the server: {before:.0f} MB before, {during:.0f} MB with them, {after:.0f} MB after they left")
     for failure in failures[:3]:
         print("  ", failure)
     server.stop()

@@ -249,6 +249,17 @@ def test_scenes_are_kept_within_their_bytes():
     assert store.get(scene_hash({"length": 0})) is None
 
 
+def test_scenes_that_nobody_looks_at_are_dropped(web):
+    first, second = (make_scene(web, subject="0", length=length) for length in (50, 60))
+    store = web.explorer.scenes
+    store.get(first["scene"]).used -= limits.IDLE + 1
+    store.drop_idle()
+    assert store.get(first["scene"]) is None
+    assert store.get(second["scene"]) is not None
+    with web:  # the server's own task starts and ends with it
+        assert web.get("/api/start").status_code == 200
+
+
 def test_computing_ends_when_its_time_is_up():
     check_time()
     with within(-1.0), pytest.raises(TimeoutError, match="too long"):

@@ -1,8 +1,10 @@
 """The web application: its addresses, and what happens to errors."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
+import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -57,8 +59,17 @@ def make_app(explorer: Explorer, host: str = "127.0.0.1", token: str | None = No
     addresses: list[Route | Mount] = [route(*address, handler) for address, handler in ROUTES.items()]
     if explorer.static.is_dir():
         addresses.append(Mount("/static", StaticFiles(directory=explorer.static, follow_symlink=False)))
+
+    @asynccontextmanager
+    async def tidied(app: Starlette) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(explorer.tidy_forever)
+            yield
+            tasks.cancel_scope.cancel()
+
     return Starlette(
         routes=addresses,
+        lifespan=tidied,
         middleware=[Middleware(Guard, host=host, token=token, framed=framed)],
         exception_handlers={
             HTTPException: _http_error,

@@ -1,8 +1,10 @@
 """What a model can read: documents of its held-out text, a text, what it has written itself, or random tokens."""
 
 import itertools
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -135,7 +137,7 @@ class Inputs:
     def write(self, ids: Tensor, count: int) -> Tensor:
         """The ids, and up to `count` more that the model writes, the most likely at each step."""
         model = self.run.model
-        with self.lock:
+        with self.lock, all_cores():
             out: Tensor = model.generate(
                 ids[None].to(model.device),
                 attention_mask=torch.ones(1, len(ids), dtype=torch.long, device=model.device),
@@ -144,6 +146,17 @@ class Inputs:
                 pad_token_id=0,
             )
         return out[0].cpu()
+
+
+@contextmanager
+def all_cores() -> Iterator[None]:
+    """For a model that reads or writes: its matrices are large enough for all cores, unlike tiles."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(threads, os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def check_text(text: Any, run: "Run") -> str:

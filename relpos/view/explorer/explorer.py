@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from relpos import __version__
 from relpos.encodings.registry import names
+from relpos.system.allocator import give_back_freed_memory
 from relpos.view.explorer import limits
 from relpos.view.explorer.colour_maps import colour_maps
 from relpos.view.explorer.deadline import within
@@ -25,18 +27,11 @@ from relpos.view.explorer.subjects import Subject, encoding_json, find_subject
 from relpos.view.heads.head_classes import KINDS
 
 STATIC = Path(__file__).with_name("static")
-WORKERS = max(2, min(4, os.cpu_count() or 2))  # computations at a time, each in one thread
+WORKERS = max(4, min(8, os.cpu_count() or 4))  # computations at a time: each in one thread, and some wait for others
+TIDY = 2.0  # seconds between two looks at what is kept
 DIFFERENCES = 8  # maps of differences that are kept
 Result = TypeVar("Result")
 Place = tuple[str, str, int, int]  # scene, show, layer, head
-
-
-def _limited(work: Callable[..., Result], *arguments: Any) -> Result:
-    # One thread each: a tile is small, and threads that wait for one another on a busy machine take many times as long.
-    if torch.get_num_threads() > 1:
-        torch.set_num_threads(1)
-    with within(limits.SECONDS), torch.no_grad():
-        return work(*arguments)
 
 
 class Explorer:
@@ -48,12 +43,14 @@ class Explorer:
     """
 
     token_required = False
+    own_process = False  # whether nothing but the server runs in this process, so that torch's threads are its own
 
     def __init__(self, subjects: Sequence[Subject], static: Path = STATIC) -> None:
         self.subjects = {subject.id: subject for subject in subjects}
         self.scenes = SceneStore()
         self.static = static
         self.waiting = 0
+        self._tidied = time.monotonic()
         self._limiter: anyio.CapacityLimiter | None = None
         self._lock = threading.Lock()
         self._differences: OrderedDict[tuple[Place, Place], HeadMap] = OrderedDict()
@@ -70,9 +67,36 @@ class Explorer:
             raise HTTPException(503, "the server is computing for many others: try again in a few seconds.")
         self.waiting += 1
         try:
-            return await anyio.to_thread.run_sync(partial(_limited, work, *arguments), limiter=self._limiter)
+            return await anyio.to_thread.run_sync(partial(self._limited, work, *arguments), limiter=self._limiter)
         finally:
             self.waiting -= 1
+
+    def _limited(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        # One thread each: a tile is small, and threads that wait for one another on a busy machine take far longer.
+        if self.own_process and torch.get_num_threads() > 1:
+            torch.set_num_threads(1)
+        try:
+            with within(limits.SECONDS), torch.no_grad():
+                return work(*arguments)
+        finally:
+            if time.monotonic() > self._tidied + TIDY:
+                self._tidied = time.monotonic()
+                self.scenes.trim()  # maps have grown since their scene was made
+                give_back_freed_memory()
+
+    async def tidy_forever(self) -> None:
+        """Drop what nobody looks at any more, and give its memory back."""
+        while True:
+            await anyio.sleep(limits.IDLE / 4)
+            await anyio.to_thread.run_sync(self.tidy)
+
+    def tidy(self) -> None:
+        """Drop the scenes that nobody has looked at for a while, and give their memory back."""
+        self.scenes.drop_idle()
+        with self._lock:
+            if not len(self.scenes):
+                self._differences.clear()
+        give_back_freed_memory()
 
     def subject(self, identity: str) -> Subject:
         """A subject by its place.

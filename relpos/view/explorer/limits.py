@@ -11,6 +11,7 @@ WRITTEN = 64  # tokens that a model writes at a time
 WRITTEN_IN_ALL = 512  # and in all
 SCENES = 32  # that are kept
 SCENE_BYTES = 2**30  # of all scenes together
+IDLE = 120.0  # seconds after which a scene that nobody looks at is dropped
 WAITING = 256  # requests that wait for a worker
 SECONDS = 60.0  # of computing per request
 CSV_ENTRIES = 1_000_000

@@ -10,7 +10,7 @@ from torch import Tensor
 from relpos.view.captions import training_sentence
 from relpos.view.explorer import limits
 from relpos.view.explorer.by_distance import ByDistance
-from relpos.view.explorer.documents import Inputs
+from relpos.view.explorer.documents import Inputs, all_cores
 from relpos.view.explorer.entries import reads_rows
 from relpos.view.explorer.layer_sources import even_by_distance, flat_source, layer_source
 from relpos.view.explorer.scenes import Scene
@@ -149,7 +149,7 @@ class ModelScene(Scene):
         if needed > limits.SCENE_BYTES:
             most = limits.SCENE_BYTES // self._anatomy.bytes_per_token()
             raise ValueError(f"{len(ids):,} tokens of this model need {needed / 2**30:.1f} GB: give at most {most:,}.")
-        with self._model_lock:
+        with self._model_lock, all_cores():
             return model_layers(self._run.family, self._run.model, ids, self._anatomy.numbers)
 
     def _equal_layers(self) -> list[Layer]:

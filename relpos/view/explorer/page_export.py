@@ -18,6 +18,7 @@ from relpos.view.explorer.overview import layer_overview, other_layers, quantise
 from relpos.view.explorer.replies import plain
 from relpos.view.explorer.scenes import Scene
 from relpos.view.explorer.subjects import Subject
+from relpos.view.heads.head_classes import one_thread
 
 MOST_BYTES = 38_000_000  # of the maps, in base64
 CELLS = 1024  # most cells per side of a map
@@ -77,6 +78,7 @@ def _harmless(tag: str, text: str) -> str:
 
 
 @torch.no_grad()
+@one_thread()
 def page_data(subjects: Sequence[Subject], progress: Callable[[float], None] = lambda done: None) -> dict[str, Any]:
     """What the page reads instead of asking a server."""
     explorer = Explorer(subjects)

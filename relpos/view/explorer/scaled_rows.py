@@ -17,7 +17,7 @@ from relpos.view.layers import Layer
 from relpos.view.scaled_maps import ScaledMap
 
 COARSE = 4  # queries per cell from which rows of cells are reduced this way
-NUMBERS = 2**19  # values that are materialised at a time
+NUMBERS = 2**16  # values that are materialised at a time
 
 
 class ScaledRows(Source):
@@ -36,10 +36,18 @@ class ScaledRows(Source):
         whole = ScaledMap(layer.form)
         self.table, self.row, self.inverse, self.before = whole.table, whole.row, whole.inverse, whole.before
         base, gain, bend = whole.base[head], whole.gain[head], whole.bend[head]
-        self.knot, self.bend = whole.knot, bend
-        # On piece p, beyond p knots, f(x) = constant[p] + slope[p]·x.
-        self.constant = base - F.pad((bend * whole.knot).cumsum(0), (1, 0))
-        self.slope = gain + F.pad(bend.cumsum(0), (1, 0))
+        # On piece p, beyond p knots, f(x) = constant[p] + slope[p]·x. Knots that all x or no x lie beyond do not count.
+        always = int((whole.knot < 0).sum())
+        inside = slice(always, always + int(((whole.knot >= 0) & (whole.knot < float(self._largest(whole)))).sum()))
+        pieces = slice(inside.start, inside.stop + 1)
+        self.knot, self.bend = whole.knot[inside].contiguous(), bend[inside]
+        self.constant = (base - F.pad((bend * whole.knot).cumsum(0), (1, 0)))[pieces]
+        self.slope = (gain + F.pad(bend.cumsum(0), (1, 0)))[pieces]
+
+    @staticmethod
+    def _largest(whole: ScaledMap) -> Tensor:
+        """The largest x: that of the farthest key of some query."""
+        return (whole.table[: whole.length] * whole.inverse).amax()
 
     def block(self, first: int, end: int, left: int, right: int) -> Tensor:
         i, j = torch.arange(first, end)[:, None], torch.arange(left, right)
@@ -83,16 +91,15 @@ class ScaledRows(Source):
         total = -below.view(rows, size, -1).sum(dim=1).diff(dim=1)
         seen = -edge.view(rows, size, -1).sum(dim=1).diff(dim=1).double()
         # The extremes are among the ends of each column and the entries beside the knots.
-        near, far = edge[:, 1:].contiguous(), edge[:, :-1] - 1
-        empty = far < near
-        low, high = (
-            torch.full_like(near, torch.inf, dtype=torch.float64),
-            torch.full_like(near, -torch.inf, dtype=torch.float64),
+        earlier = torch.searchsorted(after, edge)  # knots below the distance before each edge
+        x, x_before = (
+            self.table[place] * inverse for place in (edge.clamp(max=self.length - 1), (edge - 1).clamp(min=0))
         )
-        for ends in (near, far.clamp(min=0)):
-            values = self._values(self.table[ends] * inverse, torch.searchsorted(after, ends, right=True))
-            low = torch.minimum(low, values.masked_fill(empty, torch.inf))
-            high = torch.maximum(high, values.masked_fill(empty, -torch.inf))
+        empty = edge[:, :-1] <= edge[:, 1:]
+        near = self._values(x[:, 1:], piece[:, 1:])
+        far = self._values(x_before[:, :-1], earlier[:, :-1])
+        low = torch.minimum(near, far).masked_fill_(empty, torch.inf)
+        high = torch.maximum(near, far).masked_fill_(empty, -torch.inf)
         low, high = low.view(rows, size, -1).amin(dim=1), high.view(rows, size, -1).amax(dim=1)
         beside = torch.cat([after - 1, after], dim=1).clamp(min=0).minimum(i[:, None])  # (queries, 2 · knots)
         cell = (i[:, None] - beside) // size - column

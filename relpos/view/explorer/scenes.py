@@ -3,6 +3,7 @@
 import hashlib
 import json
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ class Scene(ABC):
         default_show: The first to be shown.
         static: Whether the default values are the same for every input.
         caption: What it is, in words.
+        used: When it was last asked for, by time.monotonic.
         notes: Sentences on how it differs from what was asked for.
         tokens: The text of each token; None if there is no text.
     """
@@ -48,6 +50,7 @@ class Scene(ABC):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.used = time.monotonic()
         self._maps: OrderedDict[tuple[str, int, int], HeadMap] = OrderedDict()
         self._measured: dict[Any, Any] = {}
 
@@ -163,9 +166,11 @@ class SceneStore:
     def get(self, name: str) -> Scene | None:
         """A scene by its hash; None if it was dropped, or never made."""
         with self._lock:
-            if name in self._scenes:
+            scene = self._scenes.get(name)
+            if scene is not None:
                 self._scenes.move_to_end(name)
-            return self._scenes.get(name)
+                scene.used = time.monotonic()
+            return scene
 
     def make(self, request: Mapping[str, Any], compute: Callable[[], Scene]) -> Scene:
         """The scene of a completed description: the one that is kept, or a new one, which is made once."""
@@ -182,6 +187,13 @@ class SceneStore:
         with self._lock:
             self._making.pop(name, None)
         return scene
+
+    def drop_idle(self, seconds: float = limits.IDLE) -> None:
+        """Drop the scenes that nobody has looked at for so long: who comes back makes them again."""
+        with self._lock:
+            for name, scene in list(self._scenes.items()):
+                if time.monotonic() - scene.used > seconds:
+                    del self._scenes[name]
 
     def trim(self) -> None:
         """Drop maps and scenes beyond what may be kept; the newest scene stays."""

@@ -66,6 +66,7 @@ class Server:
         self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{self.port}/"
         self.url += f"?token={self.token}" if self.token else ""
         self.explorer = Explorer(subjects)
+        self.explorer.start()  # what the first view needs is computed before the address is known
         app = make_app(self.explorer, host, self.token, framed)
         config = uvicorn.Config(
             app,
@@ -86,6 +87,7 @@ class Server:
         Args:
             ready: Called once the port is open.
         """
+        self.explorer.own_process = True
         if ready is not None:
             ready()
         try:

@@ -3,10 +3,11 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from relpos.encodings.cards import Card
-from relpos.encodings.registry import card, names
+from relpos.encodings.registry import card, encoding_class, names
 from relpos.errors import unknown
 from relpos.view.explorer import limits
 from relpos.view.explorer.encoding_scenes import EncodingScene, encoding_shows
@@ -120,6 +121,13 @@ class EncodingSubject(Subject):
 
 def encoding_json(name: str) -> dict[str, Any]:
     """What a teacher's page shows of an encoding."""
+    cls: Any = encoding_class(name)
+    return dict(_encoding_json(name, cls))
+
+
+@cache
+def _encoding_json(name: str, cls: Any) -> dict[str, Any]:
+    """The same, computed once per class."""
     about: Card = card(name)
     number = ARXIV.search(about.paper)
     return {

@@ -81,7 +81,7 @@ def class_heads(profiles: Sequence[MassProfile]) -> list[list[HeadClass]]:
                 f"{LEAST_LENGTH}."
             )
     classes: list[list[HeadClass]] = [[] for _ in profiles]
-    with _one_thread():
+    with one_thread():
         for places, together in stacked(profiles):  # layers of one shape are fitted together
             heads = iter(_class_together(together))
             for place in places:
@@ -90,7 +90,7 @@ def class_heads(profiles: Sequence[MassProfile]) -> list[list[HeadClass]]:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """For the many small sums of a fit: several threads take up to six times as long on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
