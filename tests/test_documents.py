@@ -69,7 +69,7 @@ EXAMPLES = {  # those in the help of the commands
 
 
 def test_the_help_of_the_long_commands_has_examples():
-    assert {arguments[0] for arguments in EXAMPLES.values()} == {"train", "evaluate", "compare", "draw"}
+    assert {arguments[0] for arguments in EXAMPLES.values()} == {"train", "evaluate", "compare", "draw", "explore"}
 
 
 INLINE = {  # those within the text of guides and of the encodings' pages, which are complete
