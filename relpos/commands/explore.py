@@ -16,7 +16,7 @@ def explore(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[WHAT]...",
+            metavar="WHAT",
             help="The name of an encoding (relpos ls), or a model: the folder of a run or checkpoint, a .gguf file, or "
             "a name on the hub. Several are compared. With none, the pages of all encodings.",
             autocompletion=complete_encoding_or_folder,
