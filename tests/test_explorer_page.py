@@ -1,32 +1,20 @@
 """The page of the explorer in a real browser, against a real server: what a person sees is what relpos computes."""
 
 import math
-import os
 import re
-import shutil
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from explorer_browser import FLAGS, at, browser_path, maps, read, rest
+from playwright.sync_api import expect, sync_playwright
 
 import relpos
 from relpos.lab.train.training import train
 from relpos.view.explorer.explore import explore, open_subjects
 from relpos.view.explorer.server import Server
 
-expect.set_options(timeout=20_000)  # a busy machine is no failure
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
 HOSTILE = '<img src=x onerror="window.harm=1"><script>window.harm=1</script> \u202e&lt;b&gt; {{7*7}} ${7*7}'
 WIDE, HIGH = 1280, 900
 SLOPE = 2.0**-2  # of the second of ALiBi's eight heads
-
-
-def browser_path() -> str:
-    path = os.environ.get("RELPOS_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    assert path, "these tests need Chromium: on Debian, apt-get install chromium; elsewhere, set RELPOS_CHROMIUM."
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -65,33 +53,6 @@ def page(browser):
     context.close()
     assert [text for text in problems if "status of 4" not in text] == []  # refusals are shown as sentences
     assert hosts <= {"127.0.0.1", ""}
-
-
-def read(page: Page, what: str, place: int = 0) -> float:
-    """A number under the cursor, once it is known."""
-    cell = page.locator(f"[data-read={what}]").nth(place)
-    expect(cell).not_to_have_text(re.compile("…|–"))
-    return float(cell.get_attribute("data-exact") or cell.inner_text().replace("−", "-"))
-
-
-def maps(page: Page):
-    return page.get_by_role("application")
-
-
-def rest(page: Page) -> None:
-    """Wait until the maps are drawn, and nothing is on its way."""
-    expect(page.locator("[role=application]:not([data-resolution])")).to_have_count(0)
-    expect(maps(page).first).to_be_visible()
-    expect(page.locator("[aria-busy=true]")).to_have_count(0)
-    page.wait_for_timeout(100)
-    page.wait_for_load_state("networkidle")
-
-
-def at(page: Page, x: float, y: float, place: int = 0) -> None:
-    """Point at a place in a map, given as shares of its sides."""
-    box = maps(page).nth(place).bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
 
 
 def test_a_token_among_65536_is_zoomed_to_and_its_value_read(page, address):
