@@ -56,6 +56,7 @@ HEAVY = {
     "test_flex_compiled",
     "test_gpt2",
     "test_imports",
+    "test_install",
     "test_native",
     "test_native_mass",
     "test_native_skipping",

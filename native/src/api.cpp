@@ -1,11 +1,16 @@
 // Chooses a build of the kernel for the CPU it runs on.
 #include "api.h"
 
+#ifndef _WIN32
 #include <pthread.h>
+#endif
 #include <stddef.h>
 #include <string.h>
 
 #include "kernel.h"
+#ifdef RELPOS_X86
+#include "cpu.h"
+#endif
 
 namespace relpos {
 
@@ -18,14 +23,6 @@ struct Build {
     const Kernel* kernel;
     bool (*runs_here)();
 };
-
-#ifdef RELPOS_X86
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-bool has_avx512() {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-}
-#endif
 
 // Best first.
 const Build builds[] = {
@@ -40,9 +37,6 @@ const Build builds[] = {
 };
 
 const Build* best() {
-#ifdef RELPOS_X86
-    __builtin_cpu_init();
-#endif
     for (const Build& build : builds)
         if (build.runs_here()) return &build;
     return nullptr;  // not reached: the portable build runs everywhere
@@ -64,7 +58,9 @@ char names[64];  // of all builds
 __attribute__((constructor)) void start() {
     __atomic_store_n(&chosen, best(), __ATOMIC_RELEASE);
     for (const Build& build : builds) strcat(strcat(names, *names ? "," : ""), build.isa);
+#ifndef _WIN32  // which has no fork
     pthread_atfork(nullptr, nullptr, [] { forked = true; });
+#endif
 }
 
 const relpos_entry description[] = {

@@ -4,7 +4,11 @@
 
 #include <stdint.h>
 
+#ifdef _WIN32
+#define RELPOS_EXPORT __declspec(dllexport)
+#else
 #define RELPOS_EXPORT __attribute__((visibility("default")))
+#endif
 
 #ifdef __cplusplus
 extern "C" {

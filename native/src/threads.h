@@ -8,6 +8,9 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#ifdef _WIN32
+#include <malloc.h>
+#endif
 #if defined(__SSE__)
 #include <xmmintrin.h>
 #endif
@@ -77,15 +80,31 @@ static void parallel_for(int threads, int64_t count, const Work& work) {
     });
 }
 
+// Memory that starts on a cache line, or nullptr.
+static inline void* allocate(size_t bytes) {
+#ifdef _WIN32
+    return _aligned_malloc(bytes, 64);
+#else
+    return aligned_alloc(64, bytes);
+#endif
+}
+static inline void release(void* memory) {
+#ifdef _WIN32
+    _aligned_free(memory);
+#else
+    free(memory);
+#endif
+}
+
 // Equal pieces of memory, one per user, each on its own cache lines. `ok` is false if the allocation failed.
 template <class T>
 class Shared {
 public:
     Shared(int64_t users, int64_t each)
         : each_((each * int64_t(sizeof(T)) + 63) / 64 * 64 / int64_t(sizeof(T))),
-          data_(users * each_ > 0 ? static_cast<T*>(aligned_alloc(64, size_t(users * each_) * sizeof(T))) : nullptr),
+          data_(users * each_ > 0 ? static_cast<T*>(allocate(size_t(users * each_) * sizeof(T))) : nullptr),
           ok(data_ || users * each_ == 0) {}
-    ~Shared() { free(data_); }
+    ~Shared() { release(data_); }
     Shared(const Shared&) = delete;
     Shared& operator=(const Shared&) = delete;
     T* of(int64_t user) const { return data_ ? data_ + user * each_ : nullptr; }

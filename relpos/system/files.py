@@ -3,9 +3,13 @@
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+PATIENCE = 2.0  # seconds to wait on Windows for readers of a file that is replaced
 
 
 def cache_folder() -> Path:
@@ -63,7 +67,10 @@ def publish(temporary: Path, folder: Path) -> None:
 
 def flush(path: Path) -> None:
     """Flush a file, or the list of names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    windows = sys.platform == "win32"
+    if windows and path.is_dir():
+        return  # Windows opens no folders, and writes the list of names by itself
+    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)  # Windows flushes what can be written only
     try:
         os.fsync(descriptor)
     finally:
@@ -86,6 +93,20 @@ def write_bytes(file: Path, data: bytes) -> None:
     try:
         temporary.write_bytes(data)
         flush(temporary)
-        temporary.replace(file)
+        _replace(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _replace(temporary: Path, file: Path) -> None:
+    """Rename a file over another. Windows refuses while anyone reads the old one, who is soon done."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            temporary.replace(file)
+        except PermissionError:
+            if sys.platform != "win32" or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return

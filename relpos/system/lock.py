@@ -1,10 +1,12 @@
 """Locks that only one process holds at a time, and that the system releases when that process ends, even if killed."""
 
-import fcntl
 import os
+import platform
 from pathlib import Path
 from types import TracebackType
 from typing import IO
+
+from relpos.system.file_locks import release, try_to_lock, wait_and_lock
 
 IN_USE = "{folder} is in use by {holder}: wait for it or stop it."
 
@@ -37,15 +39,15 @@ class Lock:
     def __enter__(self) -> "Lock":
         self.folder.mkdir(parents=True, exist_ok=True)
         handle = (self.folder / self.name).open("a+", encoding="utf-8")
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if self.wait else fcntl.LOCK_NB))
-        except BlockingIOError:
+        if self.wait:
+            wait_and_lock(handle.fileno())
+        elif not try_to_lock(handle.fileno()):
             handle.close()
             holder = lock_holder(self.folder, self.name)
             raise HeldError(self.in_use.format(folder=self.folder, holder=holder)) from None
         # The file of a process that was killed still names that process, but does not hold the lock.
         handle.truncate(0)
-        handle.write(f"process {os.getpid()} on {os.uname().nodename}")
+        handle.write(f"process {os.getpid()} on {platform.node()}")
         handle.flush()
         self._handle = handle
         return self
@@ -54,7 +56,8 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._handle is not None
-        self._handle.close()  # releases the lock
+        release(self._handle.fileno())
+        self._handle.close()
 
 
 def lock_holder(folder: Path, name: str = ".lock") -> str:

@@ -1,13 +1,12 @@
 """Measuring the peak memory of a piece of work."""
 
 import contextlib
-import re
-import resource
 from pathlib import Path
 
 import torch
 
 from relpos.system.allocator import give_back_freed_memory
+from relpos.system.system_memory import peak_of_process
 
 
 def begin_peak(device: torch.device) -> None:
@@ -28,8 +27,4 @@ def peak(device: torch.device) -> int:
     """The peak memory in bytes since `begin_peak` was called with the same device."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    with contextlib.suppress(OSError):
-        high_water_mark = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
-        if high_water_mark:
-            return 1024 * int(high_water_mark[1])
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak_of_process()

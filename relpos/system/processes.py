@@ -14,6 +14,7 @@ from typing import IO, Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 ORPHANED = 65  # exit code of a child whose parent has ended; nobody is left to read it
+NEW_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # Windows only
 READ = 4096  # bytes read from the end of a child's standard error
 
 
@@ -22,7 +23,7 @@ class Exit:
     """How a child process ended.
 
     Attributes:
-        code: The exit code; a negative value is the number of the signal that ended the process.
+        code: The exit code; a negative value is the number of the signal that ended the process (not on Windows).
         seconds: How long the process ran.
         last_line: The last line of its standard error; empty for a child that writes to a log.
     """
@@ -38,8 +39,9 @@ class Exit:
             details: What to print after the exit code; the last line of standard error by default.
         """
         if self.code < 0:
-            memory = ", as the system does when memory runs out" if -self.code == signal.SIGKILL else ""
-            return f"its process was ended by {signal.Signals(-self.code).name}{memory}."
+            name = signal.Signals(-self.code).name
+            memory = ", as the system does when memory runs out" if name == "SIGKILL" else ""
+            return f"its process was ended by {name}{memory}."
         return f"its process ended with code {self.code}: {self.last_line if details is None else details}"
 
 
@@ -92,7 +94,8 @@ class Children(Generic[Key]):
                 stdout=output,
                 stderr=errors or subprocess.STDOUT,
                 env={**os.environ, "OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1"},
-                start_new_session=True,  # so that Ctrl-C in the terminal does not reach the child
+                start_new_session=True,  # so that Ctrl-C in the terminal does not reach the child,
+                creationflags=NEW_GROUP,  # and the same on Windows
             )
         self._children[key] = _Child(process, time.monotonic(), errors)
 

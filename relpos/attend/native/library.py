@@ -11,6 +11,10 @@ from torch import Tensor
 
 INTERFACE = 4  # the meaning of fields and buffers that this package knows: INTERFACE of api.h
 MAX_DIM = 512  # the largest head_dim and value_dim, for those who must not load the library (a traced call)
+BUILD_IT = (
+    "To have it, install a C++ compiler (Debian: g++; macOS: xcode-select --install; Windows: clang-cl, of Visual "
+    "Studio's build tools), then relpos again (pip install --force-reinstall --no-deps .)."
+)
 # The fields that this package sets. A library with others is of another version.
 FIELDS = """
     batch heads key_heads queries keys head_dim value_dim start form dtype threads skip scale causal window_left
@@ -107,9 +111,20 @@ def file() -> Path | None:
     """The library's file: RELPOS_LIBRARY if set, otherwise in the folder of this file or of an editable install."""
     if named := os.environ.get("RELPOS_LIBRARY"):
         return Path(named)
+    return _beside_this_file("librelpos.so", "librelpos.dylib", "librelpos.dll")
+
+
+def why_missing() -> str:
+    """Why there is no library: what the build has left in its place (native/CMakeLists.txt), and what to do."""
+    reason = _beside_this_file("missing.txt")
+    because = reason.read_text(encoding="utf-8").strip() if reason else "this relpos was not built."
+    return f"the compiled kernel is missing: {because} {BUILD_IT}"
+
+
+def _beside_this_file(*names: str) -> Path | None:
     package = sys.modules[__package__ or "relpos.attend.native"]
     for folder in [Path(__file__).parent, *map(Path, package.__path__)]:
-        for name in ("librelpos.so", "librelpos.dylib"):
+        for name in names:
             if (folder / name).is_file():
                 return folder / name
     return None
@@ -124,7 +139,7 @@ def load() -> ctypes.CDLL:
     """
     path = file()
     if path is None:
-        raise RuntimeError("the compiled kernel is missing: install a C++ compiler, then relpos again (pip install .).")
+        raise RuntimeError(why_missing())
     try:
         library = ctypes.CDLL(str(path))  # torch is imported before, so that both use torch's OpenMP
     except OSError as error:

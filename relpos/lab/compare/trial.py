@@ -21,6 +21,7 @@ from relpos.system.files import write_text
 from relpos.system.lock import HeldError, Lock
 from relpos.system.mappings import read_json
 from relpos.system.processes import end_with_parent
+from relpos.system.system_memory import memory_of_machine
 
 RECORD, LOG, LOCK = "trial.json", "trial.log", ".trial.lock"  # in a trial's folder
 DONE, FAILED, HELD = 0, 65, 75  # exit codes of a trial's process; any other (Python's own is 1) is a crash
@@ -137,7 +138,7 @@ def _machine(threads: int) -> dict[str, Any]:
         "cpu": names[0] if names else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": threads,
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": memory_of_machine(),
         "system": f"{platform.system()} {platform.release()}",
     }
 
