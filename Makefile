@@ -16,12 +16,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-<<<<<<< HEAD
-.PHONY: figures explorer check chromium test test-all lint readme docs pages bench bench-train bench-decode bench-evaluate bench-use \
-  bench-explore clean
-=======
-.PHONY: figures explorer check test test-all lint readme wheel docs pages bench bench-train bench-decode bench-evaluate bench-use clean
->>>>>>> install
+.PHONY: figures explorer check chromium test test-all lint readme wheel docs pages bench bench-train bench-decode bench-evaluate \
+  bench-use bench-explore clean
 
 figures: $(INSTALLED)
 	$(BIN)/relpos figures --out figures $(ARGS)
@@ -67,9 +63,6 @@ explorer:
 readme: $(INSTALLED)
 	$(BIN)/relpos ls --markdown | sed -i -e '/^<!-- encodings:/,/^<!-- end of encodings/{//!d}' -e '/^<!-- encodings:/r /dev/stdin' README.md
 
-<<<<<<< HEAD
-# Not quietly: mkdocs counts only the warnings that it would print. One thread: the notebooks train small models.
-=======
 # libgomp stays outside: the wheel uses the one that torch has loaded, for two of them would be two sets of threads. A wheel
 # without the kernel is an error here, and auditwheel names it after the oldest glibc that it runs on.
 wheel: $(INSTALLED)
@@ -79,7 +72,7 @@ wheel: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist dist/unrepaired/*.whl
 	$(BIN)/python tests/try_wheel.py dist/*.whl
 
->>>>>>> install
+# Not quietly: mkdocs counts only the warnings that it would print. One thread: the notebooks train small models.
 docs: $(INSTALLED)
 	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "site/index.html; with its search: python -m http.server --directory site"

@@ -1,4 +1,4 @@
-"""Installs a wheel into a fresh virtual environment, core only, and tries it there: python tests/try_wheel.py dist/*.whl"""
+"""Install a wheel into a fresh virtual environment, core only, and try it: python tests/try_wheel.py dist/*.whl"""
 
 import os
 import subprocess
