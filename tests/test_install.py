@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,30 @@ def test_without_a_compiler_the_package_installs_and_says_so_once(tmp_path):
     )
     assert "pip install" in notice
     assert (site / "relpos/py.typed").is_file()
+
+
+def test_the_source_distribution_holds_what_a_build_needs_and_nothing_else(tmp_path):
+    # `relpos` in the list of its files once took along every folder of this name, also those of .venv: 6 MB.
+    build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, capture_output=True, check=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        names = {Path(*Path(name).parts[1:]) for name in archive.getnames()}
+    top = {
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "PKG-INFO",
+        "README.md",
+        "native",
+        "pyproject.toml",
+    }
+    assert {name.parts[0] for name in names if name.parts} - top <= {"relpos"}
+    assert not [name for name in names if name.suffix in (".so", ".dylib", ".dll", ".pyc")]
+    tracked = subprocess.run(
+        ["git", "ls-files", "relpos", "native"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert set(map(Path, tracked.stdout.split())) <= names
 
 
 # What each extra adds, by the names that Python imports.
