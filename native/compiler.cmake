@@ -22,14 +22,16 @@ macro(try_compiler result)
   endif()
 endmacro()
 
-# Sets `common_options` for every source file, and the optimisation of a release.
+# Sets `common_options` for every source file, `full_width` for AVX-512, and the optimisation of a release.
 macro(set_compiler_options)
   if(CMAKE_CXX_COMPILER_FRONTEND_VARIANT STREQUAL "MSVC")  # clang-cl: cl's options, and clang's own behind /clang:
     set(CMAKE_CXX_FLAGS_RELEASE "/O2 /clang:-O3")
+    set(full_width /clang:-mprefer-vector-width=512)
     set(common_options /EHs-c- /GR- /clang:-fno-math-errno /clang:-ffp-contract=fast /D_CRT_SECURE_NO_WARNINGS
         -Wno-unknown-pragmas -Wno-pass-failed)
   else()
     set(CMAKE_CXX_FLAGS_RELEASE "-O3")
+    set(full_width -mprefer-vector-width=512)
     set(common_options -fno-exceptions -fno-rtti -fno-math-errno -ffp-contract=fast -Wall -Wextra -Wno-psabi
         -Wno-unknown-pragmas -Wno-pass-failed)
   endif()

@@ -1,8 +1,10 @@
 """The package as pip installs it: without a compiler, without OpenMP, and what the wheel holds."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,73 @@ def test_without_a_compiler_the_package_installs_and_says_so_once(tmp_path):
     )
     assert "pip install" in notice
     assert (site / "relpos/py.typed").is_file()
+
+
+NATIVELY = """
+import torch, relpos
+from relpos.attend.native import library
+torch.set_num_threads(2)
+worst = 0.0
+for isa in library.isas():
+    library.use(isa)
+    for name in ("alibi", "kerple_log", "fire", "rope", "cable"):
+        generator = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(1, 4, 700, 16, generator=generator).requires_grad_() for _ in range(3))
+        hidden = torch.randn(1, 700, 64, generator=generator)
+        position = relpos.encoding(name, heads=4, head_dim=16)
+        out = relpos.attention(q, k, v, position, hidden=hidden, backend="native")
+        wanted = relpos.attention(*(x.double() for x in (q, k, v)), position.double(), hidden=hidden.double())
+        gradients = [torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (out, wanted)]
+        pairs = [(out.detach(), wanted.detach()), *zip(*gradients)]
+        worst = max([worst, *(float((a - b).abs().max()) for a, b in pairs)])
+print(worst < 1e-4, "portable" in library.isas())
+"""
+
+
+@pytest.mark.slow  # compiles the kernel
+@pytest.mark.parametrize("compiler", ["c++", "clang++"])
+def test_without_openmp_the_kernel_builds_and_runs(tmp_path, compiler):
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    programs = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "CXX": compiler}
+    # Without optimisation, which would take minutes.
+    options = ["-DRELPOS_OPENMP=OFF", "-DRELPOS_REQUIRE_KERNEL=ON", "-DCMAKE_BUILD_TYPE=Debug"]
+    for command in (
+        ["cmake", "-S", str(ROOT / "native"), "-B", str(tmp_path), "-G", "Ninja", *options],
+        ["cmake", "--build", str(tmp_path)],
+    ):
+        subprocess.run(command, env=os.environ | programs, capture_output=True, check=True)
+    built = tmp_path / "librelpos.so"
+    assert b"GOMP" not in built.read_bytes()
+    run = [sys.executable, "-c", NATIVELY]
+    environment = os.environ | {"RELPOS_LIBRARY": str(built)}
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", "True"]
+
+
+def test_the_source_distribution_holds_what_a_build_needs_and_nothing_else(tmp_path):
+    # `relpos` in the list of its files once took along every folder of this name, also those of .venv: 6 MB.
+    build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, capture_output=True, check=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        names = {Path(*Path(name).parts[1:]) for name in archive.getnames()}
+    top = {
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "PKG-INFO",
+        "README.md",
+        "native",
+        "pyproject.toml",
+    }
+    assert {name.parts[0] for name in names if name.parts} - top <= {"relpos"}
+    assert not [name for name in names if name.suffix in (".so", ".dylib", ".dll", ".pyc")]
+    tracked = subprocess.run(
+        ["git", "ls-files", "relpos", "native"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert set(map(Path, tracked.stdout.split())) <= names
 
 
 # What each extra adds, by the names that Python imports.

@@ -13,7 +13,8 @@ from documents import ROOT
 import relpos
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = [" ".join(words) for words in documents.commands(ROOT / "README.md")]
+RUN = [block.code for block in documents.all_blocks(ROOT / "README.md") if block.language == "sh" and not block.reason]
+COMMANDS = [" ".join(words) for code in RUN for words in documents.commands_of(code)]
 PYTHON = documents.blocks(ROOT / "README.md", "python")
 CHAIN = ("relpos train", "relpos evaluate")  # the second reads what the first writes
 

@@ -10,7 +10,6 @@
 #include "dropout.h"
 #include "scores.h"
 
-#include <sched.h>
 
 namespace relpos {
 namespace RELPOS_ISA {
@@ -36,7 +35,7 @@ struct KeyGradients {
         int64_t before = sequence - 1;
         while (before >= 0 && !reach[before % query_blocks].covers(block)) before--;
         for (int spins = 0; __atomic_load_n(&turn[block], __ATOMIC_ACQUIRE) != before + 1; spins++)
-            spins < 2000 ? pause_briefly() : void(sched_yield());
+            spins < 2000 ? pause_briefly() : let_others_run();
     }
     void pass(int block, int64_t sequence) const {
         if (turn) __atomic_store_n(&turn[block], sequence + 1, __ATOMIC_RELEASE);

@@ -213,7 +213,7 @@ private:
                 Vec score = load(scores + at);
                 if (cap != 0.0f) score = cap * tanh(score / cap).value;
                 score += bias.at(key + at);
-                const Vec seen = (index >= first) & (index < last) ? score : splat(-kInfinity);
+                const Vec seen = ((index >= first) & (index < last)) ? score : splat(-kInfinity);
                 store(scores + at, seen);
                 top = larger(top, seen);
             }

@@ -55,7 +55,7 @@ static __attribute__((noinline)) void score_strip(const ScoreTile& t, const Form
             RELPOS_UNROLL
             for (int m = 0; m < Rows; m++) {
                 const VecInt index = t.columns->index[key + m] - VecInt{};
-                scores[m][v] = (index >= first) & (index < last) ? scores[m][v] : splat(-kInfinity);
+                scores[m][v] = ((index >= first) & (index < last)) ? scores[m][v] : splat(-kInfinity);
             }
         }
     }

@@ -10,6 +10,9 @@
 #endif
 #ifdef _WIN32
 #include <malloc.h>
+extern "C" __declspec(dllimport) int __stdcall SwitchToThread(void);  // all that we need of windows.h
+#else
+#include <sched.h>
 #endif
 #if defined(__SSE__)
 #include <xmmintrin.h>
@@ -135,6 +138,14 @@ private:
 RELPOS_INLINE void pause_briefly() {
 #if defined(__SSE__)
     _mm_pause();
+#endif
+}
+
+RELPOS_INLINE void let_others_run() {
+#ifdef _WIN32
+    SwitchToThread();
+#else
+    sched_yield();
 #endif
 }
 
