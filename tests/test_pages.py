@@ -112,7 +112,7 @@ def test_most_blocks_are_run():
     print(f"{len(run)} of {len(blocks)} blocks are run, with {commands} commands")
     assert len(run) > 120
     assert commands > 60
-    assert len(blocks) - len(run) < 15
+    assert len(blocks) - len(run) <= len(blocks) // 8  # servers, installations, hours of training, GPUs
 
 
 def test_a_wrong_block_would_be_noticed(tmp_path):
