@@ -28,4 +28,4 @@ def test_a_benchmark_runs(script, arguments, tmp_path):
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert any(name in run.stdout for name in ("relpos", "kerple", "bloom", "nano"))
-    assert "rror:" not in run.stdout  # families.py goes on after one that fails
+    assert "rror:" not in run.stdout  # families.py continues after one that fails

@@ -12,7 +12,7 @@ def logits_of(head: nn.Module, hidden: Tensor) -> Tensor:
     """The output layer's values for some hidden states.
 
     For few rows in float32 on a CPU, the matrix is multiplied in as many parts as there are threads: PyTorch computes
-    such a product with one thread, and two threads read memory more than twice as fast.
+    such a product with one thread, and several threads read memory faster than one.
 
     Args:
         head: The output layer, of weight (vocabulary, width).
