@@ -1,5 +1,7 @@
 """Cells that are reduced by rows (RankOne, FIRE) and entries that come from queries and keys, against dense maps."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -138,3 +140,23 @@ def test_a_tile_of_a_long_rank_one_map_is_exact():
         i, j = np.meshgrid(np.arange(row * 32, min(row * 32 + 32, 5000)), np.arange(column * 32, column * 32 + 32))
         cell = (-(total[i] - total[np.minimum(j, 4999)]))[(j <= i) & (j < 5000)]
         np.testing.assert_allclose(tile[:, row, column], [cell.min(), cell.mean(), cell.max()], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_tile_of_a_long_fire_map_is_exact(seed):
+    layer, *_ = make_layer("fire", 5000, seed=seed)  # longer than FIRE's threshold, from which on rows are scaled
+    source, entries = layer_source(layer, 1, "bias"), Entries(layer, 1, "bias")
+    ours = source.cells(0, 157, 0, 157, 32).planes
+    for row, column in ((3, 1), (156, 0), (156, 155), (100, 100), (156, 156), (60, 55), (140, 3)):
+        theirs = entries.block(32 * row, min(32 * row + 32, 5000), 32 * column, min(32 * column + 32, 5000)).double()
+        theirs = theirs[theirs.isfinite()]
+        expected = torch.stack([theirs.amin(), theirs.mean(), theirs.amax()]).float()
+        torch.testing.assert_close(ours[:, row, column], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_map_whose_rows_grow_faster_than_its_table_is_reduced_entry_by_entry():
+    layer, *_ = make_layer("fire", 100)
+    form = replace(layer.form, row=torch.arange(1.0, 101.0)[None] ** 3)
+    faster = replace(layer, form=form)
+    assert isinstance(layer_source(layer, 0, "bias"), ScaledRows)
+    assert not isinstance(layer_source(faster, 0, "bias"), ScaledRows)

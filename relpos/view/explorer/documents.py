@@ -1,10 +1,8 @@
 """What a model can read: documents of its held-out text, a text, what it has written itself, or random tokens."""
 
 import itertools
-import os
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 from torch import Tensor
 
 from relpos.view.explorer import limits
+from relpos.view.explorer.cores import all_cores
 
 if TYPE_CHECKING:
     from relpos.lab.data.tokens import Tokens
@@ -146,17 +145,6 @@ class Inputs:
                 pad_token_id=0,
             )
         return out[0].cpu()
-
-
-@contextmanager
-def all_cores() -> Iterator[None]:
-    """For a model that reads or writes: its matrices are large enough for all cores, unlike tiles."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(max(threads, os.cpu_count() or 1))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def check_text(text: Any, run: "Run") -> str:

@@ -1,6 +1,5 @@
 """Values of one head of a layer that are computed entry by entry: from the bias's form, and from queries and keys."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.encodings.call import products
+from relpos.attend.backends import choose
 from relpos.encodings.forms import Form, RankOne, Scaled, Sum, Toeplitz, terms
 from relpos.view.explorer.deadline import check_time
 from relpos.view.explorer.sources import ENTRIES, Source, Sums, reduce_block
@@ -32,7 +31,8 @@ class Entries(Source):
         if isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[1] > 1:
             mask = mask[:, head : head + 1]
         sinks = layer.call.sinks
-        self.call = replace(layer.call, mask=mask, sinks=None if sinks is None else sinks[head : head + 1])
+        sinks = None if sinks is None else sinks[head : head + 1]
+        self.call = replace(layer.call, mask=mask, sinks=sinks, rotation=None)  # q and k are rotated already
         self.q, self.k = layer.q[:, head : head + 1], layer.k[:, group : group + 1]
         self.form = form_of_head(layer.form, head)
 
@@ -40,7 +40,7 @@ class Entries(Source):
     def block(self, first: int, end: int, left: int, right: int) -> Tensor:
         values = self._logits(first, end, left, right)
         if self.show == "weights":
-            values = (values - self.lse[first:end, None]).exp()
+            values = values.sub_(self.lse[first:end, None]).exp_()
         return values if self._all_seen(first, right) else self._masked(values, first, end, left, right)
 
     def _all_seen(self, first: int, right: int) -> bool:
@@ -59,50 +59,40 @@ class Entries(Source):
         if self.show == "bias":
             assert self.form is not None
             return bias_block(self.form, first, end, left, right)
-        q, k = self.q[:, :, first:end].to(call.dtype), self.k[:, :, left:right].to(call.dtype)
-        scores = products(q * call.scale, k)
+        q, k = self.q[0, 0, first:end].to(call.dtype) * call.scale, self.k[0, 0, left:right].to(call.dtype)
         if call.softcap is not None:
-            scores = call.softcap * torch.tanh(scores / call.softcap)
-        return scores[0, 0] if self.form is None else scores[0, 0] + bias_block(self.form, first, end, left, right)
+            scores = call.softcap * torch.tanh(q @ k.T / call.softcap)
+            return scores if self.form is None else scores.add_(bias_block(self.form, first, end, left, right))
+        return q @ k.T if self.form is None else bias_block(self.form, first, end, left, right).addmm_(q, k.T)
 
     @cached_property
+    @torch.no_grad()
     def lse(self) -> Tensor:
-        """The logarithm of the sum of e^score over each row, in memory linear in the length: (length,)."""
-        return self._over_rows(self._lse)
+        """The log-sum-exp of each row with the sink, (length,); inf for a row that sees nothing: its weights are 0."""
+        q, k = (x.to(self.call.dtype).contiguous() for x in (self.q, self.k))
+        v = k.new_zeros(1, 1, self.length, 1)
+        call = replace(self.call, return_lse=True, dropout=0.0)
+        _, lse = choose(None, q, self.form, call).attention(q, k, v, self.form, call)
+        assert lse is not None
+        return lse[0, 0].masked_fill(lse[0, 0] == -torch.inf, torch.inf)
 
     @property
-    def entropy(self) -> Tensor:
-        """The entropy of each row's weights, in nats: (length,)."""
-        return self._over_rows(self._entropy)
-
     @torch.no_grad()
-    def _over_rows(self, measure: Callable[[Tensor], Tensor]) -> Tensor:
-        """A measure of all rows of logits, a few rows at a time: (length,)."""
-        measured = torch.empty(self.length)
+    def entropy(self) -> Tensor:
+        """The entropy of each row's weights, −Σ w log w in nats, in memory linear in the length: (length,)."""
+        entropy = torch.empty(self.length)
         rows = max(1, ENTRIES // self.length)
         for first in range(0, self.length, rows):
             check_time()
             end = min(first + rows, self.length)
             right = end if self.call.causal else self.length
-            logits = self._logits(first, end, 0, right)
+            logits, lse = self._logits(first, end, 0, right), self.lse[first:end]
             if not self._all_seen(first, right):
                 logits = self._masked(logits, first, end, 0, right).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
-            measured[first:end] = measure(logits)
-        return measured
-
-    def _lse(self, logits: Tensor) -> Tensor:
-        """The log-sum-exp of rows with the sink; inf for a row that sees nothing, whose weights are then 0."""
-        lse = logits.logsumexp(dim=1)
-        if self.call.sinks is not None:
-            lse = torch.logaddexp(lse, self.call.sinks.to(lse.dtype))
-        return lse.masked_fill((logits == -torch.inf).all(dim=1), torch.inf)
-
-    def _entropy(self, logits: Tensor) -> Tensor:
-        """−Σ w log w of rows."""
-        lse = self._lse(logits)
-        shares = (logits - lse[:, None]).exp()
-        mean = torch.where(shares > 0, shares * logits, 0.0).sum(dim=1)
-        return torch.where(lse.isfinite(), shares.sum(dim=1) * lse - mean, 0.0)
+            shares = (logits - lse[:, None]).exp()
+            mean = torch.where(shares > 0, shares * logits, 0.0).sum(dim=1)
+            entropy[first:end] = torch.where(lse.isfinite(), shares.sum(dim=1) * lse - mean, 0.0)
+        return entropy
 
     def cells(self, row: int, rows: int, column: int, columns: int, size: int) -> Sums:
         if not self.call.causal or not self._all_seen(self.length, 0):

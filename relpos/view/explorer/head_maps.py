@@ -1,11 +1,13 @@
 """The map of one head in tiles: on demand from its source, or from a pyramid that is built once, in bounded memory."""
 
 import threading
+from contextlib import nullcontext
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from relpos.view.explorer.cores import all_cores
 from relpos.view.explorer.sources import ENTRIES, Source, Sums
 
 TILE = 256  # cells per side of a tile
@@ -71,7 +73,8 @@ class HeadMap:
             lowest = self.base if level >= self.base and not self.source.cheap else level
             if lowest not in self._levels:
                 side = self.cells_at(lowest)
-                self._levels[lowest] = self.source.cells(0, side, 0, side, 1 << lowest)
+                with nullcontext() if self.source.cheap else all_cores():
+                    self._levels[lowest] = self.source.cells(0, side, 0, side, 1 << lowest)
             for above in range(lowest + 1, level + 1):
                 if above not in self._levels:
                     self._levels[above] = self._levels[above - 1].halved()

@@ -9,7 +9,7 @@ from relpos.view.explorer.by_distance import ByDistance
 from relpos.view.explorer.entries import CompleteRows, Entries, form_of_head, reads_rows
 from relpos.view.explorer.flat_rows import FlatRows
 from relpos.view.explorer.rank_one_rows import RankOneRows
-from relpos.view.explorer.scaled_rows import ScaledRows
+from relpos.view.explorer.scaled_rows import ScaledRows, rises
 from relpos.view.explorer.sources import Source
 from relpos.view.layers import Layer, Values
 from relpos.view.maps import bias_by_distance
@@ -26,7 +26,7 @@ def layer_source(layer: Layer, head: int, show: Values) -> Source:
     if show == "bias" and layer.causal and _plain(layer):
         if isinstance(layer.form, RankOne) and not layer.form.symmetric:
             return RankOneRows(layer, head)
-        if isinstance(layer.form, Scaled) and layer.form.where is None and has_pieces(layer.form):
+        if isinstance(layer.form, Scaled) and layer.form.where is None and has_pieces(layer.form) and rises(layer.form):
             return ScaledRows(layer, head)
     return Entries(layer, head, show)
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from relpos.view.captions import training_sentence
 from relpos.view.explorer import limits
 from relpos.view.explorer.by_distance import ByDistance
-from relpos.view.explorer.documents import Inputs, all_cores
+from relpos.view.explorer.cores import all_cores
+from relpos.view.explorer.documents import Inputs
 from relpos.view.explorer.entries import reads_rows
 from relpos.view.explorer.layer_sources import even_by_distance, flat_source, layer_source
 from relpos.view.explorer.scenes import Scene

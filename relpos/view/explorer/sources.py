@@ -105,13 +105,13 @@ class Source(ABC):
 def reduce_block(values: Tensor, rows: int, columns: int, size: int) -> Sums:
     """Reduce entries (queries, keys) to rows × columns cells; what is missing at the end counts as not seen."""
     queries, keys = values.shape
-    whole = bool(values.isfinite().all())
-    if whole and (queries, keys) == (rows * size, columns * size):
+    if (queries, keys) == (rows * size, columns * size):
         by_row = values.view(rows, size, keys)  # rows are reduced before columns, along memory, which is faster
-        low, high, total = by_row.amin(dim=1), by_row.amax(dim=1), by_row.sum(dim=1)
-        low, high, total = (x.view(rows, columns, size) for x in (low, high, total))
-        count = torch.full((rows, columns), float(size * size), dtype=torch.float64)
-        return Sums(low.amin(dim=-1), total.double().sum(dim=-1), high.amax(dim=-1), count)
+        low, high = (x.view(rows, columns, size) for x in (by_row.amin(dim=1), by_row.amax(dim=1)))
+        low, high = low.amin(dim=-1), high.amax(dim=-1)
+        if bool((low.isfinite() & high.isfinite()).all()):  # otherwise some entries are not seen
+            total = by_row.sum(dim=1).view(rows, columns, size).double().sum(dim=-1)
+            return Sums(low, total, high, torch.full((rows, columns), float(size * size), dtype=torch.float64))
     values = F.pad(values, (0, columns * size - keys, 0, rows * size - queries), value=torch.nan)
     seen = values.isfinite().view(rows, size, -1)
     by_row = values.view(rows, size, -1)
