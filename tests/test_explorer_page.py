@@ -164,6 +164,31 @@ def test_two_encodings_are_compared_with_linked_cursors_and_a_difference(page, a
     expect(maps(page).nth(0)).to_have_attribute("data-resolution", moved)  # they move together
 
 
+def test_every_head_that_is_compared_is_saved(page, address):
+    page.goto(f"{address}#/subject/0/head/1/2?compare=1:1:3&length=64")
+    expect(maps(page)).to_have_count(2)
+    rest(page)
+    alibi = relpos.encoding("alibi", heads=8, head_dim=64).map(64)[1]
+    saved = []
+    page.on("download", lambda file: saved.append(file))
+    for kind, start in (("PNG", b"\x89PNG"), ("SVG", b"<?xml"), ("CSV", b"query,key,bias")):
+        saved.clear()
+        page.get_by_role("button", name=kind).click()
+        while len(saved) < 2:
+            page.wait_for_event("download")
+        files = list(saved)
+        assert [file.suggested_filename.rsplit("-", 1)[1] for file in files] == [
+            f"head2.{kind.lower()}",
+            f"head3.{kind.lower()}",
+        ]
+        assert all(file.path().read_bytes().startswith(start) for file in files)
+    lines = files[0].path().read_text().splitlines()[1:]
+    rows = [line.split(",") for line in lines]
+    assert len(rows) == 64 * 65 // 2
+    for query, key, value in rows:
+        assert float(value) == pytest.approx(alibi[int(query), int(key)].item(), abs=1e-5)
+
+
 def test_a_slider_redraws_the_map(page, address):
     page.goto(f"{address}#/encoding/kerple_log?q=100&k=40")
     rest(page)

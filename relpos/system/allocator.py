@@ -1,10 +1,13 @@
 """Freed memory that the C library keeps for itself."""
 
+import contextlib
 import ctypes
 from collections.abc import Callable
 from functools import cache
 
 import torch
+
+M_ARENA_MAX = -8  # of glibc's malloc.h
 
 
 def give_back_freed_memory() -> None:
@@ -18,6 +21,19 @@ def give_back_freed_memory() -> None:
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
+
+
+def limit_arenas(number: int) -> None:
+    """Let the threads of this process share a few of the C library's pools of memory.
+
+    glibc gives each new thread a pool of its own, which keeps what the thread has freed. Call this before the threads
+    are started.
+
+    Args:
+        number: Of pools.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # not glibc
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, number)
 
 
 @cache

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import uvicorn
 
+from relpos.system.allocator import limit_arenas
 from relpos.view.explorer.app import make_app
 from relpos.view.explorer.explorer import Explorer
 from relpos.view.explorer.guard import is_loopback
@@ -88,6 +89,7 @@ class Server:
             ready: Called once the port is open.
         """
         self.explorer.own_process = True
+        limit_arenas(2)  # so that what many clients needed is given back when they leave
         if ready is not None:
             ready()
         try:
