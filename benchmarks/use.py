@@ -3,6 +3,7 @@
     python benchmarks/use.py                                   everything, about 30 minutes on 2 cores
     python benchmarks/use.py --only t5,bloom --rounds 3
     python benchmarks/use.py --only smollm2 --lengths 1024,4096 --no-file
+    python benchmarks/use.py --only smollm2 --profile 4096     where the time of a prefill on sdpa goes
 
 A prefill is one forward without gradients, for language models with the logits of the last token; a training step is
 forward and backward of the language model's loss, or of the mean square of the last states. float32, batch 1. The
@@ -148,11 +149,22 @@ def measure(model: PreTrainedModel, case: Case, length: int, train: bool, rounds
     return best
 
 
+def profiled(model: PreTrainedModel, case: Case, length: int) -> str:
+    """The operations of one prefill on the first of the other implementations that take longest."""
+    run = work(model.eval(), length, train=False)
+    switch(model, case.others[0])
+    run()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+        run()
+    return found.key_averages().table(sort_by="self_cpu_time_total", row_limit=6, max_name_column_width=40)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(CASES))
     parser.add_argument("--lengths", help="only these lengths")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--profile", type=int, metavar="LENGTH", help="only this: the operations of one prefill")
     parser.add_argument("--no-file", action="store_true", help="print only")
     arguments = parser.parse_args()
     lengths = None if arguments.lengths is None else set(map(int, arguments.lengths.split(",")))
@@ -161,6 +173,9 @@ def main() -> None:
         torch.manual_seed(0)
         case = CASES[name]
         model = case.make()
+        if arguments.profile is not None:
+            print(name, profiled(model, case, arguments.profile), sep="\n")
+            continue
         for train, sizes in ((False, case.prefill), (True, case.train)):
             for length in sizes:
                 if lengths is not None and length not in lengths:
@@ -175,6 +190,8 @@ def main() -> None:
                     rows.append({**row, **numbers, "time_ratio": ratio, "memory_ratio": share})
                     print(line(rows[-1]), flush=True)
         del model
+    if not rows:
+        return
     machine = {"cpu": cpu(), "instruction set": native.isa(), "threads": torch.get_num_threads()}
     machine["torch"] = torch.__version__
     if not arguments.no_file:

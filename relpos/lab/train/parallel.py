@@ -72,7 +72,7 @@ def _error(end: Exit) -> str | None:
 def _progress(trainings: Mapping[str, Mapping[str, Any]], running: list[str], waiting: int, workers: int) -> str:
     shares = {name: _share_done(trainings[name]) for name in running}
     words = [f"{len(trainings) - len(running) - waiting} of {len(trainings)} trained"]
-    words += [f"{name} {share:.0%}" for name, (share, _) in shares.items()]
+    words += [f"{name} {f'{share:.0%}' if seconds else 'starting'}" for name, (share, seconds) in shares.items()]
     speeds = [share / seconds for share, seconds in shares.values() if share > 0 and seconds > 0]
     if speeds:
         left = makespan([1 - share for share, _ in shares.values()] + [1.0] * waiting, workers)
