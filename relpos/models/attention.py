@@ -5,8 +5,8 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from relpos.attend import attention
+from relpos.attend.checked import attend
 from relpos.attend.kept import Kept
-from relpos.attend.operation import attend
 from relpos.encodings.call import Call
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.tracing import without_autocast
