@@ -150,14 +150,67 @@ def compare_call(
 
 
 def compare(variants: Sequence[Variant], length: int) -> dict[tuple[int, str, str], str | None]:
-    """Every variant by every scheme and call in float32; the plain call in float64 too. None where all is equal."""
+    """Every variant by every scheme and call in float32; one call in float64 too. None where all is equal.
+
+    More than two processes try the calls that have most in them.
+    """
     found: dict[tuple[int, str, str], str | None] = {}
+    names = CALLS if dist.get_world_size() == 2 else ("all", "both directions, documents")
     for number, variant in enumerate(variants):
         for scheme in SCHEMES:
-            for name, call in CALLS.items():
-                found[number, scheme, name] = compare_call(variant, scheme, call, length, torch.float32)
+            for name in names:
+                found[number, scheme, name] = compare_call(variant, scheme, CALLS[name], length, torch.float32)
             found[number, scheme, "float64"] = compare_call(variant, scheme, CALLS["all"], length, torch.float64)
     return found
+
+
+def compare_further(length: int) -> dict[str, str | None]:
+    """Calls that not every encoding needs to be tried with."""
+    tokens = length * dist.get_world_size()
+    gaps = torch.arange(tokens)[None] * 2 + (torch.arange(tokens) > 15)
+    cases: dict[str, tuple[Variant, str | None, dict[str, Any]]] = {
+        "uneven key heads": (("alibi", {}), "heads", {"heads": 12, "key_heads": 3, "sinks": True}),
+        "uneven key heads and gates": (("cable", {}), "heads", {"heads": 12, "key_heads": 3}),
+        "six heads on four processes": (("forgetting", {}), None, {"heads": 6, "key_heads": 2}),
+        "a mask function by head": (("t5", {}), "heads", {"mask": seen_by_head}),
+        "a mask function, gathered": (("t5", {}), "gather", {"mask": seen_by_head}),
+        "dropout": (("alibi", {}), None, {"dropout": 0.3, "seed": 7}),
+        "softcap in a ring": (("kerple_log", {}), "ring", {"softcap": 1.5, "sinks": True}),
+        "dape by itself": (("dape", {}), None, {}),
+        "dynamic rope": (("rope", {"scaling": "dynamic", "factor": 2.0, "length": 8}), "ring", CALLS["all"]),
+        "several axes": (("rope", {"sections": [2, 1, 1]}), "ring", {"tensors": {"positions": _axes(tokens)}}),
+    }
+    for scheme in SCHEMES:
+        for name in ("t5", "fire", "rope", "xpos"):
+            cases[f"{name} with gaps, {scheme}"] = ((name, {}), scheme, {"tensors": {"positions": gaps}})
+        both = {"tensors": {"positions": gaps}, "causal": False, "window": (40, 9), "key_heads": 2}
+        cases[f"clipped with gaps in both directions, {scheme}"] = (("clipped", {"limit": 5}), scheme, both)
+        half = {"documents": True, "padding": True, "window": 2}
+        cases[f"a window of two tokens, {scheme}"] = (("cable", {"step": "softplus"}), scheme, half)
+    return {name: compare_call(variant, scheme, call, length, torch.float32)
+            for name, (variant, scheme, call) in cases.items()}  # fmt: skip
+
+
+def seen_by_head(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return (i - j) % (h + 2) != 1
+
+
+def _axes(tokens: int) -> Tensor:
+    index = torch.arange(tokens)[None]
+    return torch.stack([index // 3, index % 5, index % 7], dim=-1)
+
+
+def everything(variants: Sequence[Variant], length: int, wrong: Mapping[str, dict[str, Any]]) -> dict[Any, Any]:
+    """All of the above and below, so that the processes start once."""
+    return {**compare(variants, length), **compare_further(length), "refusals": refusals(wrong)}
+
+
+def fail_in_one() -> float:
+    """The second process fails, while the first waits for it."""
+    zero = 1 - dist.get_rank()
+    share = 1.0 / zero
+    dist.barrier()
+    return share
 
 
 def refusals(cases: Mapping[str, dict[str, Any]]) -> dict[str, str]:

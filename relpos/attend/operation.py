@@ -92,7 +92,8 @@ def attention(
             Gradients of q, k, v and hidden are those of the slice. Those of parameters (of the encoding, and sinks) are
             this process's share: their sum over the group is the gradient (docs/scale.md).
         scheme: How the processes of a group divide the work. "heads": each computes the whole sequence for some heads;
-            "gather": each gathers all keys and values. If None, the first of these that can run this call.
+            "ring": keys and values travel from process to process; "gather": each gathers all of them. If None, the
+            first of these that can run this call. What a scheme cannot run it refuses: docs/scale.md has the table.
 
     Returns:
         (batch, heads, queries, value_dim) in the dtype of v, computed in float32 at least. A query that may see no key
@@ -106,6 +107,7 @@ def attention(
     Example:
         >>> position = relpos.encoding("cable", heads=12, head_dim=64)
         >>> out = relpos.attention(q, k, v, position, hidden=x, window=1023)
+        >>> part = relpos.attention(q, k, v, position, hidden=x, group=torch.distributed.group.WORLD)  # of a slice each
     """
     check_tensors(q, k, v)
     if group is None and scheme is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch import distributed as dist
 
-from relpos.attend.distributed import gather, heads
+from relpos.attend.distributed import gather, heads, ring
 from relpos.attend.distributed.inputs import Inputs
 from relpos.attend.distributed.slices import agree, check_group
 from relpos.encodings.call import MaskFunction
@@ -16,7 +16,7 @@ from relpos.encodings.encoding import Encoding
 from relpos.encodings.inputs import check_position, read_cu_seqlens, read_dropout, read_positions
 from relpos.errors import unknown
 
-SCHEMES: dict[str, Any] = {"heads": heads, "gather": gather}  # the first that can run a call is chosen
+SCHEMES: dict[str, Any] = {"heads": heads, "ring": ring, "gather": gather}  # the first that can run a call is chosen
 
 
 def attention_over_slices(
@@ -53,7 +53,7 @@ def attention_over_slices(
         raise unknown("scheme", scheme, SCHEMES)
     if isinstance(mask, Tensor):
         raise ValueError(
-            "with a group, mask= must be a function (b, h, i, j) -> seen of indices in the whole sequence, not a tensor."
+            "with a group, mask= must be a function (b, h, i, j) -> seen of indices in the whole sequence, no tensor."
         )
     shared = {name: value for name, value in options.items() if name != "sinks"}
     given = [x is not None for x in (documents, cu_seqlens, padding, positions, options["sinks"], mask)]
