@@ -1,6 +1,7 @@
 """One sequence over several processes: 2 and 4 processes give what 1 gives, for every encoding and scheme."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,3 +89,14 @@ def test_what_cannot_be_is_refused_in_a_sentence(case):
 def test_a_process_that_fails_fails_the_test_with_its_traceback():
     with pytest.raises(AssertionError, match=r"(?s)process 1 of 2 ended badly.*in fail_in_one.*ZeroDivisionError"):
         run(2, "sliced_attention:fail_in_one")
+
+
+def test_the_table_in_the_documentation_is_what_is_tested_here():
+    page = (Path(__file__).parent.parent / "docs" / "scale.md").read_text()
+    table = page.split("<!-- contract:")[1].split("<!-- end of contract -->")[0].splitlines()[1:]
+    header, _, *rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
+    assert header == ["encoding", *SCHEMES]
+    expected = [
+        [name, *("refused" if (name, scheme) in REFUSED else "equal" for scheme in SCHEMES)] for name in relpos.names()
+    ]
+    assert rows == expected

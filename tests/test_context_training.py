@@ -1,15 +1,20 @@
 """Training with windows divided among processes: the run of one process, also after a kill."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from test_distributed import SETTINGS, same_curve, same_model
+import torch
+import transformers
+from test_distributed import SETTINGS, same_curve
 
+import relpos
 from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.train.training import train
 
@@ -67,6 +72,12 @@ def alone(corpus, tmp_path_factory):
     return run
 
 
+def same_model(a: Path, b: Path) -> None:
+    tokens = torch.arange(1, 17)[None]
+    one, two = (transformers.AutoModelForCausalLM.from_pretrained(folder)(tokens).logits for folder in (a, b))
+    torch.testing.assert_close(one, two, rtol=0, atol=2e-3)
+
+
 def test_two_processes_with_a_slice_each_give_the_run_of_one(alone, corpus, tmp_path):
     trained(2, corpus, tmp_path / "run", run__context_parallel=2, model__encoding="cable")
     same_curve(alone("cable"), tmp_path / "run")
@@ -120,3 +131,34 @@ def test_one_process_cannot_share_a_window(corpus, tmp_path):
     own = {"data.source": str(corpus), "run.out": str(tmp_path / "run"), "run.context_parallel": 2}
     with pytest.raises(ValueError, match="among 2 processes, and there is 1: start a multiple of 2, as in torchrun"):
         train(load_settings(None, {**SETTINGS, **own}))
+
+
+def evaluated(run: Path, out: Path, *options: str, processes: int = 1) -> dict[str, Any]:
+    """The rows of relpos evaluate by length."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    start = [*start, "-m"] if processes > 1 else [sys.executable, "-m"]
+    words = [*start, "relpos.cli", "evaluate", str(run), "--out", str(out), *options]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment(), timeout=1200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (file,) = out.glob("*/*.json")
+    return {row["length"]: row for row in json.loads(file.read_text())["rows"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["cable", "learned"])
+def test_an_evaluation_over_two_processes_has_the_numbers_of_one(alone, tmp_path, encoding):
+    options = ("--lengths", "9,16,32", "--split", "all")
+    one = evaluated(alone(encoding), tmp_path / "one", *options)
+    two = evaluated(alone(encoding), tmp_path / "two", *options, "--context-parallel", processes=2)
+    assert two[9]["error"] == "windows of 9 tokens cannot be divided among 2 processes evenly: give a multiple."
+    assert two[16]["loss"] == pytest.approx(one[16]["loss"], abs=1e-5)
+    if encoding == "learned":  # whose table ends at 16: the second slice alone is beyond it, and both say so
+        assert "learned has 16 positions" in one[32]["error"]
+        assert "learned has 16 positions" in two[32]["error"]
+    else:
+        assert two[32]["loss"] == pytest.approx(one[32]["loss"], abs=1e-5)
+
+
+def test_an_evaluation_by_one_process_cannot_be_divided(alone):
+    with pytest.raises(ValueError, match="among the processes of a launch, and there is 1: start several"):
+        relpos.evaluate(alone("cable"), context_parallel=True)

@@ -1,5 +1,6 @@
 """A model whose sequences are divided among processes: each runs all layers on its slice, and attention joins them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from transformers import PreTrainedModel
-
-    from relpos.models.base import Tokens
 
 
 @dataclass(frozen=True)
@@ -25,21 +24,25 @@ class Context:
     group: "ProcessGroup"
     scheme: str | None = None
 
-    def check(self, tokens: "Tokens", attention_mask: Tensor | None, position_ids: Tensor | None) -> None:
+    def check(
+        self, cache: object, use_cache: bool | None, attention_mask: Tensor | None, position_ids: Tensor | None
+    ) -> None:
         """Refuse what only a whole sequence has.
 
         Raises:
             ValueError: There is a cache, an attention_mask, or position_ids.
         """
         given = {
-            "past_key_values (use_cache=False)": tokens.cache,
+            "past_key_values": cache,
+            "use_cache": use_cache or None,
             "attention_mask": attention_mask,
             "position_ids": position_ids,
         }
         for name, value in given.items():
             if value is not None:
                 raise ValueError(
-                    f"a model whose sequences are divided among processes cannot decode: leave out {name}."
+                    "a model whose sequences are divided among processes does not decode and takes no padding: leave "
+                    f"out {name}."
                 )
 
     def place(self, length: int, documents: Tensor | None) -> tuple[int, Tensor | None]:
@@ -54,6 +57,27 @@ class Context:
         slices = Slices(self.group, self.group.size(), self.group.rank(), length)
         whole = slices.gather(documents)
         return slices.start, None if whole is None else whole[:, : slices.start + length]
+
+    def together(self, step: Callable[[], Tensor]) -> Tensor:
+        """What a step returns that may be refused for one slice only: if it is, all processes refuse it.
+
+        Otherwise the others would wait for that process forever.
+
+        Raises:
+            ValueError: The step was refused in any of the processes.
+        """
+        result, refusal = None, None
+        try:
+            result = step()
+        except ValueError as error:
+            refusal = str(error)
+        refusals: list[str | None] = [None] * self.group.size()
+        torch.distributed.all_gather_object(refusals, refusal, group=self.group)
+        said = next((text for text in refusals if text is not None), None)
+        if said is not None:
+            raise ValueError(said)
+        assert result is not None
+        return result
 
     def count(self, labels: Tensor) -> Tensor:
         """Predicted labels per process, as a mean: a loss divided by it has the mean over processes of the sequence."""

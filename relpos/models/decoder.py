@@ -1,6 +1,7 @@
 """Causal decoders of any family: token ids to hidden states, and the language model over them."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from relpos.attend.cache import new_positions
 from relpos.encodings.encoding import Encoding
-from relpos.models.base import RelposModel, check_inputs, read_tokens
+from relpos.models.base import RelposModel, Tokens, check_inputs, read_tokens
 from relpos.models.context import Context
 from relpos.models.logits import logits_of
 from relpos.models.loss import next_token_loss
@@ -37,6 +38,22 @@ class Decoder(RelposModel):
         """The normalisation after the last layer."""
         raise NotImplementedError
 
+    def embed_positions(self, x: Tensor, tokens: Tokens) -> Tensor:
+        """Token embeddings (batch, length, width) with the positions of encodings that act on them."""
+        acting = [
+            position
+            for position in (self.embedding_position(), self.position)
+            if position is not None and "embedding" in position.places
+        ]
+        start, documents = tokens.total - x.shape[1], tokens.documents
+        for position in acting:
+            if self.context is None:
+                x = position.embed(x, start=start, documents=documents)
+            else:
+                start, documents = self.context.place(x.shape[1], tokens.documents)
+                x = self.context.together(partial(position.embed, x, start=start, documents=documents))
+        return x
+
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -58,15 +75,12 @@ class Decoder(RelposModel):
         limited only by the encoding.
         """
         check_inputs(input_ids, inputs_embeds, output_attentions)
+        if self.context is not None:
+            self.context.check(past_key_values, use_cache, attention_mask, position_ids)
+            use_cache = False
         x = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds  # (batch, length, width)
         tokens = read_tokens(self, x, attention_mask, documents, past_key_values, use_cache, position_ids)
-        start, documents = tokens.total - x.shape[1], tokens.documents
-        if self.context is not None:
-            self.context.check(tokens, attention_mask, position_ids)
-            start, documents = self.context.place(x.shape[1], documents)
-        for position in (self.embedding_position(), self.position):
-            if position is not None:
-                x = position.embed(x, start=start, documents=documents)
+        x = self.embed_positions(x, tokens)
         x = self.embedding_dropout(x)
         call = {
             "shared": self.position,
