@@ -134,7 +134,8 @@ def compare_call(
     own = slice(rank * length, (rank + 1) * length)
     position = copy.deepcopy(exact).to(dtype)
     try:
-        part = run(position, rounded, call, own, group=dist.group.WORLD, scheme=scheme)
+        backend = call.get("backend")
+        part = run(position, rounded, call, own, group=dist.group.WORLD, scheme=scheme, backend=backend)
     except ValueError as error:
         if "cannot run this" in str(error):
             return f"refused: {error}"
@@ -178,6 +179,8 @@ def compare_further(length: int) -> dict[str, str | None]:
         "softcap in a ring": (("kerple_log", {}), "ring", {"softcap": 1.5, "sinks": True}),
         "dape by itself": (("dape", {}), None, {}),
         "dynamic rope": (("rope", {"scaling": "dynamic", "factor": 2.0, "length": 8}), "ring", CALLS["all"]),
+        "cable by the native kernel": (("cable", {}), "ring", {**CALLS["all"], "backend": "native"}),
+        "cable in both directions": (("cable", {}), "ring", {**CALLS["both directions"], "backend": "native"}),
         "several axes": (("rope", {"sections": [2, 1, 1]}), "ring", {"tensors": {"positions": _axes(tokens)}}),
     }
     for scheme in SCHEMES:

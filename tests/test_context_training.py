@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from many_processes import run
 from test_distributed import SETTINGS, same_curve
 
 import relpos
@@ -53,8 +54,8 @@ def launch(processes: int, corpus: Path, out: Path, **overrides: object) -> subp
 
 
 def trained(*args, **overrides):
-    run = launch(*args, **overrides)
-    assert run.returncode == 0, run.stderr[-3000:]
+    done = launch(*args, **overrides)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +63,14 @@ def alone(corpus, tmp_path_factory):
     """By encoding: the run of one process."""
     runs: dict[str, Path] = {}
 
-    def run(encoding: str) -> Path:
+    def of(encoding: str) -> Path:
         if encoding not in runs:
             runs[encoding] = tmp_path_factory.mktemp("alone") / encoding
             own = {"data.source": str(corpus), "run.out": str(runs[encoding]), "model.encoding": encoding}
             train(load_settings(None, {**SETTINGS, **own}))
         return runs[encoding]
 
-    return run
+    return of
 
 
 def same_model(a: Path, b: Path) -> None:
@@ -85,12 +86,36 @@ def test_two_processes_with_a_slice_each_give_the_run_of_one(alone, corpus, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["learned", "dape", "fire"])
-@pytest.mark.parametrize("more", [{}, {"run__fsdp": True}], ids=["replicated", "sharded"])
+@pytest.mark.parametrize(
+    ("encoding", "more"),
+    [
+        ("learned", {}),
+        ("dape", {"run__micro_batch_size": 1}),
+        ("fire", {"run__fsdp": True}),
+        ("cable", {"run__fsdp": True}),
+        ("rope", {"model__gradient_checkpointing": True}),
+    ],
+)
 def test_two_groups_of_two_processes_give_the_run_of_one(alone, corpus, tmp_path, encoding, more):
     trained(4, corpus, tmp_path / "run", run__context_parallel=2, model__encoding=encoding, **more)
     same_curve(alone(encoding), tmp_path / "run")
     same_model(alone(encoding), tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+def test_models_on_slices_have_the_loss_and_the_gradients_of_the_window(processes):
+    found = run(processes, "sliced_models:compare", 9)
+    assert len(found) == 4
+    assert max(found.values()) < 1e-6, found
+
+
+@pytest.mark.slow
+def test_a_model_on_slices_refuses_what_only_a_window_has():
+    said = run(2, "sliced_models:refusals")
+    assert "a slice of 4 tokens has 5 labels" in said["labels"]
+    assert "does not decode and takes no padding: leave out use_cache." in said["use_cache"]
+    assert "leave out attention_mask." in said["attention_mask"]
 
 
 @pytest.mark.slow
@@ -110,8 +135,8 @@ def test_a_killed_run_resumes_as_if_nothing_had_been(corpus, tmp_path):
 
 @pytest.mark.slow
 def test_too_few_processes_are_refused(corpus, tmp_path):
-    run = launch(3, corpus, tmp_path / "run", run__context_parallel=2)
-    assert "run.context_parallel=2 divides each window among 2 processes, and there are 3" in run.stderr
+    done = launch(3, corpus, tmp_path / "run", run__context_parallel=2)
+    assert "run.context_parallel=2 divides each window among 2 processes, and there are 3" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -133,11 +158,11 @@ def test_one_process_cannot_share_a_window(corpus, tmp_path):
         train(load_settings(None, {**SETTINGS, **own}))
 
 
-def evaluated(run: Path, out: Path, *options: str, processes: int = 1) -> dict[str, Any]:
+def evaluated(folder: Path, out: Path, *options: str, processes: int = 1) -> dict[str, Any]:
     """The rows of relpos evaluate by length."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     start = [*start, "-m"] if processes > 1 else [sys.executable, "-m"]
-    words = [*start, "relpos.cli", "evaluate", str(run), "--out", str(out), *options]
+    words = [*start, "relpos.cli", "evaluate", str(folder), "--out", str(out), *options]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment(), timeout=1200)
     assert done.returncode == 0, done.stderr[-3000:]
     (file,) = out.glob("*/*.json")
