@@ -3,20 +3,31 @@
 To add a scheme: write a module with `refuses` and `attention`, and add its line to `SCHEMES`.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch import distributed as dist
 
 from relpos.attend.distributed import gather, heads, ring
 from relpos.attend.distributed.inputs import Inputs
-from relpos.attend.distributed.slices import agree, check_group
+from relpos.attend.distributed.slices import Slices, agree, check_group
 from relpos.encodings.call import MaskFunction
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.inputs import check_position, read_cu_seqlens, read_dropout, read_positions
 from relpos.errors import unknown
 
-SCHEMES: dict[str, Any] = {"heads": heads, "ring": ring, "gather": gather}  # the first that can run a call is chosen
+
+class Scheme(Protocol):
+    """What a scheme's module holds."""
+
+    def refuses(self, inputs: Inputs) -> str | None:
+        """Why the scheme cannot run a call, as a sentence; None if it can. All processes must answer the same."""
+
+    def attention(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """The output of this process's slice, (batch, heads, length, value_dim), and the log-sum-exp if asked for."""
+
+
+SCHEMES: dict[str, Scheme] = {"heads": heads, "ring": ring, "gather": gather}  # the first that can run a call is chosen
 
 
 def attention_over_slices(
@@ -56,12 +67,15 @@ def attention_over_slices(
             "with a group, mask= must be a function (b, h, i, j) -> seen of indices in the whole sequence, no tensor."
         )
     shared = {name: value for name, value in options.items() if name != "sinks"}
-    given = [x is not None for x in (documents, cu_seqlens, padding, positions, options["sinks"], mask)]
+    given = [x is not None for x in (documents, cu_seqlens, padding, options["sinks"], mask)]
+    given_positions = tuple(positions.shape) if isinstance(positions, Tensor) else positions
     kind = None if position is None else (type(position).__name__, repr(getattr(position, "options", None)))
-    slices = agree(members, q, k, v, (shared, given, kind, scheme, dropout, seed is None, str(q.dtype)))
-    batch, heads_, length, head_dim = q.shape
+    slices = agree(
+        members, q, k, v, (shared, given, given_positions, kind, scheme, dropout, seed is None, str(q.dtype))
+    )
+    batch, number, length, head_dim = q.shape
     if position is not None:
-        gates = check_position(position, batch, heads_, head_dim, length, hidden, gates, options["causal"])
+        gates = check_position(position, batch, number, head_dim, length, hidden, gates, options["causal"])
     if positions is not None:
         positions = read_positions(positions, batch, length, position)
     if cu_seqlens is not None:
@@ -91,8 +105,7 @@ def attention_over_slices(
         },
         backend,
     )
-    result: tuple[Tensor, Tensor | None] = SCHEMES[choose_scheme(scheme, inputs)].attention(inputs)
-    return result
+    return SCHEMES[choose_scheme(scheme, inputs)].attention(inputs)
 
 
 def choose_scheme(scheme: str | None, inputs: Inputs) -> str:
@@ -111,12 +124,11 @@ def choose_scheme(scheme: str | None, inputs: Inputs) -> str:
     return scheme
 
 
-def _gathered(slices: Any, name: str, x: Tensor | None, batch: int) -> Tensor | None:
+def _gathered(slices: Slices, name: str, x: Tensor | None, batch: int) -> Tensor | None:
     """Per-token integers of all slices; the shape is checked first, for other shapes would end in a deadlock."""
     if x is not None and (not isinstance(x, Tensor) or x.shape != (batch, slices.length)):
         found = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(
             f"with a group, {name} is that of this process's slice, ({batch}, {slices.length}), not {found}."
         )
-    whole: Tensor | None = slices.gather(x)
-    return whole
+    return slices.gather(x)
