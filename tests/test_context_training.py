@@ -121,13 +121,16 @@ def test_a_model_on_slices_refuses_what_only_a_window_has():
 @pytest.mark.slow
 def test_a_killed_run_resumes_as_if_nothing_had_been(corpus, tmp_path):
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    own = {"run__context_parallel": 2, "run__steps": 60, "run__keep_checkpoints": 20, "model__encoding": "forgetting"}
+    own = {"run__context_parallel": 2, "run__steps": 24, "run__keep_checkpoints": 20, "model__encoding": "forgetting"}
     trained(2, corpus, straight, **own)
-    with subprocess.Popen(command(2, corpus, killed, own), env=environment(), start_new_session=True) as process:
+    with subprocess.Popen(command(2, corpus, killed, own), env=environment()) as process:
         while not (killed / "checkpoint-6").exists():
             assert process.poll() is None
             time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGKILL)
+        workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(workers) == 2
+        for pid in (process.pid, *map(int, workers)):
+            os.kill(pid, signal.SIGKILL)
     assert not (killed / "result.json").exists()  # it was killed in the middle indeed
     trained(2, corpus, killed, **own)
     assert (killed / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
