@@ -38,6 +38,8 @@ HEAVY = {
     "test_attention_pictures",
     "test_card",
     "test_compare",
+    "test_context",
+    "test_context_training",
     "test_damaged_models",
     "test_damaged_runs",
     "test_distributed",

@@ -1,6 +1,7 @@
 """relpos evaluate."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -134,6 +135,14 @@ def evaluate(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    context_parallel: Annotated[
+        bool,
+        typer.Option(
+            "--context-parallel",
+            help="Divide every window among the processes of a launch by torchrun: docs/scale.md.",
+            rich_help_panel=TEXT,
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON instead of the table.", rich_help_panel=OUTPUT)
     ] = False,
@@ -149,6 +158,7 @@ def evaluate(
     - relpos evaluate runs/cable --data wiki.test.raw --protocol last
     - relpos evaluate runs/rope --rope-scaling ntk,yarn:4
     - relpos evaluate runs/recall-rope --task recall --lengths 64,256,1024
+    - torchrun --nproc-per-node 4 -m relpos.cli evaluate runs/cable --lengths 65536 --context-parallel
     """
     wanted = None if lengths is None else parse_lengths(lengths)
 
@@ -168,7 +178,10 @@ def evaluate(
         samples=samples,
         out=out,
         seed=seed,
+        context_parallel=context_parallel,
     )
+    if context_parallel and int(os.environ.get("RANK", "0")):
+        return  # the first process prints
     results = evaluation.results
     if as_json:
         typer.echo(json.dumps(list(results.values()) if len(results) > 1 else next(iter(results.values())), indent=1))

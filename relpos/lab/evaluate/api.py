@@ -11,6 +11,7 @@ from relpos.lab.evaluate.defaults import PROTOCOL, SAMPLES, SEED, ProtocolName, 
 from relpos.lab.evaluate.evaluation import check_lengths, default_lengths
 from relpos.lab.evaluate.evaluation import evaluate as evaluate_run
 from relpos.lab.evaluate.file_names import joined, question_stem
+from relpos.lab.evaluate.processes import Processes
 from relpos.lab.evaluate.scaled_rope import check_scaling
 from relpos.lab.evaluate.task_scoring import default_task_lengths, score_task
 from relpos.lab.runs.run import EVALUATION, Run, open_run
@@ -54,6 +55,7 @@ def evaluate(
     samples: int = SAMPLES,
     out: str | Path | None = None,
     seed: int = SEED,
+    context_parallel: bool = False,
     say: Callable[[str], object] | None = None,
 ) -> Evaluation:
     """Evaluate trained models at lengths that they were not trained on, and write the results and their curve.
@@ -82,6 +84,8 @@ def evaluate(
         out: Folder to write to; each run gets a folder in it. Default: RUN/evaluation for the results of each run, and
             the folder `evaluation` for the curve of several runs.
         seed: Seed of the bootstrap resamples; of a task, seed of its sequences.
+        context_parallel: Divide every window among the processes of a launch by torchrun, for lengths that do not fit
+            into the memory of one. Every process calls this; the first one writes the files.
         say: Called with lines about the progress. Default: print them to standard error.
 
     Returns:
@@ -100,6 +104,9 @@ def evaluate(
         if protocol != PROTOCOL or any(option is not None for option in text_options):
             raise ValueError("a task is scored by its answers: leave out the protocol and its options.")
         task_of(task)  # an unknown name is refused before the models are opened
+        if context_parallel:
+            raise ValueError("the sequences of a task are not divided among processes: leave out --context-parallel.")
+    processes = Processes(context_parallel)
     scalings = list(dict.fromkeys([rope_scaling] if isinstance(rope_scaling, str) else rope_scaling or ()))
     lengths = None if lengths is None else check_lengths(lengths)
     opened = [
@@ -107,14 +114,15 @@ def evaluate(
         for run in ([runs] if isinstance(runs, str | Path | Run) else runs)
     ]
     named = dict(zip(run_names([run.folder for run in opened]), opened, strict=True))
-    progress = Progress(say)
+    progress = Progress(say if processes.writes else _silent)
     if task is not None:
         return _evaluate_task(named, task, lengths, samples, seed, out, progress)
     source = None if data is None else str(data)
     for run, scaling in itertools.product(opened, scalings):  # before anything is computed
         check_scaling(run, scaling)
     if lengths is None:
-        lengths = default_lengths(opened[0], source, split)
+        with processes.in_turn():  # the text is tokenized
+            lengths = default_lengths(opened[0], source, split)
         lengths = lengths[-1:] if protocol == "positions" else lengths
     results, files = {}, []
     for (name, run), applied in itertools.product(named.items(), (None, *scalings)):
@@ -133,14 +141,15 @@ def evaluate(
             out=None if out is None else folder,
             say=progress.labelled(label),
             seed=seed,
+            processes=processes,
         )
         files.append(folder / results[label]["file"])
     progress.end()
     _check_measured(results)
     alone = opened[0].evaluation if len(opened) == 1 else Path(EVALUATION)
     words = [files[0].stem, *scalings, *(named if len(named) > 1 else ())]
-    picture = _draw(results, protocol, Path(out or alone, f"{joined(words)}.png"))
-    return Evaluation(results, files, [picture])
+    picture = Path(out or alone, f"{joined(words)}.png")
+    return Evaluation(results, files, [_draw(results, protocol, picture) if processes.writes else picture])
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
@@ -158,6 +167,10 @@ def run_names(folders: Sequence[Path]) -> list[str]:
     if repeated is not None:
         raise ValueError(f"the run {repeated} is given twice: give each run once.")
     return names
+
+
+def _silent(text: str) -> None:
+    """Print nothing: the `say` of all processes but the first."""
 
 
 class Progress:

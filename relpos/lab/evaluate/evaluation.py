@@ -18,6 +18,7 @@ from relpos.lab.evaluate import protocols
 from relpos.lab.evaluate.bootstrap import bootstrap, interval
 from relpos.lab.evaluate.defaults import MULTIPLES, PROTOCOL, SEED, ProtocolName, SplitName
 from relpos.lab.evaluate.file_names import question_stem
+from relpos.lab.evaluate.processes import Processes
 from relpos.lab.evaluate.protocols import ScoredWindows, Window
 from relpos.lab.evaluate.scaled_rope import check_scaling, scaled_run
 from relpos.lab.evaluate.scoring import Losses, Scorer
@@ -47,6 +48,7 @@ def evaluate(
     out: Path | None = None,
     say: Callable[[str], object] = print,
     seed: int = SEED,
+    processes: Processes | None = None,
 ) -> dict[str, Any]:
     """Measure the loss of one run on a text at each length, and write the result as JSON.
 
@@ -67,6 +69,7 @@ def evaluate(
         out: Folder to write to. Default: RUN/evaluation; the run's model card is then updated too.
         say: Called with a line about the progress every few seconds.
         seed: Seed of the bootstrap resamples.
+        processes: The processes that share every window; by default one.
 
     Returns:
         The question, one row per length, "warnings" (sentences that a reader of the numbers must know), and "file",
@@ -80,14 +83,15 @@ def evaluate(
         >>> result = evaluate(relpos.open("runs/cable"), [512, 1024], "last", eval_tokens=4096)
         >>> [row["perplexity"] for row in result["rows"]]
     """
-    lengths = check_lengths(lengths)
+    lengths, processes = check_lengths(lengths), processes or Processes()
     run.family.check_scoring(run.model)
     if rope_scaling is not None:
         check_scaling(run, rope_scaling)
     usual_split = default_split(run, data)
     split = usual_split if split is None else split
     corpus = run.corpus(data, split)
-    text = tokenize(corpus, run.tokenizer)["heldout"]
+    with processes.in_turn():
+        text = tokenize(corpus, run.tokenizer)["heldout"]
     plan = protocols.plan_windows(text, lengths, protocol, stride, last, eval_tokens)
     units = units_of(text, max(plan.windows, default=lengths[-1]))
     folder = run.evaluation if out is None else Path(out)
@@ -131,7 +135,7 @@ def evaluate(
     countdown = Countdown(work + control_length * len(control_windows), say)
 
     def scorer(model: Run) -> Scorer:
-        return Scorer(model, text, units, identity, folder / "parts", countdown)
+        return Scorer(model, text, units, identity, folder / "parts", countdown, processes)
 
     own, sizes = scorer(run), token_bytes(run.tokenizer)
     for length in lengths:
@@ -161,10 +165,15 @@ def evaluate(
         *warnings(units, _unit_counts(result["rows"])),
     ]
     result["file"] = f"{stem}.json"
+    if processes.writes:
+        _write(result, run, folder)
+    return result
+
+
+def _write(result: dict[str, Any], run: Run, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / result["file"], json.dumps(result, indent=1))
     refresh_card(run, folder)
-    return result
 
 
 def default_split(run: Run, data: str | None = None) -> SplitName:
