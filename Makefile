@@ -11,13 +11,14 @@
 #   make bench-train   speed of a training step, the same way; make bench-evaluate   evaluation at 16,384 tokens
 #   make bench-decode  decoding steps and generate      make bench-use    models of transformers on relpos
 #   make bench-explore the explorer: first view, tiles, 50 clients, the size of an export
+#   make bench-cluster a comparison on a Ray cluster of two machines, with one of them and the driver killed
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .PHONY: figures explorer check chromium test test-all lint readme wheel docs pages bench bench-train bench-decode bench-evaluate \
-  bench-use bench-explore clean
+  bench-use bench-explore bench-cluster clean
 
 figures: $(INSTALLED)
 	$(BIN)/relpos figures --out figures $(ARGS)
@@ -101,6 +102,9 @@ bench-use: $(INSTALLED)
 
 bench-explore: $(INSTALLED)
 	$(BIN)/python benchmarks/explore.py
+
+bench-cluster: $(INSTALLED)
+	$(BIN)/python benchmarks/cluster.py
 
 bench-evaluate: $(INSTALLED)
 	$(BIN)/python benchmarks/evaluate.py

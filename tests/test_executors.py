@@ -220,7 +220,7 @@ def test_a_wrong_address_is_a_sentence(address, sentence):
 
 
 def test_a_port_that_nobody_answers_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr("relpos.system.executors.ray.CONNECT", 0.2)
+    monkeypatch.setattr("relpos.system.executors.ray_connection.CONNECT", 0.2)
     with socket.create_server(("127.0.0.1", 0), backlog=1) as server:
         port = server.getsockname()[1]
     with pytest.raises(ValueError, match=f"no Ray cluster answers at 127.0.0.1:{port}"):

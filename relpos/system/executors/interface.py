@@ -21,6 +21,12 @@ class Resources:
         cores: CPU cores; also the number of its threads, which decides the order in which sums are added.
         memory: Bytes of main memory; None if it is not limited.
         gpus: GPUs. With more than one, a training has one process per GPU.
+
+    Raises:
+        ValueError: A number is too small.
+
+    Example:
+        >>> relpos.Resources(cores=4, memory=8 * 2**30, gpus=1)
     """
 
     cores: int = 1

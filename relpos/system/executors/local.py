@@ -17,7 +17,7 @@ class LocalExecutor(Executor):
         ValueError: `workers` or `cores` is less than 1.
 
     Example:
-        >>> relpos.compare(["alibi", "rope"], executor=LocalExecutor(workers=2, cores=1), out="runs/two")
+        >>> relpos.compare(["alibi", "rope"], executor=relpos.LocalExecutor(workers=2, cores=1), out="runs/two")
     """
 
     exclusive = False

@@ -78,7 +78,7 @@ class SlurmExecutor(Executor):
         ValueError: This machine has no SLURM.
 
     Example:
-        >>> with SlurmExecutor(Resources(cores=8, gpus=1), partition="gpu", minutes=240) as cluster:
+        >>> with relpos.SlurmExecutor(relpos.Resources(cores=8, gpus=1), partition="gpu", minutes=240) as cluster:
         ...     relpos.compare(["alibi", "rope"], executor=cluster, out="/shared/runs/two")
     """
 
