@@ -1,7 +1,6 @@
 """An evaluation divided into parts: the files and pictures of one that is not."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -16,23 +15,20 @@ from relpos.system.executors.slurm import SlurmExecutor
 
 pytestmark = pytest.mark.usefixtures("world")
 TIMES = {"seconds", "tokens_per_second", "peak_memory_bytes"}  # what differs between any two evaluations
-QUESTIONS = {
-    "windows": {"lengths": [16, 32, 64], "rope_scaling": ["yarn:4", "ntk"]},
-    "positions": {"lengths": [64], "protocol": "positions", "rope_scaling": "linear:4"},
-    "other data": {"lengths": [16, 24], "protocol": "last", "last": 8, "data": "other.txt"},
+QUESTIONS = {  # runs, and what is asked of them
+    "windows": (["one", "two"], {"lengths": [16, 64], "rope_scaling": "yarn:4"}),
+    "positions": (["one"], {"lengths": [64], "protocol": "positions", "rope_scaling": "linear:4"}),
+    "other data": (["two"], {"lengths": [16, 24], "protocol": "last", "last": 8, "data": "other.txt"}),
 }
 
 
 @pytest.fixture(scope="module")
 def runs(world):
-    """Two trained models with rope; the second has a table for 16 positions too."""
-    folders = []
+    """Two trained models, and another text, in the folder `world`."""
     for name, steps in (("one", 4), ("two", 6)):
         settings = {**SMALL_RUN, "model.encoding": "rope", "run.steps": steps, "run.out": str(world / name)}
         train(load_settings(None, {**settings, "data.source": str(world / "text.txt")}))
-        folders.append(world / name)
     (world / "other.txt").write_text("\n".join(f"a {i} and a {i * i % 31}" for i in range(200)))
-    return folders
 
 
 def without_times(entry):
@@ -53,12 +49,12 @@ def contents(out: Path) -> dict[str, object]:
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_the_results_and_pictures_are_the_same(question, runs, world, monkeypatch):
     monkeypatch.chdir(world)
-    arguments = QUESTIONS[question]
-    alone = relpos.evaluate(runs, **arguments, out=f"alone-{question}")
+    names, arguments = QUESTIONS[question]
+    alone = relpos.evaluate(names, **arguments, out=f"alone-{question}")
     with pytest.MonkeyPatch.context() as patch:  # everything is computed by the parts, nothing by this process
         patch.setattr(Scorer, "_cells", lambda *args: pytest.fail("computed again"))
         executor = LocalExecutor(workers=2, cores=1)
-        parts = relpos.evaluate(runs, **arguments, out=f"parts-{question}", executor=executor)
+        parts = relpos.evaluate(names, **arguments, out=f"parts-{question}", executor=executor)
     assert without_times(parts.results) == without_times(alone.results)
     found = contents(world / f"parts-{question}")
     assert found == contents(world / f"alone-{question}")
@@ -89,10 +85,9 @@ def test_a_task_in_parts(world, tmp_path):
 
 def test_as_jobs_of_submitit(world, runs, tmp_path, monkeypatch):
     monkeypatch.chdir(world)
-    os.environ.pop("SLURM_JOB_ID", None)
     with SlurmExecutor(cluster="local", workers=2) as executor:
-        parts = relpos.evaluate("one", lengths=[16, 32], out=tmp_path / "parts", executor=executor)
-    alone = relpos.evaluate("one", lengths=[16, 32], out=tmp_path / "alone")
+        parts = relpos.evaluate("one", lengths=[16], out=tmp_path / "parts", executor=executor)
+    alone = relpos.evaluate("one", lengths=[16], out=tmp_path / "alone")
     assert without_times(parts.results) == without_times(alone.results)
 
 
@@ -105,6 +100,6 @@ def test_a_part_that_is_killed_is_named_with_its_log(world, runs, monkeypatch, t
     with pytest.raises(
         ValueError, match=r"2 of 2 parts failed. one, length 16: its process ended with code 3: see"
     ) as e:
-        relpos.evaluate(runs[0], lengths=[16, 32], workers=2, out=tmp_path / "out")
+        relpos.evaluate(world / "one", lengths=[16, 32], workers=2, out=tmp_path / "out")
     assert "Rerun the command to resume." in str(e.value)
     assert (tmp_path / "out/one/parts/one-length-16.log").read_text() == "no luck\n"

@@ -1,5 +1,6 @@
 """Parts as tasks of a Ray cluster."""
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -113,7 +114,8 @@ class RayExecutor(Executor):
     def stop(self) -> None:
         for force in (False, True):  # first so that processes can end by themselves
             for task in self._tasks.values():
-                self._ray.cancel(task.events, force=force)
+                with contextlib.suppress(self._ray.exceptions.RayError, RuntimeError):  # the cluster may be gone
+                    self._ray.cancel(task.events, force=force)
             limit = time.monotonic() + STOP
             while self._tasks and time.monotonic() < limit:
                 for name, task in list(self._tasks.items()):
