@@ -4,6 +4,7 @@ import getpass
 import importlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -31,6 +32,10 @@ NEVER = {
     "InvalidAccount",
     "InvalidQOS",
 }
+# SLURM ends a job by sending these to all its processes. That is no result of the part: the job is queued again, or
+# ends before it can write one.
+ENDING = ("SIGTERM", "SIGUSR2")
+GRACE = 180.0  # seconds to wait for that
 STOP = 10.0  # seconds to wait for cancelled jobs
 GONE = 30.0  # seconds after which a job that is neither in the queue nor has a result is lost
 
@@ -56,6 +61,8 @@ class SlurmPart:
     def __call__(self) -> Exit:
         for event in run_part(self.job):
             if isinstance(event, Ended):
+                if event.exit.code < 0 and signal.Signals(-event.exit.code).name in ENDING:
+                    time.sleep(GRACE)
                 return event.exit
         sentence = (
             f"a machine of the cluster does not see {self.job.writes}: SLURM needs a folder that all machines share."
