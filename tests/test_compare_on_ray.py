@@ -12,6 +12,7 @@ import pytest
 from conftest import SMALL_RUN
 from ray_cluster import TwoMachines, two_machines, wait_until
 
+import relpos
 from relpos.lab.compare.comparison import Trial, load_comparison, make_comparison
 from relpos.lab.compare.execution import compare
 from relpos.lab.compare.summary import make_table, read_records
@@ -148,6 +149,18 @@ def test_a_driver_that_was_killed_is_rerun_and_resumes(world, settings, cluster,
     assert "perplexity by length" in again.stdout
     assert {file: file.stat().st_mtime_ns for file in finished} == finished
     assert_same(out, alone)
+
+
+@pytest.mark.parametrize("scratch", [False, True])
+def test_an_evaluation_in_parts_on_the_cluster_is_that_of_one_process(scratch, world, cluster, alone, tmp_path):
+    cluster.repair()
+    runs = [alone / "alibi-s0", alone / "rope-s0"]
+    expected = relpos.evaluate(runs, lengths=LENGTHS, out=tmp_path / "alone")
+    with RayExecutor(cluster.address, scratch=scratch) as executor:
+        evaluation = relpos.evaluate(runs, lengths=LENGTHS, out=tmp_path / "on-ray", executor=executor)
+    assert measured(evaluation.results) == measured(expected.results)
+    assert evaluation.pictures[0].read_bytes() == expected.pictures[0].read_bytes()
+    assert len(list((tmp_path / "on-ray").glob("*/parts/*.jsonl"))) == 4
 
 
 def test_ctrl_c_ends_the_trials_on_the_cluster(world, settings, cluster):

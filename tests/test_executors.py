@@ -376,6 +376,70 @@ class TestJobsOfSubmitit:
             assert "its jobs disappeared 2 times" in until_ended(executor)["a"].reason()
 
 
+class TestCommandsOfSlurm:
+    """What we say to SLURM and how we read its answers, with shell scripts in place of its commands."""
+
+    @pytest.fixture
+    def slurm(self, here, monkeypatch):
+        """Scripts that keep what they receive; the queue is what the file `queue` says."""
+        scripts = {
+            "sbatch": f"cp $1 {here}/script\necho Submitted batch job 7",
+            "squeue": f"cat {here}/queue",
+            "scancel": f"echo $@ >> {here}/cancelled",
+            "srun": "true",
+        }
+        (here / "bin").mkdir()
+        for name, script in scripts.items():
+            (here / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+            (here / "bin" / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{here / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setattr("relpos.system.executors.slurm.CHECK", 0.0)
+        monkeypatch.setattr("relpos.system.executors.slurm.STOP", 0.0)
+        return here
+
+    def test_a_job_asks_for_what_the_part_needs(self, slurm):
+        (slurm / "queue").write_text("6|RUNNING|None\n7|PENDING|Priority\n")
+        resources = Resources(cores=8, memory=24 * 2**30, gpus=2)
+        with SlurmExecutor(resources, partition="gpu", minutes=240, options={"account": "lab"}) as executor:
+            executor.start("a", part("a"))
+            assert (executor.ended(), executor.active, executor.running) == ({}, [], ["a"])
+            (slurm / "queue").write_text("7|RUNNING|None\n")
+            assert (executor.ended(), executor.active) == ({}, ["a"])
+        script = (slurm / "script").read_text()
+        asked = (
+            "cpus-per-task=8",
+            "gpus-per-node=2",
+            "mem=24GB",
+            "time=240",
+            "partition=gpu",
+            "account=lab",
+            "nodes=1",
+        )
+        for line in asked:
+            assert f"#SBATCH --{line}\n" in script
+        assert (slurm / "cancelled").read_text().split()[0] == "7"
+
+    @pytest.mark.parametrize("reason", ["PartitionConfig", "QOSMaxCpuPerJobLimit"])
+    def test_a_job_that_never_starts_is_refused(self, slurm, reason):
+        (slurm / "queue").write_text(f"7|PENDING|{reason}\n")
+        with SlurmExecutor(Resources(cores=64)) as executor:
+            executor.start("a", part("a"))
+            with pytest.raises(ValueError, match=f"never start a job that needs 64 cores \\({reason}\\): ask for less"):
+                executor.ended()
+
+    def test_what_sbatch_refuses_is_a_sentence(self, slurm):
+        (slurm / "bin/sbatch").write_text("#!/bin/sh\necho sbatch: error: invalid partition specified: x >&2\nexit 1\n")
+        with pytest.raises(ValueError, match=r"refused a job that needs 1 core: .*invalid partition specified: x"):
+            SlurmExecutor(partition="x").start("a", part("a"))
+
+    def test_a_controller_that_does_not_answer_loses_no_job(self, slurm, monkeypatch):
+        monkeypatch.setattr("relpos.system.executors.slurm.GONE", 1e-9)
+        (slurm / "bin/squeue").write_text("#!/bin/sh\nexit 1\n")
+        with SlurmExecutor() as executor:
+            executor.start("a", part("a"))
+            assert (executor.ended(), executor.messages()) == ({}, [])
+
+
 def kill_tree(pid: int) -> None:
     """Kill a process and all below it, the lowest last: as a machine that fails."""
     children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)

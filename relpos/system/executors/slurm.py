@@ -4,6 +4,7 @@ import getpass
 import importlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -22,6 +23,19 @@ RETRIES = 3  # how often a part is submitted again because its job disappeared
 FOLDER = ".slurm"  # in the folder that a part writes: submitit's files
 SUFFIX = ".job"  # of the file there with the number of a part's job, by which a rerun of the command finds it
 CHECK = 15.0  # seconds between two looks at the queue
+# Reasons for which SLURM keeps a job in the queue for ever: no machine of the partition is large enough, and the like.
+NEVER = {
+    "PartitionConfig",
+    "PartitionNodeLimit",
+    "PartitionTimeLimit",
+    "BadConstraints",
+    "InvalidAccount",
+    "InvalidQOS",
+}
+# SLURM ends a job by sending these to all its processes. That is no result of the part: the job is queued again, or
+# ends before it can write one.
+ENDING = ("SIGTERM", "SIGUSR2")
+GRACE = 180.0  # seconds to wait for that
 STOP = 10.0  # seconds to wait for cancelled jobs
 GONE = 30.0  # seconds after which a job that is neither in the queue nor has a result is lost
 
@@ -47,6 +61,8 @@ class SlurmPart:
     def __call__(self) -> Exit:
         for event in run_part(self.job):
             if isinstance(event, Ended):
+                if event.exit.code < 0 and signal.Signals(-event.exit.code).name in ENDING:
+                    time.sleep(GRACE)
                 return event.exit
         sentence = (
             f"a machine of the cluster does not see {self.job.writes}: SLURM needs a folder that all machines share."
@@ -189,26 +205,32 @@ class SlurmExecutor(Executor):
         kind = self._submitit.SlurmJob if self.cluster == "slurm" else self._submitit.LocalJob
         return kind(folder, number) if number in self._queue([number]) else None
 
-    def _queue(self, numbers: list[str]) -> dict[str, str]:
-        """The state of each job that waits or runs, by number."""
+    def _queue(self, numbers: list[str]) -> dict[str, list[str]]:
+        """The state of each job that waits or runs, by number, and the reason for which it waits."""
         if self.cluster != "slurm":
             jobs = {task.job.job_id: task.job for task in self._tasks.values()}
-            return {number: "RUNNING" for number in numbers if _runs(number, jobs.get(number))}
-        command = ["squeue", "--noheader", "--user", getpass.getuser(), "--format", "%A %T"]
+            return {number: ["RUNNING", ""] for number in numbers if _runs(number, jobs.get(number))}
+        command = ["squeue", "--noheader", "--user", getpass.getuser(), "--format", "%A|%T|%r"]
         queue = subprocess.run(command, capture_output=True, text=True, check=False)
         if queue.returncode:  # the controller is busy or restarting: nothing is known
-            return dict.fromkeys(numbers, "UNKNOWN")
-        states = dict(line.split() for line in queue.stdout.splitlines() if line.strip())
+            return {number: ["UNKNOWN", ""] for number in numbers}
+        states = {line.split("|")[0]: line.split("|")[1:] for line in queue.stdout.splitlines()}
         return {number: states[number] for number in numbers if number in states}
 
     def _look(self) -> None:
-        """Note which jobs are in the queue, and which of them run."""
+        """Note which jobs are in the queue, and which of them run; refuse to wait for one that never will."""
         self._checked = now = time.monotonic()
         states = self._queue([task.job.job_id for task in self._tasks.values()])
         for task in self._tasks.values():
-            state = states.get(task.job.job_id)
-            if state is not None:
-                task.seen = now
+            if task.job.job_id not in states:
+                continue
+            task.seen = now
+            state, reason = states[task.job.job_id]
+            if state == "PENDING" and (reason in NEVER or reason.endswith("PerJobLimit")):
+                raise ValueError(
+                    f"SLURM will never start a job that needs {self.resources} ({reason}): ask for less, or for "
+                    "another partition (--slurm-partition, --slurm-minutes)."
+                )
             if state in ("RUNNING", "COMPLETING"):
                 task.began = now if task.began is None else task.began
             elif state == "PENDING":
