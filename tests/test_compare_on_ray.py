@@ -216,8 +216,8 @@ def test_a_trial_with_two_processes_is_recorded_once(world, settings):
         part = Part("relpos.lab.compare.trial", (out, encoding, "0", "1"), folder, folder / LOG, distributed=True)
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, *map(str, part.command(gpus=2))]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
-        return process.wait()
+        with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as process:
+            return process.wait()
 
     assert run("alibi") == DONE
     record = read_record(out, trial)
