@@ -46,6 +46,12 @@ def training(out: Path) -> list[str]:
     ]
 
 
+def complete(out: Path) -> list[str]:
+    """The trials that have been trained and evaluated."""
+    records = {file.parent.name: json.loads(file.read_text(encoding="utf-8")) for file in out.glob("*/trial.json")}
+    return sorted(name for name, record in records.items() if "seconds" in record)
+
+
 def table(out: Path) -> list[str]:
     lines = (out / "report.md").read_text(encoding="utf-8").splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("| encoding"))
@@ -65,7 +71,7 @@ def finish(process: "subprocess.Popen[str]") -> None:
     """Wait for a command, and print what it says about machines."""
     assert process.stdout is not None
     for line in process.stdout:
-        if "lost" in line or "waiting for" in line or "Traceback" in line:
+        if " was lost" in line or "Traceback" in line:
             print("   ", line.rstrip())
     if process.wait() != 0:
         sys.exit(f"the command ended with code {process.returncode}")
@@ -114,7 +120,7 @@ def main() -> None:
         begun = time.perf_counter()
         print("the driver killed after its first trial, and rerun", flush=True)
         process = start(command(outs[2], arguments.steps, *where))
-        while not list(outs[2].glob("*/trial.json")) and process.poll() is None:
+        while not complete(outs[2]) and process.poll() is None:
             time.sleep(0.05)
         process.kill()
         process.wait()

@@ -16,7 +16,7 @@ import relpos
 from relpos.lab.compare.comparison import Trial, load_comparison, make_comparison
 from relpos.lab.compare.execution import compare
 from relpos.lab.compare.summary import make_table, read_records
-from relpos.lab.compare.trial import DONE, FAILED, LOCK, LOG, read_record
+from relpos.lab.compare.trial import DONE, FAILED, LOCK, LOG, finished, read_record
 from relpos.system.executors.local import LocalExecutor
 from relpos.system.executors.ray import RayExecutor
 
@@ -74,6 +74,12 @@ def trains(out: Path) -> list[str]:
     return [
         name for name in names if list((out / name).glob("checkpoint-*")) and not (out / name / "trial.json").exists()
     ]
+
+
+def complete(out: Path) -> list[str]:
+    """The trials for which nothing is left to do."""
+    comparison = load_comparison(out)
+    return [trial.name for trial in comparison.trials() if finished(read_record(out, trial), comparison, trial)]
 
 
 def gone(pid: int) -> bool:
@@ -134,20 +140,19 @@ def test_a_driver_that_was_killed_is_rerun_and_resumes(world, settings, cluster,
     command = [sys.executable, "-m", "relpos.cli", "compare", "--out", str(out), "--ray", cluster.address]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: any((out / trial.name / "trial.json").exists() for trial in load_comparison(out).trials()))
-        wait_until(lambda: trains(out))
+        wait_until(lambda: complete(out) and trains(out))
     finally:
         first.kill()
         first.wait()
     names = trains(out)
     processes = [int((out / name / LOCK).read_text().split()[1]) for name in names]
     wait_until(lambda: all(gone(pid) for pid in processes))  # the parts end with the driver
-    finished = {file: file.stat().st_mtime_ns for file in out.glob("*/trial.json")}
-    assert 1 <= len(finished) < 6
+    before = {name: (out / name / "trial.json").stat().st_mtime_ns for name in complete(out)}
+    assert 1 <= len(before) < 6
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
     assert "perplexity by length" in again.stdout
-    assert {file: file.stat().st_mtime_ns for file in finished} == finished
+    assert {name: (out / name / "trial.json").stat().st_mtime_ns for name in before} == before
     assert_same(out, alone)
 
 
@@ -211,8 +216,8 @@ def test_a_trial_with_two_processes_is_recorded_once(world, settings):
         part = Part("relpos.lab.compare.trial", (out, encoding, "0", "1"), folder, folder / LOG, distributed=True)
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, *map(str, part.command(gpus=2))]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
-        return process.wait()
+        with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as process:
+            return process.wait()
 
     assert run("alibi") == DONE
     record = read_record(out, trial)
