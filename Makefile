@@ -10,14 +10,16 @@
 #   make docs      the documentation site into site/, offline; make pages   the generated parts of docs/, from the code
 #   make bench-train   speed of a training step, the same way; make bench-evaluate   evaluation at 16,384 tokens
 #   make bench-decode  decoding steps and generate      make bench-use    models of transformers on relpos
+#   make bench-scale   one sequence over 2 and 4 processes
 #   make bench-explore the explorer: first view, tiles, 50 clients, the size of an export
+#   make bench-cluster a comparison on a Ray cluster of two machines, with one of them and the driver killed
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .PHONY: figures explorer check chromium test test-all lint readme wheel docs pages bench bench-train bench-decode bench-evaluate \
-  bench-use bench-explore clean
+  bench-use bench-explore bench-scale bench-cluster clean
 
 figures: $(INSTALLED)
 	$(BIN)/relpos figures --out figures $(ARGS)
@@ -99,8 +101,14 @@ bench-use: $(INSTALLED)
 	$(BIN)/python benchmarks/families.py
 	$(BIN)/python benchmarks/images.py
 
+bench-scale: $(INSTALLED)
+	$(BIN)/python benchmarks/scale.py
+
 bench-explore: $(INSTALLED)
 	$(BIN)/python benchmarks/explore.py
+
+bench-cluster: $(INSTALLED)
+	$(BIN)/python benchmarks/cluster.py
 
 bench-evaluate: $(INSTALLED)
 	$(BIN)/python benchmarks/evaluate.py

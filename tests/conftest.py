@@ -1,4 +1,5 @@
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -10,6 +11,9 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 # Small tensors on a machine where pytest-xdist already uses every core; the processes that tests start inherit it. Two
 # threads that share a core with other work spend most of their time waiting for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# A shell that starts pytest in the background makes it ignore Ctrl-C, which the processes of the tests would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 import torch
@@ -38,11 +42,16 @@ HEAVY = {
     "test_attention_pictures",
     "test_card",
     "test_compare",
+    "test_compare_on_ray",
+    "test_context",
+    "test_context_training",
     "test_damaged_models",
     "test_damaged_runs",
     "test_distributed",
     "test_draw",
     "test_evaluate",
+    "test_evaluate_in_parts",
+    "test_executors",
     "test_explorer_export",
     "test_explorer_models",
     "test_explorer_rows",

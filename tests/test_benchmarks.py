@@ -21,6 +21,7 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
         ("explore.py", ["--only", "first"]),
         ("families.py", ["--families", "bloom,wav2vec2-bert relative", "--no-file"]),
         ("images.py", ["--no-file"]),
+        ("scale.py", ["--length", "64", "--rounds", "1", "--encodings", "kerple_log", "--no-file"]),
     ],
 )
 def test_a_benchmark_runs(script, arguments, tmp_path):

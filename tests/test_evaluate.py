@@ -22,8 +22,9 @@ from relpos.lab.data.tokens import Tokens
 from relpos.lab.evaluate import evaluation as evaluate_module
 from relpos.lab.evaluate import protocols, scoring
 from relpos.lab.evaluate.bootstrap import bootstrap, interval
-from relpos.lab.evaluate.evaluation import bin_edges, default_lengths, evaluate
+from relpos.lab.evaluate.evaluation import evaluate
 from relpos.lab.evaluate.file_names import question_stem
+from relpos.lab.evaluate.question import bin_edges, default_lengths
 from relpos.lab.evaluate.units import Units, unit_sums, units_of
 from relpos.lab.runs.run import open_run
 from relpos.lab.tasks import task

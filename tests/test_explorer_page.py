@@ -170,7 +170,7 @@ def test_every_head_that_is_compared_is_saved(page, address):
     rest(page)
     alibi = relpos.encoding("alibi", heads=8, head_dim=64).map(64)[1]
     saved = []
-    page.on("download", lambda file: saved.append(file))
+    page.on("download", lambda file: saved.append(file))  # noqa: PLW0108 - playwright cannot mark a built-in method
     for kind, start in (("PNG", b"\x89PNG"), ("SVG", b"<?xml"), ("CSV", b"query,key,bias")):
         saved.clear()
         page.get_by_role("button", name=kind).click()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-HEAVY = ("transformers", "matplotlib", "datasets", "accelerate", "fastapi", "uvicorn", "hypothesis")
+HEAVY = ("transformers", "matplotlib", "datasets", "accelerate", "fastapi", "uvicorn", "hypothesis", "ray", "submitit")
 
 
 @pytest.fixture(scope="module", autouse=True)

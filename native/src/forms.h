@@ -150,7 +150,7 @@ private:
 // the difference of the high parts is exact where it is small, so that differences of large sums stay exact.
 class RankOne {
 public:
-    static bool fits(const relpos_problem& p) { return p.start + p.queries <= p.keys; }  // the queries are tokens
+    static bool fits(const relpos_problem& p) { return p.start + p.queries <= p.total_stride; }  // queries have totals
     static const float* factors(const relpos_problem& p, int64_t b, int64_t h) {
         return p.weight + (b * p.heads + h) * p.total_stride;
     }

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from relpos.attend import native, reference
+from relpos.attend.checked import positioned
 from relpos.attend.chunks import block_size
-from relpos.attend.operation import positioned
 from relpos.encodings.call import Call, MaskFunction, document_ends
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Form, Located, distances

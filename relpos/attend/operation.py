@@ -1,23 +1,22 @@
 """Attention with any encoding, as one operation."""
 
 import contextlib
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from relpos.attend import reference
-from relpos.attend.backends import choose
 from relpos.attend.cache import Attempt, Cache, new_positions
-from relpos.attend.kept import Kept
-from relpos.attend.native.running import Running
-from relpos.encodings.call import Call, MaskFunction
+from relpos.attend.checked import attend, positioned
+from relpos.encodings.call import MaskFunction
 from relpos.encodings.checks import check_shape
 from relpos.encodings.encoding import Encoding
-from relpos.encodings.forms import Form
-from relpos.encodings.inputs import check_finite, check_position, check_tensors, make_call, read_positions
+from relpos.encodings.inputs import check_position, check_tensors, make_call, read_positions
 from relpos.encodings.tracing import without_autocast
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 NOTHING = contextlib.nullcontext()
 
@@ -46,6 +45,8 @@ def attention(
     return_lse: bool = False,
     backend: str | None = None,
     cache: Cache | None = None,
+    group: "ProcessGroup | None" = None,
+    scheme: str | None = None,
 ) -> Any:
     """Compute attention with a positional encoding.
 
@@ -85,6 +86,14 @@ def attention(
         backend: "native", "flex", "chunks" or "reference"; if None, the fastest that can run this call.
         cache: A `relpos.Cache` of earlier tokens. Then q, k, v, and hidden or gates, are those of the new tokens, which
             are added to it, and the keys are all tokens so far: so many entries have positions, documents and padding.
+        group: Processes of torch.distributed among which the sequence is divided: each passes its slice of q, k, v,
+            hidden or gates, documents, padding and positions, and gets the output of its slice. The slices are equally
+            long and in the order of the ranks; indices, and `cu_seqlens`, count the tokens of the whole sequence.
+            Gradients of q, k, v and hidden are those of the slice. Those of parameters (of the encoding, and sinks) are
+            this process's share: their sum over the group is the gradient (docs/scale.md).
+        scheme: How the processes of a group divide the work. "heads": each computes the whole sequence for some heads;
+            "ring": keys and values travel from process to process; "gather": each gathers all of them. If None, the
+            first of these that can run this call. What a scheme cannot run it refuses: docs/scale.md has the table.
 
     Returns:
         (batch, heads, queries, value_dim) in the dtype of v, computed in float32 at least. A query that may see no key
@@ -98,9 +107,46 @@ def attention(
     Example:
         >>> position = relpos.encoding("cable", heads=12, head_dim=64)
         >>> out = relpos.attention(q, k, v, position, hidden=x, window=1023)
+        >>> part = relpos.attention(q, k, v, position, hidden=x, group=torch.distributed.group.WORLD)  # of a slice each
     """
     check_tensors(q, k, v)
+    if group is None and scheme is not None:
+        raise ValueError(f"scheme={scheme!r} says how the processes of a group divide the work: give group= too.")
+    if group is not None and (cache is not None or start is not None):
+        raise ValueError(
+            "with a group every process attends from its slice of the sequence, and there is no decoding: leave "
+            f"{'cache' if cache is not None else 'start'}= out."
+        )
     with without_autocast(q.device), NOTHING if cache is None else Attempt(cache):
+        if group is not None:
+            # Imported here: builds of PyTorch without torch.distributed have no process groups.
+            from relpos.attend.distributed import attention_over_slices  # noqa: PLC0415
+
+            out, lse = attention_over_slices(
+                q,
+                k,
+                v,
+                position,
+                group=group,
+                scheme=scheme,
+                hidden=hidden,
+                gates=gates,
+                causal=causal,
+                window=window,
+                positions=positions,
+                documents=documents,
+                cu_seqlens=cu_seqlens,
+                padding=padding,
+                mask=mask,
+                sinks=sinks,
+                softcap=softcap,
+                dropout=dropout,
+                seed=seed,
+                scale=scale,
+                return_lse=return_lse,
+                backend=backend,
+            )
+            return (out, lse) if return_lse else out
         if cache is not None:
             if start is not None or cu_seqlens is not None:
                 raise ValueError("with a cache the queries are the last tokens: leave start and cu_seqlens out.")
@@ -132,42 +178,6 @@ def attention(
         else:
             out, lse = attend(q, k, v, position, call, backend, cache.kept, cache.running, cache.rotated)
     return (out, lse) if return_lse else out
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    position: Encoding | None,
-    call: Call,
-    backend: str | None = None,
-    kept: Kept | None = None,
-    running: Running | None = None,
-    rotated: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """Attention with arguments that have been checked.
-
-    Args:
-        q: Queries, (batch, heads, queries, head_dim).
-        k: Keys, (batch, key_heads, keys, head_dim).
-        v: Values, (batch, key_heads, keys, value_dim).
-        position: The encoding.
-        call: The call of attention.
-        backend: The name of the backend, or None for the fastest.
-        kept: What a decoder keeps of the encoding between its steps.
-        running: The running sums of the encoding's bias, if a cache keeps them.
-        rotated: Whether q and k are already rotated.
-
-    Returns:
-        The output and, if the call asks for it, the log-sum-exp.
-    """
-    if kept is not None:
-        step = kept.attention(q, k, v, position, call, backend, running)
-        if step is not None:
-            return step
-    q, k, form, call = positioned(q, k, position, call, rotated)
-    out, lse = choose(backend, q, form, call).attention(q, k, v.to(q.dtype), form, call)
-    return out.to(v.dtype), lse
 
 
 def with_cache(
@@ -266,32 +276,3 @@ def scores(
         q, k, form, call = positioned(q, k, position, call)
         logits, visible = reference.logits(*call.rotated(q, k), form, call, call.i)
         return logits.masked_fill(~visible, -torch.inf)
-
-
-def positioned(
-    q: Tensor, k: Tensor, position: Encoding | None, call: Call, rotated: bool = False
-) -> tuple[Tensor, Tensor, Form | None, Call]:
-    """Let the encoding act; if q and k are already rotated, on the scores alone.
-
-    Returns:
-        Queries, keys, the form of the bias, and the call with the rotation that is still to be applied to q and k. An
-        encoding that changes q and k otherwise has done so here.
-    """
-    if position is None:
-        return q, k, None, call
-    if "query and key" in position.places:
-        rotation = None if rotated else position.rotation(call)
-        factor = position.query_factor(call)
-        if rotation is None and factor is None and not rotated:
-            # In float32 at least: half precision would lose the angles to rounding.
-            q, k = position.rotate(q.to(call.dtype), k.to(call.dtype), call)
-        if factor is not None:
-            check_finite("factor of the queries", factor)
-            q, k = q.to(call.dtype) * factor, k.to(call.dtype)
-        if rotation is not None:
-            call = replace(call, rotation=rotation)
-    form = position.located_bias(call)
-    if form is not None:
-        for name, numbers in form.tensors():
-            check_finite(f"{name} of the bias", numbers)
-    return q, k, form, call

@@ -1,5 +1,6 @@
 """relpos compare."""
 
+import contextlib
 import shlex
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from relpos.commands import cluster
 from relpos.commands.choices import complete_encodings, complete_family, complete_preset, metavar
 from relpos.commands.options import console, default, parse_lengths, parse_names
 from relpos.lab.compare import defaults
@@ -125,55 +127,60 @@ def compare(
             rich_help_panel=RUN,
         ),
     ] = Path(defaults.OUT),
-    workers: Annotated[
-        int,
-        typer.Option(
-            help=f"Trials at a time on this machine; the cores are divided among them.  {default(defaults.WORKERS)}",
-            min=1,
-            show_default=False,
-            rich_help_panel=RUN,
-        ),
-    ] = defaults.WORKERS,
     report_only: Annotated[
         bool,
         typer.Option("--report-only", help="Write the report again from the finished trials.", rich_help_panel=RUN),
     ] = False,
+    workers: cluster.Workers = None,
+    cores: cluster.Cores = None,
+    memory: cluster.Memory = None,
+    gpus: cluster.Gpus = None,
+    ray: cluster.Ray = None,
+    slurm: cluster.Slurm = False,
+    slurm_partition: cluster.Partition = None,
+    slurm_minutes: cluster.Minutes = None,
+    slurm_option: cluster.SlurmOption = None,
 ) -> None:
     """Train and evaluate several encodings under equal conditions, and write one report.
 
-    If interrupted, rerun the command to resume: finished trials are kept, failed trials are run once more. Run in
-    several processes, or on several machines that share the folder, it divides the trials among them. A later command
-    may add encodings, seeds and lengths; options that are left out keep the value stored in the folder.
+    If interrupted, rerun the command to resume: finished trials are kept, failed trials are run once more. Trials run
+    on this machine, on a Ray cluster or on SLURM: docs/scale.md. A later command may add encodings, seeds and lengths;
+    options that are left out keep the value stored in the folder.
 
     - relpos compare --encodings alibi,kerple_log,rope --seeds 3 --steps 1200 --out runs/three
     - relpos compare --out runs/three --encodings cable --workers 2
+    - relpos compare --out runs/three --ray 10.0.0.1:6379 --cores 4 --gpus 1
     - relpos compare --out runs/three --report-only
     """
     from relpos.lab.compare.api import compare as compare_encodings
     from relpos.lab.runs.load_settings import parse_overrides
 
-    report = compare_encodings(
-        parse_names(encodings),
-        family=family,
-        preset=preset,
-        data=data,
-        length=length,
-        lengths=parse_lengths(lengths) if lengths else None,
-        seeds=seeds,
-        steps=steps,
-        tokens=tokens,
-        minutes=minutes,
-        batch_size=batch_size,
-        lr=lr,
-        positions=positions,
-        eval_tokens=eval_tokens,
-        out=out,
-        workers=workers,
-        report_only=report_only,
-        overrides=parse_overrides(overrides or []),
-        command=shlex.join(["relpos", *sys.argv[1:]]),
-        say=typer.echo,
+    where = cluster.make_executor(
+        workers, cores, memory, gpus, ray, slurm, slurm_partition, slurm_minutes, slurm_option, default_workers=1
     )
+    with where or contextlib.nullcontext() as executor:
+        report = compare_encodings(
+            parse_names(encodings),
+            family=family,
+            preset=preset,
+            data=data,
+            length=length,
+            lengths=parse_lengths(lengths) if lengths else None,
+            seeds=seeds,
+            steps=steps,
+            tokens=tokens,
+            minutes=minutes,
+            batch_size=batch_size,
+            lr=lr,
+            positions=positions,
+            eval_tokens=eval_tokens,
+            out=out,
+            executor=executor,
+            report_only=report_only,
+            overrides=parse_overrides(overrides or []),
+            command=shlex.join(["relpos", *sys.argv[1:]]),
+            say=typer.echo,
+        )
     _print_table(out)
     typer.echo(f"{report.html}\n{report.markdown}")
     if report.failed:

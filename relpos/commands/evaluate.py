@@ -1,12 +1,15 @@
 """relpos evaluate."""
 
+import contextlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from relpos.commands import cluster
 from relpos.commands.choices import (
     complete_protocol,
     complete_rope_scalings,
@@ -134,41 +137,69 @@ def evaluate(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    context_parallel: Annotated[
+        bool,
+        typer.Option(
+            "--context-parallel",
+            help="Divide every window among the processes of a launch by torchrun: docs/scale.md.",
+            rich_help_panel=TEXT,
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON instead of the table.", rich_help_panel=OUTPUT)
     ] = False,
+    workers: cluster.Workers = None,
+    cores: cluster.Cores = None,
+    memory: cluster.Memory = None,
+    gpus: cluster.Gpus = None,
+    ray: cluster.Ray = None,
+    slurm: cluster.Slurm = False,
+    slurm_partition: cluster.Partition = None,
+    slurm_minutes: cluster.Minutes = None,
+    slurm_option: cluster.SlurmOption = None,
 ) -> None:
     """Evaluate trained models at lengths that they were not trained on.
 
     Prints perplexity (of a model that predicts masked tokens, pseudo-perplexity) and bits per byte with 95 % intervals,
     or with --task the share of right answers. Writes the numbers (JSON) and the curve (PNG) next to the model. If
-    interrupted, rerun the command to resume.
+    interrupted, rerun the command to resume. Many runs and lengths can be divided into parts, which run on this
+    machine, on a Ray cluster or on SLURM: docs/scale.md.
 
     - relpos evaluate runs/cable
     - relpos evaluate runs/cable runs/rope --lengths 512,2048,8192 --out runs/both
     - relpos evaluate runs/cable --data wiki.test.raw --protocol last
     - relpos evaluate runs/rope --rope-scaling ntk,yarn:4
     - relpos evaluate runs/recall-rope --task recall --lengths 64,256,1024
+    - relpos evaluate runs/cable runs/rope --workers 2
+    - torchrun --nproc-per-node 4 -m relpos.cli evaluate runs/cable --lengths 65536 --context-parallel
     """
     wanted = None if lengths is None else parse_lengths(lengths)
 
     from relpos.lab.evaluate.api import evaluate as evaluate_runs
 
-    evaluation = evaluate_runs(
-        runs,
-        lengths=wanted,
-        protocol=cast(ProtocolName, protocol),  # an unknown name is refused there, with the nearest known one
-        data=data,
-        split=cast(SplitName | None, split),
-        stride=stride,
-        last=last,
-        eval_tokens=eval_tokens,
-        rope_scaling=parse_names(rope_scaling),
-        task=task,
-        samples=samples,
-        out=out,
-        seed=seed,
+    where = cluster.make_executor(
+        workers, cores, memory, gpus, ray, slurm, slurm_partition, slurm_minutes, slurm_option
     )
+    with where or contextlib.nullcontext() as executor:
+        evaluation = evaluate_runs(
+            runs,
+            lengths=wanted,
+            protocol=cast(ProtocolName, protocol),  # an unknown name is refused there, with the nearest known one
+            data=data,
+            split=cast(SplitName | None, split),
+            stride=stride,
+            last=last,
+            eval_tokens=eval_tokens,
+            rope_scaling=parse_names(rope_scaling),
+            task=task,
+            samples=samples,
+            out=out,
+            seed=seed,
+            context_parallel=context_parallel,
+            executor=executor,
+        )
+    if context_parallel and int(os.environ.get("RANK", "0")):
+        return  # the first process prints
     results = evaluation.results
     if as_json:
         typer.echo(json.dumps(list(results.values()) if len(results) > 1 else next(iter(results.values())), indent=1))

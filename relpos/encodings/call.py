@@ -26,7 +26,7 @@ class Call:
     queries: int
     keys: int
     causal: bool = True
-    documents: Tensor | None = None  # (batch, keys), one id per token, each document contiguous
+    documents: Tensor | None = None  # (batch, keys or more), one id per token, each document contiguous
     padding: Tensor | None = None  # (batch, keys), False where a key must not be seen
     gates: Tensor | None = None  # (batch, heads, keys, gate_size), from Encoding.gates
     q: Tensor | None = None  # (batch, heads, queries, head_dim)
@@ -45,6 +45,7 @@ class Call:
     return_lse: bool = False  # whether the log-sum-exp of each row is computed too
     batch: int = 1
     heads: int = 1
+    token_lengths: Tensor | None = None  # (1 or batch, keys), of documents of which the keys are a part; None: counted
 
     def with_gates(self, gates: Tensor | None) -> "Call":
         """A copy of this call with other gates."""
@@ -97,6 +98,8 @@ class Call:
     @property
     def key_lengths(self) -> Tensor:
         """Current length of the document that each key belongs to: (1 or batch, keys)."""
+        if self.token_lengths is not None:
+            return self.token_lengths
         if self.documents is not None:
             first, end = document_ends(self.documents)
             return end - first
@@ -174,7 +177,7 @@ class Call:
             left, right = self.window
             seen = seen & (row >= column - left) & (row <= column + right)
         if self.documents is not None:
-            keys = self.documents if j is None else self.documents[:, j]
+            keys = self.documents[:, : self.keys] if j is None else self.documents[:, j]
             seen = seen & (self.documents[:, i, None] == keys[:, None, :])[:, None]
         if self.padding is not None:
             seen = seen & (self.padding if j is None else self.padding[:, j])[:, None, None, :]

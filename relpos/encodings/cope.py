@@ -56,4 +56,4 @@ class Cope(Encoding):
             high = rows.gather(-1, (below.long() + 1).clamp(max=self.npos - 1))
             return torch.lerp(low, high, count - below)
 
-        return Scored(function, {"table": self.table})
+        return Scored(function, {"table": self.table}, by_head=True)

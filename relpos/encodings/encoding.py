@@ -274,7 +274,8 @@ class Encoding(nn.Module):
         """Return the bias on the scores of a call of attention.
 
         Args:
-            call: The call of attention: its distances, positions, gates, dtype and device.
+            call: The call of attention: its distances, positions, gates, dtype and device. Where processes divide the
+                heads, `call.gates` and `call.q` have some of the heads; tables are made for all of them.
 
         Returns:
             A form: `Toeplitz`, `RankOne`, `Scaled`, `Scored` or `Sum`; None if there is no bias.

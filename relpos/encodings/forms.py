@@ -85,7 +85,7 @@ class RankOne(Form):
     """One weight per query times the growth of a running sum since the key: B_ij = −weight_i · (total_i − total_j).
 
     Attributes:
-        total: The running sum, (batch, heads, keys), in float64.
+        total: The running sum, each token's own step included, (batch, heads, keys), in float64.
         weight: (batch, heads, keys), or None for 1.
         dtype: Of the bias.
         symmetric: |total_i − total_j|, for attention in both directions.
@@ -210,6 +210,8 @@ class Scored(Form):
     Attributes:
         function: (i, j, scores, visible) -> bias, with the arguments and the result of `block`.
         numbers: The tensors that the function reads, by name: they are checked, and get gradients.
+        by_head: Whether the bias of a head depends on that head alone, and the function runs for any of the heads if
+            `Call.q` and `Call.gates` have just these. Then the heads can be divided among processes.
 
     Example:
         >>> Scored(lambda i, j, scores, visible: -torch.log1p(scores.abs()), {})
@@ -217,6 +219,7 @@ class Scored(Form):
 
     function: Callable[..., Tensor]  # (i, j, scores, visible) -> bias, as `block`
     numbers: Mapping[str, Tensor]  # the tensors that the function reads
+    by_head: bool = False  # whether it runs for any subset of the heads
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.numbers.items()
@@ -237,3 +240,34 @@ def locate(form: Form, where: Located) -> Form:
     if isinstance(form, Sum):
         return Sum(tuple(locate(term, where) for term in form.terms))
     return replace(form, where=where) if isinstance(form, Toeplitz | Scaled | Projected) else form
+
+
+def take_heads(form: Form, heads: slice, number: int) -> Form:
+    """The form for some of the heads.
+
+    Args:
+        form: For all heads. Tensors that have just these heads already, made from gates of these, stay as they are.
+        heads: Which heads.
+        number: Number of all heads.
+
+    Raises:
+        ValueError: The form is a function that needs all heads.
+    """
+
+    def cut(x: Tensor, axis: int) -> Tensor:
+        return x[(slice(None),) * axis + (heads,)] if x.shape[axis] == number else x
+
+    match form:
+        case Sum():
+            return Sum(tuple(take_heads(term, heads, number) for term in form.terms))
+        case Toeplitz():
+            return replace(form, table=cut(form.table, 0))
+        case RankOne():
+            return replace(form, total=cut(form.total, 1), weight=None if form.weight is None else cut(form.weight, 1))
+        case Scaled():
+            return replace(form, out=cut(form.out, 0), offset=cut(form.offset, 0))
+        case Projected():
+            return replace(form, vectors=cut(form.vectors, 1), table=cut(form.table, 0))
+        case Scored(by_head=True):
+            return form
+    raise ValueError(f"a bias of the form {type(form).__name__} cannot be cut into heads.")

@@ -27,7 +27,7 @@ class KernelCable(CableNoWeight):
         def kernel(i: Tensor, j: Tensor, scores: Tensor, visible: Tensor) -> Tensor:
             return -torch.log1p(distance.gained(i, j) ** 2)
 
-        return Scored(kernel, dict(distance.tensors()))
+        return Scored(kernel, dict(distance.tensors()), by_head=True)
 
     def increments(self, gates: Tensor) -> None:
         return None

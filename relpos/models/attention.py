@@ -5,12 +5,13 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from relpos.attend import attention
+from relpos.attend.checked import attend
 from relpos.attend.kept import Kept
-from relpos.attend.operation import attend
 from relpos.encodings.call import Call
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.tracing import without_autocast
 from relpos.models.cache import remember
+from relpos.models.context import Context
 
 
 class SelfAttention(nn.Module):
@@ -68,6 +69,7 @@ class SelfAttention(nn.Module):
         padding: Tensor | None = None,
         total: int | None = None,
         positions: Tensor | None = None,
+        context: Context | None = None,
     ) -> Tensor:
         """Attention over the input x (batch, length, width), and over what the cache holds of earlier tokens.
 
@@ -79,6 +81,7 @@ class SelfAttention(nn.Module):
             padding: (batch, total), False for keys that must not be seen.
             total: Number of tokens so far, those in the cache included.
             positions: Positions of the new tokens, (1 or batch, length), or None if they are counted.
+            context: The processes among which the sequence is divided, if x, documents and padding are of a slice.
 
         Returns:
             (batch, length, width).
@@ -101,6 +104,8 @@ class SelfAttention(nn.Module):
                 padding=padding,
                 dropout=self.dropout_of_weights if self.training else 0.0,
                 scale=self.scale,
+                group=None if context is None else context.group,
+                scheme=None if context is None else context.scheme,
             )
         return self.merge(out.transpose(1, 2).flatten(2))
 

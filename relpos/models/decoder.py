@@ -1,6 +1,7 @@
 """Causal decoders of any family: token ids to hidden states, and the language model over them."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,7 +10,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from relpos.attend.cache import new_positions
 from relpos.encodings.encoding import Encoding
-from relpos.models.base import RelposModel, check_inputs, read_tokens
+from relpos.models.base import RelposModel, Tokens, check_inputs, read_tokens
+from relpos.models.context import Context
 from relpos.models.logits import logits_of
 from relpos.models.loss import next_token_loss
 
@@ -18,6 +20,7 @@ class Decoder(RelposModel):
     """Token ids to hidden states. A family overrides the methods that return its modules."""
 
     position: Encoding | None  # the encoding that all layers share
+    context: Context | None = None  # the processes among which sequences are divided
 
     def blocks(self) -> Iterable[nn.Module]:
         """The layers in order; each takes x, `past_key_values` and the arguments of `SelfAttention.forward`."""
@@ -34,6 +37,22 @@ class Decoder(RelposModel):
     def final_norm(self, x: Tensor) -> Tensor:
         """The normalisation after the last layer."""
         raise NotImplementedError
+
+    def embed_positions(self, x: Tensor, tokens: Tokens) -> Tensor:
+        """Token embeddings (batch, length, width) with the positions of encodings that act on them."""
+        acting = [
+            position
+            for position in (self.embedding_position(), self.position)
+            if position is not None and "embedding" in position.places
+        ]
+        start, documents = tokens.total - x.shape[1], tokens.documents
+        for position in acting:
+            if self.context is None:
+                x = position.embed(x, start=start, documents=documents)
+            else:
+                start, documents = self.context.place(x.shape[1], tokens.documents)
+                x = self.context.together(partial(position.embed, x, start=start, documents=documents))
+        return x
 
     def forward(
         self,
@@ -56,11 +75,12 @@ class Decoder(RelposModel):
         limited only by the encoding.
         """
         check_inputs(input_ids, inputs_embeds, output_attentions)
+        if self.context is not None:
+            self.context.check(past_key_values, use_cache, attention_mask, position_ids)
+            use_cache = False
         x = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds  # (batch, length, width)
         tokens = read_tokens(self, x, attention_mask, documents, past_key_values, use_cache, position_ids)
-        for position in (self.embedding_position(), self.position):
-            if position is not None:
-                x = position.embed(x, start=tokens.total - x.shape[1], documents=tokens.documents)
+        x = self.embed_positions(x, tokens)
         x = self.embedding_dropout(x)
         call = {
             "shared": self.position,
@@ -68,6 +88,7 @@ class Decoder(RelposModel):
             "padding": tokens.padding,
             "total": tokens.total,
             "positions": new_positions(x.shape[1], tokens.total, tokens.documents, None, x.device),
+            "context": self.context,
         }
         states = []
         for block in self.blocks():
@@ -133,7 +154,15 @@ class CausalLM(RelposModel, GenerationMixin):
         )
         hidden, head = states.last_hidden_state, self.get_output_embeddings()
         loss = logits = None
+        context = getattr(self.base_model, "context", None)
         if labels is not None:
+            if context is not None:
+                if labels.shape[1] != hidden.shape[1] + 1:
+                    raise ValueError(
+                        f"a slice of {hidden.shape[1]} tokens has {hidden.shape[1] + 1} labels, the last one that of "
+                        f"the token after it, not {labels.shape[1]}: relpos.models.context.slice_window cuts them."
+                    )
+                num_items_in_batch = context.count(labels) if num_items_in_batch is None else num_items_in_batch
             loss = next_token_loss(hidden, head.weight, labels, num_items_in_batch)
         if labels is None or logits_to_keep is not None:
             kept = slice(-(logits_to_keep or 0), None) if not isinstance(logits_to_keep, Tensor) else logits_to_keep

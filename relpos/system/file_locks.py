@@ -1,5 +1,6 @@
 """The system's locks on an open file: `flock` where there is one, `msvcrt.locking` on Windows."""
 
+import errno
 import os
 import sys
 import time
@@ -32,18 +33,29 @@ if sys.platform == "win32":
 else:
     import fcntl
 
+    # Some network file systems have no locks, for example Lustre without its option flock. A single process works
+    # there all the same; on a cluster, the executor starts each part once.
+    UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+    def _flock(descriptor: int, operation: int) -> None:
+        try:
+            fcntl.flock(descriptor, operation)
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+
     def try_to_lock(descriptor: int) -> bool:
         """Lock an open file, and return whether nobody else had locked it."""
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
 
     def wait_and_lock(descriptor: int) -> None:
         """Lock an open file, as soon as nobody else has locked it."""
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _flock(descriptor, fcntl.LOCK_EX)
 
     def release(descriptor: int) -> None:
         """Release the lock of an open file."""
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        _flock(descriptor, fcntl.LOCK_UN)

@@ -62,4 +62,7 @@ class Lock:
 
 def lock_holder(folder: Path, name: str = ".lock") -> str:
     """The process that holds a lock or held it last, for example "process 4711 on laptop"."""
-    return (folder / name).read_text(encoding="utf-8").strip() or "another process"
+    try:
+        return (folder / name).read_text(encoding="utf-8").strip() or "another process"
+    except FileNotFoundError:  # the lock is on another machine
+        return "another process"

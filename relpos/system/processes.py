@@ -26,11 +26,13 @@ class Exit:
         code: The exit code; a negative value is the number of the signal that ended the process (not on Windows).
         seconds: How long the process ran.
         last_line: The last line of its standard error; empty for a child that writes to a log.
+        failure: Why it did not run to its end, in a sentence, where its process cannot say so: its machine was lost.
     """
 
     code: int
     seconds: float
     last_line: str
+    failure: str | None = None
 
     def reason(self, details: str | None = None) -> str:
         """Describe in a sentence why the process ended.
@@ -38,6 +40,8 @@ class Exit:
         Args:
             details: What to print after the exit code; the last line of standard error by default.
         """
+        if self.failure is not None:
+            return self.failure
         if self.code < 0:
             name = signal.Signals(-self.code).name
             memory = ", as the system does when memory runs out" if name == "SIGKILL" else ""
@@ -77,7 +81,7 @@ class Children(Generic[Key]):
         """The keys of the children that have not been reported by `ended`, in the order in which they started."""
         return list(self._children)
 
-    def start(self, key: Key, arguments: Sequence[str], log: Path | None = None) -> None:
+    def start(self, key: Key, arguments: Sequence[str], log: Path | None = None, folder: Path | None = None) -> None:
         """Start a Python process.
 
         Args:
@@ -85,6 +89,7 @@ class Children(Generic[Key]):
             arguments: The arguments of the Python interpreter, for example ["-m", "package.module", "3"].
             log: The file to which standard output and standard error are appended. Without it standard output is
                 discarded, and the last line of standard error is in the child's `Exit`.
+            folder: The current folder of the child. Default: that of this process.
         """
         errors = tempfile.TemporaryFile() if log is None else None  # noqa: SIM115 - closed when the child has ended
         with (Path(os.devnull) if log is None else log).open("ab") as output:
@@ -93,6 +98,7 @@ class Children(Generic[Key]):
                 stdin=subprocess.PIPE,  # closes when this process ends; `end_with_parent` waits for that
                 stdout=output,
                 stderr=errors or subprocess.STDOUT,
+                cwd=folder,
                 env={**os.environ, "OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,  # so that Ctrl-C in the terminal does not reach the child,
                 creationflags=NEW_GROUP,  # and the same on Windows

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from relpos.attend import reference
+from relpos.attend.checked import positioned
 from relpos.attend.layer_call import LayerCall, Turns
-from relpos.attend.operation import positioned
 from relpos.encodings.call import Call, products
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.forms import Form, Scaled, Toeplitz, terms

@@ -83,22 +83,27 @@ def refuses_call(form: Form | None, call: Call) -> str | None:
         return "the native kernel runs a Scaled bias that is scaled per query, and this one is scaled per key too."
     if call.mask is not None:
         return "the native kernel cannot run mask=: it runs causal=, window=, documents= and padding=."
-    return refuses_places(kinds, call)
+    return refuses_places(terms(form), call)
 
 
-def refuses_places(kinds: Sequence[type[Form]], call: Call) -> str | None:
+def refuses_places(parts: Sequence[Form], call: Call) -> str | None:
     """Why the kernel cannot run the indices and positions of a call, as a sentence; None if it can."""
-    last = call.first + call.queries - 1
+    end = call.first + call.queries
     if call.first < 0:
         return f"the native kernel counts tokens from 0, and the first query has the index {call.first}."
-    if {Toeplitz, Scaled} & set(kinds) and not call.even:
+    by_distance = [term for term in parts if isinstance(term, Toeplitz | Scaled)]
+    if any(term.where is not None for term in by_distance) or (by_distance and not call.even):
         return (
             "the native kernel reads a bias over distances by the difference of two indices, and with these positions= "
             "the distance is another one."
         )
-    if not call.among_keys and (RankOne in kinds or call.documents is not None):
-        what = "a RankOne bias has" if RankOne in kinds else "documents= have"
-        return f"{what} one value per key, and the queries, {call.first} to {last}, are not all among {call.keys} keys."
+    tokens = [("a RankOne bias has", term.total.shape[-1]) for term in parts if isinstance(term, RankOne)]
+    if call.documents is not None:
+        tokens.append(("documents= have", call.documents.shape[1]))
+    for what, number in tokens:
+        if end > number:
+            queries = f"the queries, {call.first} to {end - 1}, are not all among {number} keys"
+            return f"{what} one value per key, and {queries}."
     return None
 
 

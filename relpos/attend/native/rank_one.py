@@ -17,11 +17,12 @@ REACH, HEAVIEST, LARGEST_REACH = 30, 60, 120  # exponents of running totals and 
 
 
 def describe(form: RankOne, call: Call, inputs: Inputs) -> None:
-    """Set total and weight, (batch, heads, keys) each."""
-    shape = (inputs.q.shape[0], inputs.q.shape[1], call.keys)
+    """Set total and weight, (batch, heads, tokens) each: of the keys, and of queries that come after the keys."""
+    shape = (inputs.q.shape[0], inputs.q.shape[1], form.total.shape[-1])
     inputs.total = form.total.double().expand(shape)
     inputs.weight = None if form.weight is None else form.weight.float().expand(shape)
     inputs.symmetric = form.symmetric
+    inputs.skip = inputs.skip and call.among_keys  # what may be skipped is bounded by the totals of the keys
 
 
 def present(inputs: Inputs) -> bool:
@@ -53,20 +54,22 @@ def buffers(inputs: Inputs, slots: int) -> dict[str, Tensor]:
     """Memory for the kernel's sums, by field."""
     assert inputs.total is not None
     rows = torch.empty(2, *inputs.q.shape[:3], dtype=torch.float32)
-    sums = {"grad_total": torch.zeros(inputs.total.shape, dtype=torch.float64), "grad_total_query": rows[0]}
+    of_keys = torch.zeros(*inputs.q.shape[:2], inputs.k.shape[2], dtype=torch.float64)
+    sums = {"grad_total": of_keys, "grad_total_query": rows[0]}
     return sums if inputs.weight is None else sums | {"grad_weight": rows[1]}
 
 
 def gradients(sums: dict[str, Tensor], inputs: Inputs, problem: ctypes.Structure) -> dict[str, Tensor]:
     """Gradients of the inputs of this form, from the kernel's sums."""
     assert inputs.total is not None
-    keys, queries = inputs.k.shape[2], inputs.q.shape[2]
+    tokens, keys, queries = inputs.total.shape[-1], inputs.k.shape[2], inputs.q.shape[2]
 
     def at_queries(x: Tensor) -> Tensor:
-        return F.pad(x, (inputs.start, keys - queries - inputs.start))  # among the keys
+        return F.pad(x, (inputs.start, tokens - queries - inputs.start))  # among all tokens
 
     unit = power_of_two(unit_exponent(inputs.total, inputs.weight))  # in multiples of which the kernel counts the total
-    own = {"total": (sums["grad_total"] + at_queries(sums["grad_total_query"])) / unit}
+    of_keys = F.pad(sums["grad_total"], (0, tokens - keys))
+    own = {"total": (of_keys + at_queries(sums["grad_total_query"])) / unit}
     return own if inputs.weight is None else own | {"weight": (at_queries(sums["grad_weight"]) * unit).float()}
 
 

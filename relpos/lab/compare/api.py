@@ -10,6 +10,7 @@ from relpos.lab.compare.defaults import OUT, WORKERS
 from relpos.lab.compare.execution import compare as run_trials
 from relpos.lab.compare.report import write_report
 from relpos.lab.train.api import by_key
+from relpos.system.executors.interface import Executor
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ def compare(
     eval_tokens: int | None = None,
     out: str | Path = OUT,
     workers: int = WORKERS,
+    executor: Executor | None = None,
     report_only: bool = False,
     overrides: Mapping[str, Any] | None = None,
     command: str | None = None,
@@ -74,6 +76,8 @@ def compare(
         eval_tokens: Score at most this many tokens at each length. Default: 131,072.
         out: The comparison's folder.
         workers: Number of trials at a time on this machine; the cores are divided among them.
+        executor: Where the trials run, instead of `workers` processes of this machine: a `RayExecutor` or a
+            `SlurmExecutor` (docs/scale.md).
         report_only: Write the report again from the finished trials, and run nothing.
         overrides: Further settings of every training by dotted key, as in {"optimizer.weight_decay": 0}.
         command: The command line to list in the report.
@@ -108,6 +112,6 @@ def compare(
         comparison = make_comparison(folder, encodings, seeds, lengths, positions, eval_tokens, settings, command)
         size = f"{len(comparison.encodings)} encodings, {comparison.seeds} seeds of each"
         say(f"{folder}: {len(comparison.trials())} trials ({size})")
-        failed = run_trials(folder, workers, say, after=lambda: write_report(folder))
+        failed = run_trials(folder, workers, say, after=lambda: write_report(folder), executor=executor)
     html, markdown = write_report(folder)
     return ComparisonReport(html, markdown, failed)

@@ -1,24 +1,33 @@
-"""Run the trials of a comparison: several at a time, beside other processes and machines that share the folder."""
+"""Run the trials of a comparison: several at a time, on this machine or on a cluster."""
 
-import os
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from relpos.lab.compare.comparison import Trial, load_comparison
+from relpos.lab.compare.comparison import FILE, Trial, load_comparison
 from relpos.lab.compare.trial import DONE, FAILED, HELD, LOCK, LOG, finished, read_record, write_record
+from relpos.system.executors.interface import Executor, Part
+from relpos.system.executors.local import LocalExecutor
+from relpos.system.executors.run_all import last_line
 from relpos.system.lock import HeldError, Lock, lock_holder
-from relpos.system.processes import Children, Exit
+from relpos.system.processes import Exit
 from relpos.system.progress import StatusLine, clock_time
 
 POLL = 0.3  # seconds between two looks at the processes
 EVERY = 60.0  # seconds between two lines of progress outside a terminal
 RETRY = 5.0  # seconds until a trial that another process holds is tried again
+DRIVER = ".driver.lock"  # held by the process that hands the trials to a cluster
+IN_USE = "the trials of {folder} are handed to a cluster by {holder}: wait for it or stop it."
 
 
 def compare(
-    out: Path, workers: int = 1, say: Callable[[str], None] = print, after: Callable[[], object] | None = None
+    out: Path,
+    workers: int = 1,
+    say: Callable[[str], None] = print,
+    after: Callable[[], object] | None = None,
+    executor: Executor | None = None,
 ) -> dict[Trial, str]:
     """Run every trial of a comparison that is not finished.
 
@@ -30,28 +39,30 @@ def compare(
         workers: How many trials run at the same time; the CPU's cores are divided among them.
         say: Receives a line when a trial ends.
         after: Called after every trial.
+        executor: Where the trials run. Default: `workers` processes of this machine.
 
     Returns:
         The trials that failed, each with a sentence that says why.
 
     Raises:
         FileNotFoundError: The folder holds no comparison.
-        ValueError: `workers` is less than 1.
+        ValueError: `workers` is less than 1, or another process hands the trials of the folder to a cluster.
 
     Example:
         >>> make_comparison(Path("runs/comparison"), ["alibi", "rope"], seeds=2)
         >>> failed = compare(Path("runs/comparison"), workers=2)
     """
-    scheduler = TrialScheduler(out, workers, say)
-    try:
-        while scheduler.step():
-            if scheduler.news and after is not None:
-                scheduler.news = False
-                after()
-            scheduler.show()
-            time.sleep(POLL)
-    finally:
-        scheduler.stop()
+    scheduler = TrialScheduler(out, LocalExecutor(workers) if executor is None else executor, say)
+    with Lock(out, DRIVER, in_use=IN_USE) if scheduler.executor.exclusive else contextlib.nullcontext():
+        try:
+            while scheduler.step():
+                if scheduler.news and after is not None:
+                    scheduler.news = False
+                    after()
+                scheduler.show()
+                time.sleep(POLL)
+        finally:
+            scheduler.stop()
     if after is not None:
         after()
     return scheduler.failed()
@@ -60,11 +71,8 @@ def compare(
 class TrialScheduler:
     """Starts trials in processes of their own, notices when they end, and knows which are left."""
 
-    def __init__(self, out: Path, workers: int, say: Callable[[str], None]) -> None:
-        if workers < 1:
-            raise ValueError(f"--workers must be at least 1, not {workers}.")
-        self.out, self.workers, self.say = out, workers, say
-        self.children: Children[Trial] = Children(threads=max(1, (os.cpu_count() or 1) // workers))
+    def __init__(self, out: Path, executor: Executor, say: Callable[[str], None]) -> None:
+        self.out, self.executor, self.say = out, executor, say
         self.comparison = load_comparison(out)
         # A trial has failed in this call only if it has been tried more often than when the call began.
         self.attempts = {trial: int(self._record(trial).get("attempts", 0)) for trial in self.comparison.trials()}
@@ -76,15 +84,19 @@ class TrialScheduler:
     def step(self) -> bool:
         """Notice which trials have ended and start others; return whether any are left."""
         self.comparison = load_comparison(self.out)  # another process may have added encodings or seeds
-        for trial, end in self.children.ended().items():
-            self._end(trial, end)
+        ended = self.executor.ended()
+        for message in self.executor.messages():
+            self._print(message)
+        trials = {trial.name: trial for trial in self.comparison.trials()}
+        for name, end in ended.items():
+            self._end(trials[name], end)
         for trial in self._left():
-            running = self.children.running
-            if len(running) >= self.workers:
+            running = self.executor.running
+            if self.executor.places is not None and len(running) >= self.executor.places:
                 break
-            if trial not in running and self.held.get(trial, 0.0) <= time.monotonic():
+            if trial.name not in running and self.held.get(trial, 0.0) <= time.monotonic():
                 self._start(trial)
-        return bool(self.children.running or self._left())
+        return bool(self.executor.running or self._left())
 
     def failed(self) -> dict[Trial, str]:
         """The trials that have failed, each with a sentence that says why."""
@@ -94,7 +106,7 @@ class TrialScheduler:
     def stop(self) -> None:
         """Stop the trials that are still running; their checkpoints stay."""
         self.line.clear()
-        self.children.stop()
+        self.executor.stop()
 
     def show(self) -> None:
         """Update the line of progress."""
@@ -105,9 +117,9 @@ class TrialScheduler:
 
     def _left(self) -> list[Trial]:
         """The trials that are not finished and have not failed in this call; running ones are among them."""
-        running = self.children.running
+        running = self.executor.running
         for trial in self.comparison.trials():
-            if trial in self.over or trial in running:
+            if trial in self.over or trial.name in running:
                 continue
             record = self._record(trial)
             tried = int(record.get("attempts", 0)) > self.attempts.get(trial, 0)
@@ -117,10 +129,12 @@ class TrialScheduler:
         return [trial for trial in self.comparison.trials() if trial not in self.over]
 
     def _start(self, trial: Trial) -> None:
-        folder = self.out / trial.name
-        folder.mkdir(parents=True, exist_ok=True)
-        arguments = [str(self.out), trial.encoding, str(trial.seed), str(self.children.threads)]
-        self.children.start(trial, ["-m", "relpos.lab.compare.trial", *arguments], log=folder / LOG)
+        folder, threads = self.out / trial.name, str(self.executor.threads)
+        arguments = (self.out, trial.encoding, str(trial.seed), threads)
+        part = Part(
+            "relpos.lab.compare.trial", arguments, folder, folder / LOG, reads=(self.out / FILE,), distributed=True
+        )
+        self.executor.start(trial.name, part)
 
     def _end(self, trial: Trial, end: Exit) -> None:
         code = end.code if end.code in (DONE, FAILED, HELD) else self._record_crash(trial, end)
@@ -142,6 +156,8 @@ class TrialScheduler:
         try:
             with Lock(self.out / trial.name, LOCK):
                 record = self._record(trial)
+                if int(record.get("attempts", 0)) > self.attempts.get(trial, 0) and record["error"] is not None:
+                    return FAILED  # torchrun does not pass on the exit code of its processes
                 attempts = max(int(record.get("attempts", 0)), self.attempts.get(trial, 0) + 1)
                 record |= {"encoding": trial.encoding, "seed": trial.seed, "error": reason, "attempts": attempts}
                 write_record(self.out, trial, record)
@@ -162,9 +178,11 @@ class TrialScheduler:
         return f"{len(self.over)} of {len(self.comparison.trials())} trials" + (f", {failed} failed" if failed else "")
 
     def _progress(self) -> str:
-        running = self.children.running
+        running, active = self.executor.running, self.executor.active
         words = [self._count()]
-        words += [f"{trial.name}: {last_line(self.out / trial.name / LOG)}" for trial in running]
+        words += [f"{name}: {last_line(self.out / name / LOG)}" for name in active]
+        if len(running) > len(active):
+            words.append(f"{len(running) - len(active)} waiting for a place")
         if not running and self.held:
             words.append("waiting for " + ", ".join(f"{trial.name} ({self._holder(trial)})" for trial in self.held))
         left = self._seconds_left()
@@ -175,16 +193,7 @@ class TrialScheduler:
         durations = [float(record["seconds"]) for record in self.over.values() if record.get("error") is None]
         if not durations:
             return None
-        mean, running = sum(durations) / len(durations), self.children.running
-        waiting = len(self.comparison.trials()) - len(self.over) - len(running)
-        rest = sum(max(mean - self.children.seconds(trial), 0.0) for trial in running)
-        return (mean * waiting + rest) / self.workers
-
-
-def last_line(log: Path) -> str:
-    """The first words of the last line in a trial's log; "starting" while the log is empty."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 2000))
-        lines = file.read().decode(errors="replace").split("\n")
-    line = next((line for line in reversed(lines) if line.strip()), "starting")
-    return "  ".join(line.strip().split("  ")[:2])[:60]
+        mean, active = sum(durations) / len(durations), self.executor.active
+        waiting = len(self.comparison.trials()) - len(self.over) - len(active)
+        rest = sum(max(mean - self.executor.seconds(name), 0.0) for name in active)
+        return (mean * waiting + rest) / (self.executor.places or max(1, len(active)))

@@ -3,7 +3,7 @@
 python -m relpos.lab.compare.trial FOLDER ENCODING SEED THREADS
 
 If the process crashes, or the system kills it because memory runs out, only this trial fails. Slow imports come after
-the trial's lock is held.
+the trial's lock is held. Started by torchrun, the first process does this and the others help it to train.
 """
 
 import json
@@ -24,6 +24,7 @@ from relpos.system.processes import end_with_parent
 from relpos.system.system_memory import memory_of_machine
 
 RECORD, LOG, LOCK = "trial.json", "trial.log", ".trial.lock"  # in a trial's folder
+GRACE = 30.0  # seconds until a process that helped to train ends after an error: the first one records the reason
 DONE, FAILED, HELD = 0, 65, 75  # exit codes of a trial's process; any other (Python's own is 1) is a crash
 
 
@@ -143,12 +144,32 @@ def _machine(threads: int) -> dict[str, Any]:
     }
 
 
+def _help(comparison: Comparison, out: Path, trial: Trial, threads: int) -> int:
+    """Train together with the first process, which measures and writes the record."""
+    if "training" in read_record(out, trial):  # else written only when all processes have trained
+        return DONE
+    import torch
+
+    from relpos.lab.train.training import train
+
+    torch.set_num_threads(threads)
+    try:
+        train(comparison.settings_of(trial, out))
+    except Exception:
+        traceback.print_exc()
+        time.sleep(GRACE)  # torchrun ends all processes when one has failed
+        return FAILED
+    return DONE
+
+
 def main() -> int:
     """Run the trial of the command line, unless another process runs it."""
     folder, encoding, seed, threads = sys.argv[1:]
     out, trial = Path(folder), Trial(encoding, int(seed))
     end_with_parent()
     comparison = load_comparison(out)
+    if int(os.environ.get("RANK", "0")) > 0:
+        return _help(comparison, out, trial, int(threads))
     try:
         with Lock(out / trial.name, LOCK):
             if finished(read_record(out, trial), comparison, trial):  # another process has just finished it

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from relpos.lab.evaluate.defaults import PROTOCOL, SAMPLES, SEED, ProtocolName, SplitName
-from relpos.lab.evaluate.evaluation import check_lengths, default_lengths
 from relpos.lab.evaluate.evaluation import evaluate as evaluate_run
 from relpos.lab.evaluate.file_names import joined, question_stem
+from relpos.lab.evaluate.in_parts import score_in_parts, score_task_in_parts
+from relpos.lab.evaluate.processes import Processes
+from relpos.lab.evaluate.question import check_lengths, default_lengths
 from relpos.lab.evaluate.scaled_rope import check_scaling
 from relpos.lab.evaluate.task_scoring import default_task_lengths, score_task
 from relpos.lab.runs.run import EVALUATION, Run, open_run
 from relpos.lab.tasks.registry import task as task_of
+from relpos.system.executors.interface import Executor
+from relpos.system.executors.local import LocalExecutor
 from relpos.system.progress import LiveLine
 from relpos.view.curves import draw_curves, draw_positions
 from relpos.view.figures import save
@@ -54,6 +58,9 @@ def evaluate(
     samples: int = SAMPLES,
     out: str | Path | None = None,
     seed: int = SEED,
+    context_parallel: bool = False,
+    workers: int | None = None,
+    executor: Executor | None = None,
     say: Callable[[str], object] | None = None,
 ) -> Evaluation:
     """Evaluate trained models at lengths that they were not trained on, and write the results and their curve.
@@ -82,13 +89,21 @@ def evaluate(
         out: Folder to write to; each run gets a folder in it. Default: RUN/evaluation for the results of each run, and
             the folder `evaluation` for the curve of several runs.
         seed: Seed of the bootstrap resamples; of a task, seed of its sequences.
+        context_parallel: Divide every window among the processes of a launch by torchrun, for lengths that do not fit
+            into the memory of one. Every process calls this; the first one writes the files.
+        workers: Divide the work into one part per run, scaling and length, and run so many at a time as processes of
+            this machine; the cores are divided among them. Default: everything in this process. The results are those
+            of a single process with the same number of threads.
+        executor: Where such parts run, instead of `workers` processes of this machine: a `RayExecutor` or a
+            `SlurmExecutor` (docs/scale.md).
         say: Called with lines about the progress. Default: print them to standard error.
 
     Returns:
         The results by label, and the paths of the JSON files and pictures.
 
     Raises:
-        ValueError: An option does not fit the protocol, a run or the data; or no length could be measured.
+        ValueError: An option does not fit the protocol, a run or the data; no length could be measured; or a part
+            failed.
         OSError: There is no such run or data.
 
     Example:
@@ -100,6 +115,9 @@ def evaluate(
         if protocol != PROTOCOL or any(option is not None for option in text_options):
             raise ValueError("a task is scored by its answers: leave out the protocol and its options.")
         task_of(task)  # an unknown name is refused before the models are opened
+        if context_parallel:
+            raise ValueError("the sequences of a task are not divided among processes: leave out --context-parallel.")
+    processes = Processes(context_parallel)
     scalings = list(dict.fromkeys([rope_scaling] if isinstance(rope_scaling, str) else rope_scaling or ()))
     lengths = None if lengths is None else check_lengths(lengths)
     opened = [
@@ -107,40 +125,51 @@ def evaluate(
         for run in ([runs] if isinstance(runs, str | Path | Run) else runs)
     ]
     named = dict(zip(run_names([run.folder for run in opened]), opened, strict=True))
-    progress = Progress(say)
+    folders = {name: run.evaluation if out is None else Path(out, name) for name, run in named.items()}
+    progress = Progress(say if processes.writes else _silent)
+    if context_parallel and (workers is not None or executor is not None):
+        raise ValueError("windows are divided among processes, or lengths among parts: leave out one of the two.")
+    if workers is not None and executor is None:
+        executor = LocalExecutor(workers)
     if task is not None:
-        return _evaluate_task(named, task, lengths, samples, seed, out, progress)
+        return _evaluate_task(named, folders, task, lengths, samples, seed, executor, progress)
     source = None if data is None else str(data)
     for run, scaling in itertools.product(opened, scalings):  # before anything is computed
         check_scaling(run, scaling)
     if lengths is None:
-        lengths = default_lengths(opened[0], source, split)
+        with processes.in_turn():  # the text is tokenized
+            lengths = default_lengths(opened[0], source, split)
         lengths = lengths[-1:] if protocol == "positions" else lengths
+    options: dict[str, Any] = {
+        "protocol": protocol,
+        "split": split,
+        "stride": stride,
+        "last": last,
+        "eval_tokens": eval_tokens,
+        "seed": seed,
+    }
+    if executor is not None:
+        score_in_parts(executor, named, folders, (None, *scalings), lengths, source, options, progress.print)
     results, files = {}, []
     for (name, run), applied in itertools.product(named.items(), (None, *scalings)):
         label = name if applied is None else f"{name}, {applied}"
-        folder = run.evaluation if out is None else Path(out, name)
         results[label] = evaluate_run(
             run,
             lengths,
-            protocol,
             data=source,
-            split=split,
-            stride=stride,
-            last=last,
-            eval_tokens=eval_tokens,
             rope_scaling=applied,
-            out=None if out is None else folder,
+            out=None if out is None else folders[name],
             say=progress.labelled(label),
-            seed=seed,
+            processes=processes,
+            **options,
         )
-        files.append(folder / results[label]["file"])
+        files.append(folders[name] / results[label]["file"])
     progress.end()
     _check_measured(results)
     alone = opened[0].evaluation if len(opened) == 1 else Path(EVALUATION)
     words = [files[0].stem, *scalings, *(named if len(named) > 1 else ())]
-    picture = _draw(results, protocol, Path(out or alone, f"{joined(words)}.png"))
-    return Evaluation(results, files, [picture])
+    picture = Path(out or alone, f"{joined(words)}.png")
+    return Evaluation(results, files, [_draw(results, protocol, picture) if processes.writes else picture])
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
@@ -160,6 +189,10 @@ def run_names(folders: Sequence[Path]) -> list[str]:
     return names
 
 
+def _silent(text: str) -> None:
+    """Print nothing: the `say` of all processes but the first."""
+
+
 class Progress:
     """Passes lines about the progress on, with the label of the run before them."""
 
@@ -171,6 +204,14 @@ class Progress:
         """The function to call with a line about one run."""
         return lambda text: self.say(f"{label}: {text}")
 
+    def print(self, text: str) -> None:
+        """Print a line that stays."""
+        self.line.clear()
+        if self.say is self.line:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self.say(text)
+
     def end(self) -> None:
         """Finish the line in a terminal."""
         self.line.end()
@@ -178,20 +219,25 @@ class Progress:
 
 def _evaluate_task(
     named: dict[str, Run],
+    folders: dict[str, Path],
     task: str,
     lengths: Sequence[int] | None,
     samples: int,
     seed: int,
-    out: str | Path | None,
+    executor: Executor | None,
     progress: Progress,
 ) -> Evaluation:
     """Score every run on a task. One JSON file keeps all scores of a run on it; pictures are named by the question."""
     results: dict[str, Result] = {}
     files, pictures = [], []
+    if executor is not None:
+        wanted_of = {name: default_task_lengths(run) if lengths is None else lengths for name, run in named.items()}
+        options = {"task": task, "samples": samples, "seed": seed}
+        score_task_in_parts(executor, named, folders, wanted_of, options, progress.print)
     for name, run in named.items():
         usual = default_task_lengths(run)
         wanted = usual if lengths is None else lengths
-        folder = run.evaluation if out is None else Path(out, name)
+        folder = folders[name]
         result = score_task(run, task, wanted, samples, seed, folder, progress.labelled(name))
         progress.end()
         _check_measured({name: result})

@@ -1,6 +1,5 @@
 """The loss of a trained model at lengths that it was not trained on. If interrupted, call it again to resume."""
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -10,25 +9,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relpos.encodings.checks import integer_at_least
 from relpos.lab.data.masking import MASKED_EVERY
 from relpos.lab.data.tokenizers import token_bytes
-from relpos.lab.data.tokens import Tokens, tokenize
-from relpos.lab.evaluate import protocols
 from relpos.lab.evaluate.bootstrap import bootstrap, interval
-from relpos.lab.evaluate.defaults import MULTIPLES, PROTOCOL, SEED, ProtocolName, SplitName
-from relpos.lab.evaluate.file_names import question_stem
-from relpos.lab.evaluate.protocols import ScoredWindows, Window
-from relpos.lab.evaluate.scaled_rope import check_scaling, scaled_run
-from relpos.lab.evaluate.scoring import Losses, Scorer
-from relpos.lab.evaluate.units import Units, unit_sums, units_of, warnings
+from relpos.lab.evaluate.defaults import PROTOCOL, SEED, ProtocolName, SplitName
+from relpos.lab.evaluate.processes import Processes
+from relpos.lab.evaluate.question import ask
+from relpos.lab.evaluate.scoring import Losses
+from relpos.lab.evaluate.units import Units, unit_sums, warnings
 from relpos.lab.runs.model_card import refresh_card
 from relpos.lab.runs.run import Run
 from relpos.system.files import write_text
-from relpos.system.progress import Countdown
 from relpos.system.versions import versions
 
-FIRST_BIN = 16  # positions; from there on, two bins per octave
 NUMBERS = ("loss", "perplexity", "low", "high", "bits_per_byte", "windows", "documents", "blocks", "tokens", "bytes")
 EMPTY = dict.fromkeys((*NUMBERS, "seconds", "tokens_per_second", "peak_memory_bytes", "units", "error"))
 
@@ -47,6 +40,7 @@ def evaluate(
     out: Path | None = None,
     say: Callable[[str], object] = print,
     seed: int = SEED,
+    processes: Processes | None = None,
 ) -> dict[str, Any]:
     """Measure the loss of one run on a text at each length, and write the result as JSON.
 
@@ -67,6 +61,7 @@ def evaluate(
         out: Folder to write to. Default: RUN/evaluation; the run's model card is then updated too.
         say: Called with a line about the progress every few seconds.
         seed: Seed of the bootstrap resamples.
+        processes: The processes that share every window; by default one.
 
     Returns:
         The question, one row per length, "warnings" (sentences that a reader of the numbers must know), and "file",
@@ -80,29 +75,23 @@ def evaluate(
         >>> result = evaluate(relpos.open("runs/cable"), [512, 1024], "last", eval_tokens=4096)
         >>> [row["perplexity"] for row in result["rows"]]
     """
-    lengths = check_lengths(lengths)
-    run.family.check_scoring(run.model)
-    if rope_scaling is not None:
-        check_scaling(run, rope_scaling)
-    usual_split = default_split(run, data)
-    split = usual_split if split is None else split
-    corpus = run.corpus(data, split)
-    text = tokenize(corpus, run.tokenizer)["heldout"]
-    plan = protocols.plan_windows(text, lengths, protocol, stride, last, eval_tokens)
-    units = units_of(text, max(plan.windows, default=lengths[-1]))
-    folder = run.evaluation if out is None else Path(out)
-    stem = question_stem(
+    processes = processes or Processes()
+    question = ask(
+        run,
+        lengths,
         protocol,
-        rope_scaling=rope_scaling,
         data=data,
-        data_hash=corpus.hash,
-        split=None if split == usual_split else split,
-        lengths=() if lengths == _usual_lengths(run, text, protocol) else lengths,
+        split=split,
         stride=stride,
         last=last,
         eval_tokens=eval_tokens,
-        seed=seed or None,
+        rope_scaling=rope_scaling,
+        out=out,
+        say=say,
+        seed=seed,
+        processes=processes,
     )
+    corpus, text, units, split = question.corpus, question.text, question.units, question.split
     result: dict[str, Any] = {
         "protocol": protocol,
         "family": run.family.name,
@@ -120,75 +109,44 @@ def evaluate(
         "warnings": [],
         "rows": [],
     }
-    control_windows: list[Window] = []
-    control_length = 0
     if protocol == "positions":
         result["bins"] = []
-        control_length, control_windows = _control(run, plan, stride)
-    rules = hashlib.sha256(run.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
-    identity = {"corpus": corpus.hash, "tokenizer": rules, "versions": versions()}
-    work = sum(length * len(windows) for length, windows in plan.windows.items())
-    countdown = Countdown(work + control_length * len(control_windows), say)
-
-    def scorer(model: Run) -> Scorer:
-        return Scorer(model, text, units, identity, folder / "parts", countdown)
-
-    own, sizes = scorer(run), token_bytes(run.tokenizer)
-    for length in lengths:
-        row: dict[str, Any] = {"length": length, **EMPTY, "error": plan.refused.get(length)}
+    sizes = token_bytes(run.tokenizer)
+    for length in question.lengths:
+        row: dict[str, Any] = {"length": length, **EMPTY, "error": question.plan.refused.get(length)}
         result["rows"].append(row)
         if row["error"] is None:
-            windows, words = plan.windows[length], f"{protocol}, length {length}"
+            windows = question.plan.windows[length]
             try:
-                # The factor of a scaling may depend on the length: every length has its own model.
-                scores = own if rope_scaling is None else scorer(scaled_run(run, rope_scaling, length))
-                edges = bin_edges(length) if protocol == "positions" else None
-                losses = scores.score(windows, length, words, edges)
-                size = None if sizes is None else scores.bytes_of(windows, length, sizes)
+                scorer = question.scorer(length)
+                losses = question.losses(length, scorer)
+                size = None if sizes is None else scorer.bytes_of(windows, length, sizes)
                 row |= {**_numbers(losses, units, size, seed), "windows": len(windows)}
-                if edges is not None:
-                    control = own.score(control_windows, control_length, f"{words}, control", edges)
+                if (edges := question.edges(length)) is not None:
+                    control = question.control(length)
                     result["bins"] = _bins(edges, losses, control, seed)
                     row["control_loss"] = control.mean
             except ValueError as error:
                 row["error"] = str(error)
-                countdown.skip(length * len(windows))
-        say(f"{protocol}, length {length}: {row['error'] or '{} {:.2f}'.format(result['metric'], row['perplexity'])}")
+                question.countdown.skip(length * len(windows))
+        number = row["error"] or f"{result['metric']} {row['perplexity']:.2f}"
+        say(f"{question.words(length)}: {number}")
     result["versions"] = versions()
     result["warnings"] = [
         *_on_masking(run),
-        *_on_training_text(run, usual_split, split),
+        *_on_training_text(run, question.usual_split, split),
         *warnings(units, _unit_counts(result["rows"])),
     ]
-    result["file"] = f"{stem}.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / result["file"], json.dumps(result, indent=1))
-    refresh_card(run, folder)
+    result["file"] = f"{question.stem}.json"
+    if processes.writes:
+        _write(result, run, question.folder)
     return result
 
 
-def default_split(run: Run, data: str | None = None) -> SplitName:
-    """The split to evaluate by default: heldout of the data that the run was trained on, all of other data."""
-    return "heldout" if data is None or run.trained_on(data) else "all"
-
-
-def default_lengths(run: Run, data: str | None = None, split: SplitName | None = None) -> list[int]:
-    """The lengths to evaluate by default: 1, 2, 4, 8 and 16 times the trained one, up to the longest document."""
-    if run.trained_length is None:
-        raise ValueError(f"{run.folder} does not say at which length it was trained: give lengths.")
-    corpus = run.corpus(data, default_split(run, data) if split is None else split)
-    return _multiples(run.trained_length, tokenize(corpus, run.tokenizer)["heldout"])
-
-
-def _multiples(trained: int, text: Tokens) -> list[int]:
-    longest = int(np.diff([*text.starts, len(text)]).max())
-    return [trained * times for times in MULTIPLES if times == 1 or trained * times < longest]
-
-
-def _usual_lengths(run: Run, text: Tokens, protocol: ProtocolName) -> list[int]:
-    """The default lengths, which the name of a file does not repeat."""
-    usual = [] if run.trained_length is None else _multiples(run.trained_length, text)
-    return usual[-1:] if protocol == "positions" else usual
+def _write(result: dict[str, Any], run: Run, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / result["file"], json.dumps(result, indent=1))
+    refresh_card(run, folder)
 
 
 def _on_training_text(run: Run, usual_split: SplitName, split: SplitName) -> list[str]:
@@ -213,36 +171,6 @@ def _on_masking(run: Run) -> list[str]:
 def _unit_counts(rows: Sequence[dict[str, Any]]) -> list[int]:
     """How many documents or blocks were scored, for each length that was measured."""
     return [row["documents"] if row["blocks"] is None else row["blocks"] for row in rows if row["error"] is None]
-
-
-def check_lengths(lengths: Sequence[int]) -> list[int]:
-    """Sort the lengths, and drop repeated ones.
-
-    Raises:
-        ValueError: There is no length, or one below 2.
-    """
-    if not lengths:
-        raise ValueError("give at least one length.")
-    return sorted({integer_at_least("a length", length, least=2) for length in lengths})
-
-
-def bin_edges(length: int) -> NDArray[np.int64]:
-    """The borders of the bins of positions: 0, 16, then two per octave, and the length."""
-    steps = [round(FIRST_BIN * 2 ** (step / 2)) for step in range(2 * length.bit_length())]
-    return np.array([0, *(step for step in steps if step < length), length])
-
-
-def _control(run: Run, plan: ScoredWindows, stride: int | None) -> tuple[int, list[Window]]:
-    """The control's length, and its windows."""
-    if run.trained_length is None:
-        raise ValueError(f"{run.folder} does not say at which length it was trained, which the control needs.")
-    for length, windows in plan.windows.items():
-        trained = min(run.trained_length, length)
-        step = max(1, trained // 4) if stride is None else integer_at_least("stride", stride)
-        if step > trained:
-            raise ValueError(f"a control of {trained} tokens that moves by {step} would leave tokens out.")
-        return trained, protocols.control(windows, length, trained, step)
-    return 0, []
 
 
 def _numbers(losses: Losses, units: Units, size: int | None, seed: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from relpos.lab.data.masking import MASKED_EVERY, masked_places
 from relpos.lab.data.tokens import IGNORED, Tokens
+from relpos.lab.evaluate.processes import Processes
 from relpos.lab.evaluate.protocols import Window
 from relpos.lab.evaluate.units import Units
 from relpos.lab.runs.run import Run
@@ -50,11 +51,19 @@ class Scorer:
     """
 
     def __init__(
-        self, run: Run, text: Tokens, units: Units, identity: dict[str, Any], folder: Path, countdown: Countdown
+        self,
+        run: Run,
+        text: Tokens,
+        units: Units,
+        identity: dict[str, Any],
+        folder: Path,
+        countdown: Countdown,
+        processes: Processes,
     ) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model, self.text, self.folder, self.countdown = run.model.to(self.device), text, folder, countdown
-        self.units, self.family = units, run.family
+        self.units, self.family, self.processes = units, run.family, processes
+        processes.divide(self.model)
         self.mask_token = -1 if self.family.causal else run.tokenizer.mask_token_id
         if self.mask_token is None:
             raise ValueError(f"the tokenizer in {run.folder} has no mask token, which {self.family.title} needs.")
@@ -62,6 +71,8 @@ class Scorer:
         self.identity = {**identity, "weights": run.checksum, "config": _config(run), "separate": self.separate}
         if units.block is not None:
             self.identity["block"] = units.block
+        if processes.number > 1:
+            self.identity["processes"] = processes.number
         if not self.family.causal:
             self.identity["masked"] = MASKED_EVERY
 
@@ -77,12 +88,13 @@ class Scorer:
         Returns:
             The sums of the losses.
         """
+        self.processes.check_length(length)
         size = max(1, AT_ONCE // length)
         batches = [windows[start : start + size] for start in range(0, len(windows), size)]
         about = [self.identity, length, size, windows, None if edges is None else edges.tolist()]
         key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
         file = self.folder / f"{key}.jsonl"
-        known = _read(file)
+        known = self.processes.first_says(_read(file))
         self.countdown.skip(sum(len(batch) * length for number, batch in enumerate(batches) if number in known))
         begin_peak(self.device)
         for number, batch in enumerate(batches):
@@ -91,7 +103,8 @@ class Scorer:
                 cells = self._cells(batch, length, edges)
                 seconds = time.perf_counter() - begun
                 known[number] = {"batch": number, "seconds": seconds, "peak": peak(self.device), "cells": cells}
-                _append(file, known[number])
+                if self.processes.writes:
+                    _append(file, known[number])
                 self.countdown.step(len(batch) * length, f"{words}: window {number * size + len(batch)}/{len(windows)}")
         bins = 1 if edges is None else len(edges) - 1
         return _collect([known[number] for number in range(len(batches))], bins, len(windows) * length)
@@ -149,15 +162,11 @@ class Scorer:
         else:
             masked = self._tensor(masked_places(places[:, 1:]))
             read, documents = ids[:, 1:].masked_fill(masked, self.mask_token), documents[:, 1:]
-        hidden = self.family.hidden(self.model, read, self._tensor(documents) if self.separate else None)
+        own = self.processes.own
+        hidden = self.family.hidden(self.model, own(read), own(self._tensor(documents)) if self.separate else None)
         output = self.family.output(self.model, hidden)
-        losses: NDArray[np.float32] = (
-            token_losses(output.states, output.weight, targets, output.bias, softcap=output.softcap)
-            .float()
-            .cpu()
-            .numpy()
-        )
-        return losses
+        losses = token_losses(output.states, output.weight, own(targets), output.bias, softcap=output.softcap)
+        return self.processes.joined(losses.float())
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self.device)

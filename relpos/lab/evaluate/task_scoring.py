@@ -1,8 +1,9 @@
 """The share of a task's answers that a trained model gets right, by length and depth."""
 
+import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,27 +67,14 @@ def score_task(
     folder = run.evaluation if out is None else Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"task-{task}.json"
-    result: dict[str, Any] = {
-        "task": task,
-        "encoding": run.encoding,
-        "trained_length": run.trained_length,
-        "chance": asked.chance,
-        "rows": [],
-        "depths": [],
-        "step": run.result.get("step"),
-        "position": run.family.position(run.model),
-        "weights": run.checksum,
-        "digest": asked.digest,
-        "seed": seed,
-        "samples": samples,
-    }
+    result = _empty(run, asked, samples, seed)
     kept = _kept(file)
     same = [entry for entry in kept if all(entry.get(name) == result[name] for name in KEY)]
     others = [entry for entry in kept if entry not in same]
     result = same[0] if same else result
     for length in sorted(set(lengths)):
         if not any(row["length"] == length for row in result["rows"]):
-            row, depths = _score_length(run, asked, length, samples, seed, say)
+            row, depths = _part(folder, result, length) or _score_length(run, asked, length, samples, seed, say)
             result["rows"] = sorted([*result["rows"], row], key=lambda row: int(row["length"]))
             result["depths"] = sorted([*result["depths"], *depths], key=lambda row: (row["length"], row["depth"]))
             write_text(file, json.dumps({"results": [*others, result]}, indent=1))
@@ -97,6 +85,64 @@ def score_task(
         **result,
         **{name: [row for row in result[name] if row["length"] in lengths] for name in ("rows", "depths")},
     }
+
+
+def score_part(run: Run, task: str, length: int, samples: int, seed: int, out: Path) -> None:
+    """Score one length only, and keep it in a file of its own, in which `score_task` finds it.
+
+    Args:
+        run: A run that was trained on the task.
+        task: The name of the task.
+        length: In tokens.
+        samples: Number of sequences.
+        seed: Seed of the sequences.
+        out: The folder of the evaluation.
+
+    Raises:
+        ValueError: There is no such task, the run was not trained on it, or the length or `samples` is too small.
+    """
+    asked = task_of(task)
+    _check(run, asked, [length], samples)
+    result = _empty(run, asked, samples, seed)
+    if _part(out, result, length) is None:
+        row, depths = _score_length(run, asked, length, samples, seed, print)
+        file = _part_file(out, result, length)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps({"row": row, "depths": depths}))
+
+
+def _empty(run: Run, task: Task, samples: int, seed: int) -> dict[str, Any]:
+    """A result without rows."""
+    return {
+        "task": task.name,
+        "encoding": run.encoding,
+        "trained_length": run.trained_length,
+        "chance": task.chance,
+        "rows": [],
+        "depths": [],
+        "step": run.result.get("step"),
+        "position": run.family.position(run.model),
+        "weights": run.checksum,
+        "digest": task.digest,
+        "seed": seed,
+        "samples": samples,
+    }
+
+
+def _part_file(folder: Path, result: Mapping[str, Any], length: int) -> Path:
+    """The file of one length; its name is a hash of everything that the scores depend on."""
+    about = [result["task"], length, *(result[name] for name in KEY)]
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
+    return folder / "parts" / f"task-{key}.json"
+
+
+def _part(folder: Path, result: Mapping[str, Any], length: int) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+    """The row and depths of a length that a part has scored; None if none has."""
+    try:
+        entry = json.loads(_part_file(folder, result, length).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return entry["row"], entry["depths"]
 
 
 def default_task_lengths(run: Run) -> list[int]:

@@ -50,6 +50,7 @@ def resolve(settings: Settings) -> Settings:
     _check_numbers(settings)
     if run.precision not in (None, "float32", "bfloat16"):
         raise unknown("precision", run.precision, ("float32", "bfloat16"))
+    check_context(settings)
     if run.steps is not None and run.tokens is not None:
         raise ValueError("give steps or tokens, not both: one follows from the other.")
     if run.tokens is not None:
@@ -150,6 +151,29 @@ def check_encoding(model: ModelSettings) -> None:
                 f"{model.encoding} is defined for causal attention only, and {entry(model.family).title} attends in "
                 f"both directions: choose another encoding. {position.advice_for_both_directions}"
             )
+
+
+def check_context(settings: Settings) -> None:
+    """Refuse to divide windows among processes where that cannot be.
+
+    Raises:
+        ValueError: The windows cannot be divided evenly, or the family attends in both directions.
+    """
+    processes, length, family = settings.run.context_parallel, settings.data.length, settings.model.family
+    if processes == 1:
+        return
+    if processes < 1:
+        raise ValueError("run.context_parallel must be at least 1, the number of processes that share a window.")
+    if length % processes:
+        raise ValueError(
+            f"windows of {length} tokens cannot be divided among {processes} processes evenly: data.length must be a "
+            f"multiple of run.context_parallel."
+        )
+    if family is not None and not entry(family).causal:
+        raise ValueError(
+            f"run.context_parallel divides windows of causal models, and {entry(family).title} attends in both "
+            "directions: leave it at 1."
+        )
 
 
 def _check_numbers(settings: Settings) -> None:

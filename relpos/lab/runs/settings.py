@@ -84,6 +84,7 @@ class RunSettings:
     seed: int = defaults.SEED  # of the initial weights and of the order of the data
     precision: str | None = None  # float32 or bfloat16; default: float32 on a CPU, bfloat16 on a GPU
     fsdp: bool = False  # shard the model over the processes
+    context_parallel: int = 1  # processes that share each window, a slice of its tokens each
 
 
 @dataclass

@@ -22,6 +22,7 @@ from relpos.lab.runs.checkpoints import CLOCK, install, newest_undamaged
 from relpos.lab.runs.settings import OptimizerSettings
 from relpos.lab.train import fsdp
 from relpos.lab.train.clock import Clock
+from relpos.lab.train.context import share_windows
 from relpos.system.files import write_text
 from relpos.system.mappings import read_json
 
@@ -38,13 +39,22 @@ class RelposTrainer(Trainer):
         clock: Counts the seconds of training; the schedule follows it if `steps` is None.
         steps: The number of steps; None if the clock ends the run.
         keep: How many checkpoints are kept.
+        context: How many processes share each window; the data is divided among groups of so many.
         *args: As of Trainer, which also takes the remaining keyword arguments.
     """
 
     def __init__(
-        self, *args: Any, optimizer_settings: OptimizerSettings, clock: Clock, steps: int | None, keep: int, **kw: Any
+        self,
+        *args: Any,
+        optimizer_settings: OptimizerSettings,
+        clock: Clock,
+        steps: int | None,
+        keep: int,
+        context: int = 1,
+        **kw: Any,
     ) -> None:
         self.optimizer_settings, self.clock, self.steps, self.keep = optimizer_settings, clock, steps, keep
+        self.context = context
         self.optimizer: torch.optim.Optimizer | None
         self.lr_scheduler: LambdaLR | None
         self.is_fsdp_enabled: bool
@@ -52,8 +62,10 @@ class RelposTrainer(Trainer):
         self.add_callback(_UnloggedLoss(self))
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Turn on FSDP on the CPU too, where accelerate silently replicates the model instead."""
+        """Turn on FSDP on the CPU too, where accelerate silently replicates the model instead; share windows."""
         super().create_accelerator_and_postprocess()
+        if self.context > 1:
+            share_windows(self.accelerator, self.context)
         if self.args.fsdp_plugin_args is not None and not self.is_fsdp_enabled:
             state = self.accelerator.state
             state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)

@@ -13,21 +13,23 @@ import transformers
 import yaml
 from accelerate import PartialState
 from torch.utils.tensorboard import SummaryWriter
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArguments, default_data_collator, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArguments, set_seed
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
 from relpos.lab.runs.checkpoints import CLOCK, newest_undamaged, step_of
 from relpos.lab.runs.log_file import read_log
-from relpos.lab.runs.resolve import check_encoding, flatten
+from relpos.lab.runs.resolve import check_context, check_encoding, flatten
 from relpos.lab.runs.run import ABOUT, RESULT, read_about
 from relpos.lab.runs.settings import FREE, Settings
 from relpos.lab.train.clock import Clock
+from relpos.lab.train.context import check_processes, context_group, make_collator
 from relpos.lab.train.finish import finish
 from relpos.lab.train.log import Log
 from relpos.lab.train.start import check_start, open_start
 from relpos.lab.train.trainer import RelposTrainer, cannot_write
 from relpos.lab.train.training_data import Data, open_data
+from relpos.models.context import divide_sequences
 from relpos.models.family import get_family
 from relpos.models.presets import preset
 from relpos.system.files import write_text
@@ -59,6 +61,7 @@ def train(settings: Settings, say: Callable[[str], None] = print) -> dict[str, A
     assert settings.run.out is not None
     out = Path(settings.run.out)
     state = PartialState(cpu=not torch.cuda.is_available())
+    check_processes(settings.run.context_parallel, state.num_processes)
     say = say if state.is_main_process else silent
     with Lock(out, in_use=IN_USE) if state.is_main_process else contextlib.nullcontext():
         state.wait_for_everyone()
@@ -73,6 +76,7 @@ def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict
         check_encoding(settings.model)
     else:
         start = open_start(settings)
+        check_context(settings)  # its family is known now
     read_log(out)
     settings_before, about_before = read_about(out) if (out / ABOUT).exists() else (settings, None)
     _check_settings(settings, settings_before, out)
@@ -164,7 +168,11 @@ def _make_trainer(
     new: bool,
 ) -> RelposTrainer:
     optimizer, run = settings.optimizer, settings.run
-    micro, accumulation = _shares(run.batch_size, run.micro_batch_size, state.num_processes)
+    groups = state.num_processes // run.context_parallel
+    micro, accumulation = _shares(run.batch_size, run.micro_batch_size, groups)
+    collator = make_collator(data.tokenizer, state, run.context_parallel)
+    if run.context_parallel > 1:
+        divide_sequences(model, context_group(run.context_parallel))
     gpu = torch.cuda.is_available()
     half = run.precision == "bfloat16" or (run.precision is None and gpu and torch.cuda.is_bf16_supported())
     transformers.utils.logging.disable_progress_bar()
@@ -173,7 +181,7 @@ def _make_trainer(
         output_dir=str(out),
         max_steps=run.steps or ENDLESS,
         per_device_train_batch_size=micro,
-        per_device_eval_batch_size=_eval_batch(len(data.heldout), micro, state.num_processes),
+        per_device_eval_batch_size=_eval_batch(len(data.heldout), micro, groups, run.context_parallel),
         gradient_accumulation_steps=accumulation,
         gradient_checkpointing=settings.model.gradient_checkpointing,
         optim="adamw_torch_fused",
@@ -210,13 +218,13 @@ def _make_trainer(
         train_dataset=data.train,
         eval_dataset=data.heldout,
         processing_class=data.tokenizer,
-        # All windows have one length. Trainer's own collator asks for a padding token, which many tokenizers lack.
-        data_collator=default_data_collator if data.tokenizer.pad_token_id is None else None,
+        data_collator=collator,
         callbacks=[clock, Log(out, run.batch_size * settings.data.length, clock)],
         optimizer_settings=optimizer,
         clock=clock,
         steps=run.steps,
         keep=run.keep_checkpoints,
+        context=run.context_parallel,
     )
     trainer.remove_callback(PrinterCallback)
     if state.is_main_process:
@@ -237,8 +245,13 @@ def _shares(batch: int, micro: int | None, processes: int) -> tuple[int, int]:
     return micro, share // micro
 
 
-def _eval_batch(windows: int, micro: int, processes: int) -> int:
+def _eval_batch(windows: int, micro: int, processes: int, context: int) -> int:
     """The largest batch size that divides the windows evenly: Trainer counts windows twice to fill up a batch."""
+    if context > 1 and windows % processes:  # and takes out what it counted twice by process, not by window
+        raise ValueError(
+            f"{windows} held-out windows cannot be shared evenly by {processes} groups of {context} processes: make "
+            "run.eval_windows a multiple of the number of groups."
+        )
     return next((size for size in range(micro, 1, -1) if windows % (size * processes) == 0), 1)
 
 

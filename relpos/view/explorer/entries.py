@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from relpos.attend.backends import choose
-from relpos.encodings.forms import Form, RankOne, Scaled, Sum, Toeplitz, terms
+from relpos.encodings.forms import Form, RankOne, Scaled, Sum, Toeplitz, take_heads, terms
 from relpos.view.explorer.deadline import check_time
 from relpos.view.explorer.sources import ENTRIES, Source, Sums, reduce_block
 from relpos.view.layers import Layer, Values
@@ -34,7 +34,7 @@ class Entries(Source):
         sinks = None if sinks is None else sinks[head : head + 1]
         self.call = replace(layer.call, mask=mask, sinks=sinks, rotation=None)  # q and k are rotated already
         self.q, self.k = layer.q[:, head : head + 1], layer.k[:, group : group + 1]
-        self.form = form_of_head(layer.form, head)
+        self.form = form_of_head(layer, head)
 
     @torch.no_grad()
     def block(self, first: int, end: int, left: int, right: int) -> Tensor:
@@ -165,24 +165,9 @@ def _by_distance(table: Tensor, zero: int, first: int, end: int, left: int, righ
     return piece.as_strided((rows, columns), (1, 1)).flip(0)
 
 
-def form_of_head(form: Form | None, head: int) -> Form | None:
-    """The bias of one head, as a form with a single head."""
-    here = slice(head, head + 1)
-    match form:
-        case None:
-            return None
-        case Toeplitz():
-            return replace(form, table=form.table[here])
-        case RankOne():
-            return replace(
-                form, total=form.total[:, here], weight=None if form.weight is None else form.weight[:, here]
-            )
-        case Scaled():
-            return replace(form, out=form.out[here], offset=form.offset[here])
-        case Sum():
-            parts = [form_of_head(term, head) for term in form.terms]
-            return Sum(tuple(part for part in parts if part is not None))
-    raise TypeError(f"the bias of one head cannot be taken from {type(form).__name__}.")
+def form_of_head(layer: Layer, head: int) -> Form | None:
+    """The bias of one head of a layer (0 is the first), as a form with a single head."""
+    return None if layer.form is None else take_heads(layer.form, slice(head, head + 1), layer.heads)
 
 
 def reads_rows(layer: Layer) -> bool:

@@ -58,5 +58,5 @@ def _plain(layer: Layer) -> bool:
 
 
 def _one_head(layer: Layer, head: int) -> torch.Tensor:
-    alone = replace(layer, heads=1, form=form_of_head(layer.form, head), q=layer.q[:, :1], k=layer.k[:, :1])
+    alone = replace(layer, heads=1, form=form_of_head(layer, head), q=layer.q[:, :1], k=layer.k[:, :1])
     return bias_by_distance(alone)[0]

@@ -1,0 +1,245 @@
+"""Parts as tasks of a Ray cluster."""
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from relpos.system.executors.interface import Executor, Part, Resources
+from relpos.system.executors.node import PROOF, Began, Ended, Event, Job, Lines, Missing, make_job, run_part
+from relpos.system.executors.packing import bring_back, pack
+from relpos.system.executors.ray_connection import RUNNING, connect, import_ray
+from relpos.system.processes import Exit
+
+RETRIES = 3  # how often a part is started again because its machine was lost
+STOP = 10.0  # seconds that parts have to end; then their workers are killed
+CHECK = 10.0  # seconds between two looks at the machines of the cluster, if a part waits
+PATIENCE = 60.0  # seconds that a part waits for a machine that is large enough: it may be starting again
+
+
+@dataclass
+class _Task:
+    """A part that was handed to Ray."""
+
+    part: Part
+    job: Job
+    events: Any  # a generator of references to the events
+    files: Any = None  # a reference to what the part reads, once a machine has asked for it
+    machine: str = ""
+    began: float | None = None  # as time.monotonic counts; None while it waits for a place
+    lost: int = 0  # how often its machine was lost
+
+
+class RayExecutor(Executor):
+    """Runs parts as tasks of a Ray cluster, on any of its machines. Needs relpos[ray].
+
+    relpos and its requirements must be installed on every machine, in the same versions. A part runs in the user's
+    folder if its machine sees that folder, and resumes there if it is started again. Otherwise it runs in a scratch
+    folder, and its files are sent back when it ends.
+
+    Args:
+        address: Of the cluster, as in "10.0.0.1:6379". "auto": the cluster that runs on this machine, or the one that
+            the environment variable RAY_ADDRESS names. "local": start one on this machine for as long as this object
+            is open.
+        resources: What one part needs.
+        workers: How many parts are handed to Ray at a time. Default: all of them; Ray starts those that have a place.
+        retries: How often a part is started again if its machine is lost.
+        scratch: Run every part in a scratch folder of its machine, even if that machine sees the user's folder.
+
+    Raises:
+        ModuleNotFoundError: Ray is not installed.
+        ValueError: There is no cluster at the address, or none of its machines is large enough for one part.
+
+    Example:
+        >>> with relpos.RayExecutor("10.0.0.1:6379", relpos.Resources(cores=4, gpus=1)) as cluster:
+        ...     relpos.compare(["alibi", "rope"], executor=cluster, out="/shared/runs/two")
+    """
+
+    def __init__(
+        self,
+        address: str = RUNNING,
+        resources: Resources = Resources(),  # noqa: B008 - frozen
+        workers: int | None = None,
+        retries: int = RETRIES,
+        scratch: bool = False,
+    ) -> None:
+        if workers is not None and workers < 1:
+            raise ValueError(f"--workers must be at least 1, not {workers}.")
+        self.resources, self.places, self.retries, self.scratch = resources, workers, retries, scratch
+        self.threads = resources.threads
+        self._ray: Any = import_ray()
+        self._own = not self._ray.is_initialized()
+        if self._own:
+            connect(self._ray, address)
+        self._tasks: dict[str, _Task] = {}
+        self._messages: list[str] = []
+        self._enough = self._checked = time.monotonic()  # when a machine was last seen to be large enough, or checked
+        needs: dict[str, Any] = {"num_cpus": resources.cores, "num_gpus": resources.gpus}
+        if resources.memory is not None:
+            needs["memory"] = resources.memory
+        # We count retries ourselves, since the user should read about each.
+        remote = self._ray.remote(run_part)
+        self._submit = remote.options(num_returns="streaming", max_retries=0, **needs).remote
+        try:
+            self._check_machines(patience=0.0)
+        except ValueError:
+            self.close()
+            raise
+
+    @property
+    def running(self) -> list[str]:
+        return list(self._tasks)
+
+    @property
+    def active(self) -> list[str]:
+        return [name for name, task in self._tasks.items() if task.began is not None]
+
+    def start(self, name: str, part: Part) -> None:
+        job = make_job(part, self.resources, self.scratch)
+        self._tasks[name] = _Task(part, job, self._submit(job))
+
+    def seconds(self, name: str) -> float:
+        began = self._tasks[name].began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def ended(self) -> dict[str, Exit]:
+        exits = {name: self._advance(name, task) for name, task in self._tasks.items()}
+        ended = {name: end for name, end in exits.items() if end is not None}
+        for name in ended:
+            self._remove(name)
+        if len(self.active) < len(self._tasks) and time.monotonic() - self._checked >= CHECK:
+            self._check_machines(PATIENCE)
+        return ended
+
+    def stop(self) -> None:
+        for force in (False, True):  # first so that processes can end by themselves
+            for task in self._tasks.values():
+                with contextlib.suppress(self._ray.exceptions.RayError, RuntimeError):  # the cluster may be gone
+                    self._ray.cancel(task.events, force=force)
+            limit = time.monotonic() + STOP
+            while self._tasks and time.monotonic() < limit:
+                for name, task in list(self._tasks.items()):
+                    if self._is_over(task):
+                        self._remove(name)
+                time.sleep(0.05)
+        for name in self.running:
+            self._remove(name)
+
+    def messages(self) -> list[str]:
+        messages, self._messages = self._messages, []
+        return messages
+
+    def close(self) -> None:
+        self.stop()
+        if self._own and self._ray.is_initialized():
+            self._ray.shutdown()
+
+    def _remove(self, name: str) -> None:
+        folder = self._tasks.pop(name).part.writes
+        if all(task.part.writes != folder for task in self._tasks.values()):
+            (folder / PROOF).unlink(missing_ok=True)
+
+    def _next(self, task: _Task) -> Event | None:
+        """The next event of a part, if there is one. Ray's errors are raised."""
+        ready, _ = self._ray.wait([task.events], timeout=0)
+        if not ready:
+            return None
+        event: Event = self._ray.get(next(task.events))
+        return event
+
+    def _is_over(self, task: _Task) -> bool:
+        """Whether a cancelled part has ended."""
+        try:
+            while self._next(task) is not None:
+                pass
+        except (StopIteration, self._ray.exceptions.RayError):
+            return True
+        return False
+
+    def _advance(self, name: str, task: _Task) -> Exit | None:
+        """Handle what has arrived from a part; return how it ended, if it has."""
+        try:
+            while (event := self._next(task)) is not None:
+                end = self._handle(name, task, event)
+                if end is not None:
+                    return end
+        except self._ray.exceptions.RayTaskError as error:
+            return self._exit(task, f"it could not be run on {task.machine or 'the cluster'}: {_last_line(error)}")
+        except StopIteration:
+            return self._retry(name, task, "its events stopped")
+        except self._ray.exceptions.RayError as error:
+            return self._retry(name, task, _reason(error))
+        return None
+
+    def _handle(self, name: str, task: _Task, event: Event) -> Exit | None:
+        if isinstance(event, Began):
+            task.machine, task.began = event.machine, time.monotonic()
+        elif isinstance(event, Missing):
+            if task.files is None:
+                left_out = [task.job.log, task.job.writes / PROOF]
+                task.files = self._ray.put(pack(task.job.folder, [*task.job.reads, task.job.writes], left_out))
+            task.events = self._submit(task.job, task.files)
+        elif isinstance(event, Lines):
+            with task.part.log.open("ab") as log:
+                log.write(event.text)
+        elif isinstance(event, Ended):
+            if event.files is not None:
+                bring_back(event.files, task.job.writes)
+            return event.exit
+        return None
+
+    def _retry(self, name: str, task: _Task, reason: str) -> Exit | None:
+        """Start a part again whose machine was lost, unless that has happened too often."""
+        task.lost += 1
+        machine = f" on {task.machine}" if task.machine else ""
+        if task.lost > self.retries:
+            return self._exit(task, f"it was lost {task.lost} times{machine}: {reason}.")
+        self._messages.append(f"{name} was lost{machine}: {reason}. Starting it again ({task.lost} of {self.retries})")
+        task.began, task.machine = None, ""
+        task.events = self._submit(task.job, *([] if task.files is None else [task.files]))
+        return None
+
+    def _exit(self, task: _Task, failure: str) -> Exit:
+        return Exit(1, 0.0 if task.began is None else time.monotonic() - task.began, "", failure)
+
+    def _check_machines(self, patience: float) -> None:
+        """Refuse to wait for a machine that the cluster does not have."""
+        self._checked = now = time.monotonic()
+        machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        if any(_fits(self.resources, machine) for machine in machines):
+            self._enough = now
+        elif now - self._enough >= patience:
+            raise ValueError(
+                f"no machine of the Ray cluster has what one part needs, {self.resources}: its machines have "
+                f"{'; '.join(map(_describe, machines)) or 'nothing'}. Ask for less, or add a machine to the cluster."
+            )
+
+
+def _fits(resources: Resources, machine: dict[str, float]) -> bool:
+    return (
+        machine.get("CPU", 0) >= resources.cores
+        and machine.get("GPU", 0) >= resources.gpus
+        and machine.get("memory", 0) >= (resources.memory or 0)
+    )
+
+
+def _describe(machine: dict[str, float]) -> str:
+    cores, gpus, memory = int(machine.get("CPU", 0)), int(machine.get("GPU", 0)), machine.get("memory", 0) / 2**30
+    return f"{cores} cores, {memory:.3g} GB" + (f", {gpus} GPUs" if gpus else "")
+
+
+def _reason(error: Exception) -> str:
+    """What happened to a machine, in a few words."""
+    reasons = {
+        "NodeDiedError": "its machine ended or cannot be reached",
+        "WorkerCrashedError": "Ray's worker ended",
+        "OutOfMemoryError": "its machine ran out of memory",
+        "ObjectLostError": "its result was lost with its machine",
+    }
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    return next((reasons[kind] for kind in kinds if kind in reasons), f"{kinds[0]}: {_last_line(error)}")
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
