@@ -18,6 +18,7 @@ from relpos.lab.data.tokens import Tokens, tokenize
 from relpos.lab.evaluate import protocols
 from relpos.lab.evaluate.defaults import MULTIPLES, SEED, ProtocolName, SplitName
 from relpos.lab.evaluate.file_names import question_stem
+from relpos.lab.evaluate.part import FOLDER
 from relpos.lab.evaluate.processes import Processes
 from relpos.lab.evaluate.protocols import ScoredWindows, Window
 from relpos.lab.evaluate.scaled_rope import check_scaling, scaled_run
@@ -28,7 +29,6 @@ from relpos.system.progress import Countdown
 from relpos.system.versions import versions
 
 FIRST_BIN = 16  # positions; from there on, two bins per octave
-PARTS = "parts"  # the folder of the losses of batches
 
 
 @dataclass
@@ -107,7 +107,9 @@ class Question:
         return self._scorer_of(self.run)
 
     def _scorer_of(self, model: Run) -> Scorer:
-        return Scorer(model, self.text, self.units, self._identity, self.folder / PARTS, self.countdown, self.processes)
+        return Scorer(
+            model, self.text, self.units, self._identity, self.folder / FOLDER, self.countdown, self.processes
+        )
 
     @cached_property
     def _identity(self) -> dict[str, object]:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from relpos.lab.evaluate.defaults import LONGEST_TASK, MULTIPLES, SAMPLES, SEED
+from relpos.lab.evaluate.part import FOLDER
 from relpos.lab.runs.model_card import refresh_card
 from relpos.lab.runs.run import Run
 from relpos.lab.tasks.registry import task as task_of
@@ -133,7 +134,7 @@ def _part_file(folder: Path, result: Mapping[str, Any], length: int) -> Path:
     """The file of one length; its name is a hash of everything that the scores depend on."""
     about = [result["task"], length, *(result[name] for name in KEY)]
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
-    return folder / "parts" / f"task-{key}.json"
+    return folder / FOLDER / f"task-{key}.json"
 
 
 def _part(folder: Path, result: Mapping[str, Any], length: int) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
