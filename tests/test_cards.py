@@ -38,6 +38,11 @@ def test_cards_are_computed_once(cache, monkeypatch):
     assert relpos.card("rope").place == "query and key"
 
 
+def test_learned_values_as_text(cache):
+    texts = {name: relpos.card(name).learned for name in ("alibi", "fire", "cope", "learned")}
+    assert texts == {"alibi": "0", "fire": "38.5", "cope": "341.3", "learned": "65,536"}
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"alibi": {}}', '{"alibi": {"parameters": 3}}', "\x00"])
 def test_a_damaged_file_is_computed_again(cache, text):
     file = cards.cache_file()

@@ -55,7 +55,7 @@ def head(name: str) -> str:
         "acts on": card.place,
         "form of its bias": f"[{card.form}](../reference/forms.md)" if card.form != "none" else "it adds no bias",
         "directions": "both" if card.directions == "both" else "causal attention only",
-        "learned values per head": f"{card.learned_per_head:,.6g}",
+        "learned values per head": card.learned,
         "paper": linked(card.paper),
     }
     first, *others = [f"| {key} | {value} |" for key, value in rows.items()]

@@ -84,7 +84,7 @@ def markdown_table(cards: list[Card]) -> str:
     lines = ["| name | place | what it is | learned per head | paper |", "|---|---|---|---:|---|"]
     for each in cards:
         papers = re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[\1](https://arxiv.org/abs/\1)", each.paper)
-        cells = (f"`{each.name}`", each.place, each.summary, f"{each.learned_per_head:,g}", papers)
+        cells = (f"`{each.name}`", each.place, each.summary, each.learned, papers)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 
@@ -96,8 +96,7 @@ def _print_table(cards: list[Card]) -> None:
     for column in ("name", "place", "form", "learned per head", "directions", "paper"):
         table.add_column(column, overflow="fold", no_wrap=column in ("name", "place"))
     for each in cards:
-        learned = f"{each.learned_per_head:,g}"
-        table.add_row(each.name, each.place, each.form, learned, each.directions, each.paper)
+        table.add_row(each.name, each.place, each.form, each.learned, each.directions, each.paper)
     console().print(table, markup=False)  # [brackets] in a formula are not markup
 
 
@@ -113,7 +112,7 @@ def _print_card(shown: Card) -> None:
         ("formula", shown.formula),
         ("place", shown.place),
         ("form", shown.form),
-        ("learned per head", f"{shown.learned_per_head:,g} ({HEADS} heads, head_dim {HEAD_DIM}, default options)"),
+        ("learned per head", f"{shown.learned} ({HEADS} heads, head_dim {HEAD_DIM}, default options)"),
         ("parameters", shapes or "none"),
         ("directions", shown.directions),
         ("paper", shown.paper),

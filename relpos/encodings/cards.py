@@ -63,6 +63,11 @@ class Card:
         """Where it acts, as text: "score", "query and key, score", or "nowhere"."""
         return ", ".join(self.places) or "nowhere"
 
+    @property
+    def learned(self) -> str:
+        """Learned values per head, as text: "1,538", or "341.3" where heads share a parameter."""
+        return f"{self.learned_per_head:,.1f}".removesuffix(".0")
+
 
 def compute_card(name: str, cls: type["Encoding"]) -> Card:
     """Compute the card of an encoding class from an instance with default options.
