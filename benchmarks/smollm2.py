@@ -117,13 +117,13 @@ def main() -> None:
 
 def draw_lengths(rows: list[dict[str, Any]]) -> None:
     """Perplexity by length: of the original with each scaling, and of all that was fine-tuned."""
+    rows = sorted(rows, key=lambda row: row["length"])
     for when, name, trained in (("as published", "lengths", 8192), ("after", "transplants", TRAINED)):
-        chosen = sorted((row for row in rows if row["when"] == when), key=lambda row: row["length"])
-        names = dict.fromkeys(row["what"] for row in chosen)
-        series = {what: [row for row in chosen if row["what"] == what] for what in names}
+        names = [row["what"] for row in rows if row["when"] == when]
+        series = {what: [row for row in rows if (row["what"], row["when"]) == (what, when)] for what in names}
         if when == "after":
             series[ORIGINAL] = [row for row in rows if row["what"] == ORIGINAL]
-        if chosen:
+        if names:
             draw_curves(series, trained).savefig(PICTURES / f"{name}.png", dpi=150)
 
 

@@ -3,7 +3,7 @@
     python benchmarks/use.py                                   everything, about 30 minutes on 2 cores
     python benchmarks/use.py --only t5,bloom --rounds 3
     python benchmarks/use.py --only smollm2 --lengths 1024,4096 --no-file
-    python benchmarks/use.py --only smollm2 --profile 4096     where the time of a prefill on sdpa goes
+    python benchmarks/use.py --only smollm2 --profile 4096     where the time of a prefill goes
 
 A prefill is one forward without gradients, for language models with the logits of the last token; a training step is
 forward and backward of the language model's loss, or of the mean square of the last states. float32, batch 1. The
@@ -150,10 +150,10 @@ def measure(model: PreTrainedModel, case: Case, length: int, train: bool, rounds
     return best
 
 
-def profiled(model: PreTrainedModel, case: Case, length: int) -> str:
-    """The operations of one prefill on the first of the other implementations that take longest."""
+def profiled(model: PreTrainedModel, implementation: str, length: int) -> str:
+    """The operations of one prefill that take longest."""
     run = work(model.eval(), length, train=False)
-    switch(model, case.others[0])
+    switch(model, implementation)
     run()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
         run()
@@ -175,7 +175,8 @@ def main() -> None:
         case = CASES[name]
         model = case.make()
         if arguments.profile is not None:
-            print(name, profiled(model, case, arguments.profile), sep="\n")
+            for implementation in (case.others[0], "relpos"):
+                print(f"{name}, {implementation}", profiled(model, implementation, arguments.profile), sep="\n")
             continue
         for train, sizes in ((False, case.prefill), (True, case.train)):
             for length in sizes:
