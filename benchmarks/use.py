@@ -168,6 +168,8 @@ def main() -> None:
     parser.add_argument("--profile", type=int, metavar="LENGTH", help="only this: the operations of one prefill")
     parser.add_argument("--no-file", action="store_true", help="print only")
     arguments = parser.parse_args()
+    if unknown := set(arguments.only.split(",")) - set(CASES):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}. The models are {', '.join(CASES)}.")
     lengths = None if arguments.lengths is None else set(map(int, arguments.lengths.split(",")))
     rows = []
     for name in arguments.only.split(","):
