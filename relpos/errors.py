@@ -1,7 +1,13 @@
-"""The error for an unknown name."""
+"""Errors that any function may raise: for an unknown name, and for an empty string."""
 
 import difflib
-from collections.abc import Iterable
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 def unknown(kind: str, given: object, allowed: Iterable[str]) -> ValueError:
@@ -10,3 +16,43 @@ def unknown(kind: str, given: object, allowed: Iterable[str]) -> ValueError:
     near = difflib.get_close_matches(str(given).lower(), known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return ValueError(f"unknown {kind} {given!r}.{hint} Allowed: {', '.join(known) or 'none'}.")
+
+
+def check_not_empty(name: str, value: object) -> None:
+    """Refuse an empty string, also inside a list or a dictionary.
+
+    An empty string is never a value that someone chose: it would mean the default, or as a path the current folder.
+
+    Args:
+        name: Name of the option or argument, for the message.
+        value: Its value; anything but strings, lists, tuples and dictionaries is allowed.
+
+    Raises:
+        ValueError: A string is empty or consists of spaces.
+    """
+    if isinstance(value, str) and not value.strip():
+        raise ValueError(f"{name} is empty (an unset shell variable?): give a value, or leave it out.")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            check_not_empty(f"{name}[{key!r}]", item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_not_empty(name, item)
+
+
+def refuses_empty_strings(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a function so that it refuses empty strings, with `check_not_empty`.
+
+    Arguments whose default is an empty string may be empty.
+    """
+    parameters = inspect.signature(function).parameters
+    checked = {name for name, parameter in parameters.items() if parameter.default != ""}
+
+    @functools.wraps(function)
+    def with_check(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        for name, value in (*zip(parameters, args, strict=False), *kwargs.items()):
+            if name in checked:
+                check_not_empty(name, value)
+        return function(*args, **kwargs)
+
+    return with_check

@@ -513,8 +513,8 @@ class TestTheCommand:
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [
-            (["--lengths", "a,b"], "lengths are whole numbers"),
-            (["--lengths", ","], "at least one length"),
+            (["--lengths", "a,b"], "--lengths takes whole numbers"),
+            (["--lengths", ","], "--lengths takes whole numbers"),
             (["--protocol", "slidng"], "Did you mean 'sliding'"),
             (["--split", "al"], "unknown split 'al'. Did you mean 'all'"),
             (["--rope-scaling", "yarn"], "for models with rope"),

@@ -35,7 +35,7 @@ def test_a_saved_run_is_a_configuration(tmp_path):
 
 def test_values_on_the_command_line_are_yaml_and_typed():
     found = parse_overrides(
-        ["optimizer.lr=1e-3", "run.steps=1e2", "data.separate_documents=true", "optimizer.position_lr="]
+        ["optimizer.lr=1e-3", "run.steps=1e2", "data.separate_documents=true", "optimizer.position_lr=null"]
     )
     assert found == {
         "optimizer.lr": 1e-3,

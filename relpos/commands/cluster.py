@@ -4,9 +4,8 @@ import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from relpos.commands.options import default, parse_options
+from relpos.commands.options import Command, default, parse_options
 
 if TYPE_CHECKING:
     from relpos.system.executors.interface import Executor
@@ -72,7 +71,7 @@ SlurmOption = Annotated[
 ]
 
 
-class ClusterCommand(TyperCommand):
+class ClusterCommand(Command):
     """A command whose option --ray may stand without an address."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -83,12 +82,13 @@ class ClusterCommand(TyperCommand):
 def with_address(arguments: list[str]) -> list[str]:
     """The arguments of a command with the address auto where --ray has none.
 
-    The next argument is an address only if it looks like one: it may also be a setting or the folder of a run.
+    The next argument is an address only if it looks like one: it may also be a setting or the folder of a run. An empty
+    one is an address too, which the command then refuses.
     """
     result = list(arguments)
     for place, word in enumerate(arguments):
         following = arguments[place + 1 : place + 2]
-        if word == "--ray" and not (following and ADDRESS.fullmatch(following[0])):
+        if word == "--ray" and not (following and (following[0] == "" or ADDRESS.fullmatch(following[0]))):
             result[place] = "--ray=auto"
     return result
 
@@ -100,7 +100,7 @@ def parse_memory(text: str) -> int:
         ValueError: It is no such size.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]B)?", text.strip().upper())
-    if match is None:
+    if match is None or not float(match[1]):
         raise ValueError(f"--memory takes a size such as 8GB or 512MB, not {text!r}.")
     return int(float(match[1]) * UNITS.get(match[2] or "", 1))
 

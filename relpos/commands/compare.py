@@ -10,7 +10,7 @@ import typer
 
 from relpos.commands import cluster
 from relpos.commands.choices import complete_encodings, complete_family, complete_preset, metavar
-from relpos.commands.options import console, default, parse_lengths, parse_names
+from relpos.commands.options import LEAST_LENGTH, above_zero, console, default, parse_lengths, parse_names
 from relpos.lab.compare import defaults
 from relpos.lab.runs.defaults import CORPUS, PRESET
 from relpos.models.presets import PRESETS
@@ -55,7 +55,9 @@ def compare(
     seeds: Annotated[
         int | None,
         typer.Option(
-            help=f"Trials per encoding, with seeds 0, 1, …  {default(defaults.SEEDS)}", rich_help_panel=ENCODINGS
+            help=f"Trials per encoding, with seeds 0, 1, …  {default(defaults.SEEDS)}",
+            min=1,
+            rich_help_panel=ENCODINGS,
         ),
     ] = None,
     data: Annotated[
@@ -69,30 +71,38 @@ def compare(
     ] = None,
     length: Annotated[
         int | None,
-        typer.Option(help=f"Tokens per training window.  {default(defaults.LENGTH)}", rich_help_panel=TRAINING),
+        typer.Option(
+            help=f"Tokens per training window.  {default(defaults.LENGTH)}", min=LEAST_LENGTH, rich_help_panel=TRAINING
+        ),
     ] = None,
     steps: Annotated[
         int | None,
         typer.Option(
-            help=f"Train each for this many steps: equal data.  {default(defaults.STEPS)}", rich_help_panel=TRAINING
+            help=f"Train each for this many steps: equal data.  {default(defaults.STEPS)}",
+            min=1,
+            rich_help_panel=TRAINING,
         ),
     ] = None,
     tokens: Annotated[
-        float | None, typer.Option(help="Train each on this many tokens: equal data.", rich_help_panel=TRAINING)
+        float | None,
+        typer.Option(help="Train each on this many tokens: equal data.", callback=above_zero, rich_help_panel=TRAINING),
     ] = None,
     minutes: Annotated[
         float | None,
         typer.Option(
             help="Train each for this many minutes: equal time. Faster encodings then see more data.",
+            callback=above_zero,
             rich_help_panel=TRAINING,
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help=f"Windows per step.  {default(defaults.BATCH)}", rich_help_panel=TRAINING)
+        int | None, typer.Option(help=f"Windows per step.  {default(defaults.BATCH)}", min=1, rich_help_panel=TRAINING)
     ] = None,
     lr: Annotated[
         float | None,
-        typer.Option(help=f"Peak learning rate.  {default('that of the preset and family')}", rich_help_panel=TRAINING),
+        typer.Option(
+            help=f"Peak learning rate.  {default('that of the preset and family')}", min=0, rich_help_panel=TRAINING
+        ),
     ] = None,
     lengths: Annotated[
         str | None,
@@ -108,6 +118,7 @@ def compare(
         typer.Option(
             help="Length at which loss by position is measured.  "
             f"{default(f'{defaults.LONG} × the trained length, or the longest length if that is shorter')}",
+            min=LEAST_LENGTH,
             rich_help_panel=EVALUATION,
         ),
     ] = None,
@@ -115,6 +126,7 @@ def compare(
         int | None,
         typer.Option(
             help=f"Score at most this many tokens at each length.  {default(defaults.EVAL_TOKENS)}",
+            min=1,
             rich_help_panel=EVALUATION,
         ),
     ] = None,
@@ -160,12 +172,12 @@ def compare(
     )
     with where or contextlib.nullcontext() as executor:
         report = compare_encodings(
-            parse_names(encodings),
+            parse_names("--encodings", encodings),
             family=family,
             preset=preset,
             data=data,
             length=length,
-            lengths=parse_lengths(lengths) if lengths else None,
+            lengths=None if lengths is None else parse_lengths(lengths),
             seeds=seeds,
             steps=steps,
             tokens=tokens,

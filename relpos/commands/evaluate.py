@@ -17,7 +17,7 @@ from relpos.commands.choices import (
     complete_task,
     metavar,
 )
-from relpos.commands.options import console, default, parse_lengths, parse_names
+from relpos.commands.options import MOST_SEED, console, default, parse_lengths, parse_names
 from relpos.commands.tasks import print_scores
 from relpos.lab.evaluate import defaults
 from relpos.lab.evaluate.defaults import EVAL_TOKENS, ProtocolName, SplitName
@@ -45,6 +45,8 @@ def evaluate(
         int,
         typer.Option(
             help=f"Seed of the bootstrap resamples; with --task, of the sequences.  {default(defaults.SEED)}",
+            min=0,
+            max=MOST_SEED,
             show_default=False,
         ),
     ] = defaults.SEED,
@@ -82,6 +84,7 @@ def evaluate(
         typer.Option(
             help="Score at most this many tokens at each length, spread over the text.  "
             f"{default(', '.join(f'{name}: {tokens:,}' for name, tokens in EVAL_TOKENS.items()))}",
+            min=1,
             rich_help_panel=TEXT,
         ),
     ] = None,
@@ -89,6 +92,7 @@ def evaluate(
         int | None,
         typer.Option(
             help=f"Tokens at the end of each window that the protocol last scores.  {default(defaults.LAST)}",
+            min=1,
             rich_help_panel=TEXT,
         ),
     ] = None,
@@ -97,6 +101,7 @@ def evaluate(
         typer.Option(
             help="Tokens by which windows move, for the protocols sliding and positions.  "
             f"{default('sliding: half the length, positions: a quarter of the trained length')}",
+            min=1,
             rich_help_panel=TEXT,
         ),
     ] = None,
@@ -190,7 +195,7 @@ def evaluate(
             stride=stride,
             last=last,
             eval_tokens=eval_tokens,
-            rope_scaling=parse_names(rope_scaling),
+            rope_scaling=parse_names("--rope-scaling", rope_scaling),
             task=task,
             samples=samples,
             out=out,

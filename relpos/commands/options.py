@@ -1,10 +1,50 @@
 """Parsing, help texts and printing that several commands share."""
 
 import json
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand
+
+from relpos.errors import check_not_empty
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+LEAST_LENGTH = 2  # tokens: one predicts the next
+MOST_SEED = 2**32 - 1  # of numpy's generator, which training seeds too
+
+
+class Command(TyperCommand):
+    """A command whose options and arguments refuse empty strings, and numbers that are not finite."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Check the text of all options before it is converted: as a path, an empty text is the current folder."""
+        if not ctx.resilient_parsing:  # the shell completes a line that is not finished
+            texts, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+            for parameter in self.params:
+                check_not_empty(_written(parameter), texts.get(parameter.name))
+        rest = super().parse_args(ctx, args)
+        for parameter in self.params:
+            value = ctx.params.get(parameter.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{_written(parameter)} must be a finite number, not {value}.")
+        return rest
+
+
+def _written(parameter: Any) -> str:
+    """An option or argument as it is written on the command line."""
+    if parameter.param_type_name == "option":
+        return str(parameter.opts[0])
+    return str(parameter.metavar or parameter.name.upper()).strip("[].")
+
+
+def above_zero(value: float | None) -> float | None:
+    """Check an amount of which 0 is too little; typer adds the name of the option."""
+    if value is not None and value <= 0:
+        raise typer.BadParameter(f"{value:g} is not above 0.")
+    return value
 
 
 def default(value: object, task: object = None) -> str:
@@ -19,6 +59,7 @@ def parse_options(pairs: list[str]) -> dict[str, object]:
         key, equals, text = pair.partition("=")
         if not equals:
             raise ValueError(f"--option takes key=value, not {pair!r}.")
+        check_not_empty(f"--option {key}", text)
         try:
             options[key] = json.loads(text)  # numbers, true and false, lists, dictionaries
         except json.JSONDecodeError:
@@ -27,16 +68,23 @@ def parse_options(pairs: list[str]) -> dict[str, object]:
 
 
 def parse_lengths(text: str) -> list[int]:
-    """Lengths in tokens, separated by commas."""
-    try:
-        return [int(word) for word in text.split(",") if word.strip()]
-    except ValueError:
-        raise ValueError(f"lengths are whole numbers separated by commas, as in 512,1024, not {text!r}.") from None
+    """Lengths in tokens, separated by commas: the value of --lengths."""
+    words = [word for word in text.split(",") if word.strip()]
+    if not words or not all(word.strip().isdecimal() and int(word) >= LEAST_LENGTH for word in words):
+        raise ValueError(
+            f"--lengths takes whole numbers of at least {LEAST_LENGTH}, as in 512,1024, not {text!r}."
+        )
+    return [int(word) for word in words]
 
 
-def parse_names(text: str | None) -> list[str] | None:
-    """Names separated by commas; None if there are none."""
-    return [word.strip() for word in (text or "").split(",") if word.strip()] or None
+def parse_names(option: str, text: str | None) -> list[str] | None:
+    """Names separated by commas: the value of an option, or None if it is left out."""
+    if text is None:
+        return None
+    names = [word.strip() for word in text.split(",") if word.strip()]
+    if not names:
+        raise ValueError(f"{option} takes names separated by commas, not {text!r}.")
+    return names
 
 
 def console() -> "Console":

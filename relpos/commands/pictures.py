@@ -15,7 +15,7 @@ from relpos.commands.choices import (
     complete_show,
     metavar,
 )
-from relpos.commands.options import default, parse_options
+from relpos.commands.options import MOST_SEED, above_zero, default, parse_options
 from relpos.lab.paper import defaults as paper_defaults
 from relpos.lab.runs.defaults import PRESET
 from relpos.models.presets import PRESETS
@@ -37,7 +37,17 @@ def draw(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help=f"A .png, .pdf or .svg file, or .json for the numbers.  {default('WHAT.png')}"
+            metavar="FILE",
+            help="A .png, .pdf or .svg file; or a .json, .npz or .safetensors file for the numbers alone.  "
+            f"{default('WHAT.png')}",
+        ),
+    ] = None,
+    numbers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also write the numbers behind the picture: every array to a .npz or .safetensors file, or the small "
+            "ones to a .json file (docs/figures.md).",
         ),
     ] = None,
     show: Annotated[
@@ -63,7 +73,9 @@ def draw(
     ] = "last",
     head: Annotated[
         list[int] | None,
-        typer.Option(help=f"Head to draw; 1 is the first. May be repeated.  {default('all')}", rich_help_panel=SHOWN),
+        typer.Option(
+            help=f"Head to draw; 1 is the first. May be repeated.  {default('all')}", min=1, rich_help_panel=SHOWN
+        ),
     ] = None,
     length: Annotated[
         int | None,
@@ -85,6 +97,8 @@ def draw(
         typer.Option(
             help="Seed that chooses the window of held-out text; for an untrained encoding, of its initial values.  "
             f"{default(0)}",
+            min=0,
+            max=MOST_SEED,
             show_default=False,
             rich_help_panel=SHOWN,
         ),
@@ -139,15 +153,15 @@ def draw(
     - relpos draw kerple_log --show profile --columns 1 --out kerple.pdf
     - relpos draw kerple_log fire t5 --show profile --log --head 1
     - relpos draw runs/cable --layer all --show mass
+    - relpos draw runs/cable --show weights --numbers weights.npz
     """
     from relpos.lab.data.documents import read_file
-    from relpos.view.figures import FORMATS, WIDTHS
+    from relpos.view.figures import WIDTHS
     from relpos.view.picture import draw as draw_picture
+    from relpos.view.picture_checks import check_files
 
     path = out or Path(f"{'-'.join(Path(each).resolve().name for each in what)}.png")
-    endings = (*FORMATS, ".json")
-    if path.suffix.lower() not in endings:  # before the work, not after it
-        raise ValueError(f"cannot write a picture to {path.name!r}: the name must end in {', '.join(endings)}.")
+    check_files(path, numbers)  # before the work, not after it
     if text is not None and text_file is not None:
         raise ValueError("give --text or --text-file, not both.")
     if text_file is not None:
@@ -171,6 +185,8 @@ def draw(
         progress=Progress("drawing"),
     )
     typer.echo(f"{picture.save(path)}: {picture.caption}")
+    if numbers is not None:
+        typer.echo(f"{picture.save(numbers)}: the numbers behind it")
 
 
 def figures(
@@ -199,7 +215,8 @@ def figures(
         ),
     ] = Path(paper_defaults.RUNS),
     minutes: Annotated[
-        float | None, typer.Option(help="Train each model for this many minutes, instead of --steps.")
+        float | None,
+        typer.Option(help="Train each model for this many minutes, instead of --steps.", callback=above_zero),
     ] = None,
     steps: Annotated[
         int | None,
@@ -218,7 +235,13 @@ def figures(
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(help=f"Seed that chooses the window of held-out text.  {default(0)}", show_default=False)
+        int,
+        typer.Option(
+            help=f"Seed that chooses the window of held-out text.  {default(0)}",
+            min=0,
+            max=MOST_SEED,
+            show_default=False,
+        ),
     ] = 0,
 ) -> None:
     """Make the figures of the CABLE paper: train the missing models, draw, and put all on one page (index.html).

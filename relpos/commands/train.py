@@ -13,7 +13,7 @@ from relpos.commands.choices import (
     complete_task,
     metavar,
 )
-from relpos.commands.options import default, parse_options
+from relpos.commands.options import LEAST_LENGTH, MOST_SEED, above_zero, default, parse_options
 from relpos.lab.runs import defaults
 from relpos.models.presets import PRESETS
 from relpos.models.registry import DEFAULT, FAMILIES
@@ -104,26 +104,32 @@ def train(
     length: Annotated[
         int | None,
         typer.Option(
-            help=f"Tokens per window.  {default(defaults.LENGTH, defaults.TASK_LENGTH)}", rich_help_panel=DATA
+            help=f"Tokens per window.  {default(defaults.LENGTH, defaults.TASK_LENGTH)}",
+            min=LEAST_LENGTH,
+            rich_help_panel=DATA,
         ),
     ] = None,
     steps: Annotated[
         int | None,
         typer.Option(
             help=f"Stop after this many steps.  {default(defaults.STEPS, defaults.TASK_STEPS)}",
+            min=1,
             rich_help_panel=TRAINING,
         ),
     ] = None,
     tokens: Annotated[
-        float | None, typer.Option(help="Stop after this many training tokens.", rich_help_panel=TRAINING)
+        float | None,
+        typer.Option(help="Stop after this many training tokens.", callback=above_zero, rich_help_panel=TRAINING),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Stop after this many minutes.", rich_help_panel=TRAINING)
+        float | None,
+        typer.Option(help="Stop after this many minutes.", callback=above_zero, rich_help_panel=TRAINING),
     ] = None,
     batch_size: Annotated[
         int | None,
         typer.Option(
             help=f"Windows per step, over all processes.  {default(defaults.BATCH, defaults.TASK_BATCH)}",
+            min=1,
             rich_help_panel=TRAINING,
         ),
     ] = None,
@@ -131,6 +137,7 @@ def train(
         float | None,
         typer.Option(
             help=f"Peak learning rate.  {default(f'that of the preset and family; {defaults.START_LR:g} with --from')}",
+            min=0,
             rich_help_panel=TRAINING,
         ),
     ] = None,
@@ -138,6 +145,8 @@ def train(
         int | None,
         typer.Option(
             help=f"Seed of the initial weights and of the order of the data.  {default(defaults.SEED)}",
+            min=0,
+            max=MOST_SEED,
             rich_help_panel=RUN,
         ),
     ] = None,

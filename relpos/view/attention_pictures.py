@@ -17,6 +17,7 @@ from relpos.view.heads.positional_part import layer_scores, mean_scores, rotatio
 from relpos.view.heatmaps import draw_heads
 from relpos.view.maps import Map, compute_map
 from relpos.view.mass_figures import draw_mass, draw_mass_sheet
+from relpos.view.picture_arrays import Arrays, map_arrays, mass_arrays, position_arrays
 from relpos.view.picture_json import PACKAGES, picture_numbers
 from relpos.view.position_figures import draw_position
 from relpos.view.subjects import Subject
@@ -45,6 +46,7 @@ class Drawn:
     figure: Figure
     caption: str
     numbers: dict[str, Any]
+    arrays: Arrays
     maps: Sequence[Map] = ()
     profiles: Sequence[MassProfile] = ()
     classes: Sequence[Sequence[HeadClass]] = ()
@@ -89,7 +91,7 @@ def mass_picture(subject: Subject, request: Request) -> Drawn:
             for profile, heads in zip(profiles, classes, strict=True)
         ],
     }
-    return Drawn(figure, caption, numbers, profiles=profiles, classes=classes)
+    return Drawn(figure, caption, numbers, mass_arrays(profiles, classes), profiles=profiles, classes=classes)
 
 
 def _means(profile: MassProfile, head: int, edges: "np.typing.NDArray[np.int64]") -> list[float]:
@@ -122,7 +124,7 @@ def _term_picture(subject: Subject, request: Request) -> Drawn:
         banner=request.banner,
     )
     numbers = picture_numbers(subject, maps, figure, request.heads, request.seed)
-    return Drawn(figure, caption, numbers | {"shows": "position"}, maps=maps)
+    return Drawn(figure, caption, numbers | {"shows": "position"}, map_arrays(maps), maps=maps)
 
 
 def _score_picture(subject: Subject, request: Request) -> Drawn:
@@ -165,7 +167,7 @@ def _score_picture(subject: Subject, request: Request) -> Drawn:
         "frequencies": None if kernel is None else kernel.frequencies.tolist(),
         "layers": [{"layer": scores.layer, "heads": heads}],
     }
-    return Drawn(figure, caption, numbers)
+    return Drawn(figure, caption, numbers, position_arrays(scores, kernel))
 
 
 def _number(x: float) -> float | None:

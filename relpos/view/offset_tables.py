@@ -14,6 +14,7 @@ from relpos.view.diagonals import Share
 from relpos.view.heatmaps import draw_heads
 from relpos.view.layers import Layer, open_layer
 from relpos.view.maps import Map
+from relpos.view.picture_arrays import offset_arrays
 from relpos.view.picture_json import picture_numbers
 from relpos.view.subjects import Subject
 
@@ -41,7 +42,8 @@ def offsets_picture(subject: Subject, request: Request) -> Drawn:
         name_offsets(figure, maps[0].length)
     numbers = picture_numbers(subject, maps, figure, request.heads, request.seed)
     request.progress(1.0)
-    return Drawn(figure, caption, numbers | {"shows": "offsets"}, maps=maps)
+    arrays = offset_arrays([layer.number for layer in subject.layers], subject.tables)
+    return Drawn(figure, caption, numbers | {"shows": "offsets"}, arrays, maps=maps)
 
 
 def offset_map(number: int, table: Tensor) -> Map:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from matplotlib.figure import Figure
 
+from relpos.encodings.checks import integer_at_least
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import names
-from relpos.errors import unknown
+from relpos.errors import refuses_empty_strings, unknown
 from relpos.view.attention_pictures import WINDOWS, Drawn, Request, mass_picture, position_picture
 from relpos.view.captions import make_caption, untrained_line
 from relpos.view.cells import PIXELS
@@ -22,17 +23,19 @@ from relpos.view.heatmaps import draw_heads
 from relpos.view.layers import Values
 from relpos.view.maps import Map, compute_map
 from relpos.view.offset_tables import offsets_picture
+from relpos.view.picture_arrays import ARRAY_FORMATS, Arrays, describe_arrays, map_arrays, save_arrays
 from relpos.view.picture_checks import (
     BY_DISTANCE,
     check_arguments,
     check_directions,
+    check_files,
     chosen_heads,
     token_labels,
     values_shown,
 )
 from relpos.view.picture_json import picture_numbers, save_json
 from relpos.view.profiles import draw_profiles, draw_together
-from relpos.view.subjects import Subject, encoding_subject, model_subject
+from relpos.view.subjects import Subject, encoding_subject, label_apart, model_subject
 
 if TYPE_CHECKING:
     from relpos.lab.runs.run import Run
@@ -53,6 +56,8 @@ class Picture:
         maps: One per layer, or one per encoding: `mean`, minimum and maximum of each cell, (heads, cells, cells).
         caption: The text below the figure.
         numbers: What was drawn and measured, as in the JSON file.
+        arrays: Every array behind the figure by name, as in the .npz file: "layer1.mean" of a heat map, (heads,
+            queries, keys); "layer1.mass", (heads, distances). docs/figures.md lists names, shapes and units.
         profiles: One per layer, if the mass is drawn.
         classes: The class of each head, if the mass is drawn.
     """
@@ -61,19 +66,36 @@ class Picture:
     maps: list[Map]  # one per layer, or one per encoding
     caption: str
     numbers: dict[str, Any]  # the JSON: what was drawn and measured
+    arrays: Arrays
     profiles: list[MassProfile] = field(default_factory=list)  # one per layer, if the mass is drawn
     classes: list[list[HeadClass]] = field(default_factory=list)  # likewise, one per head
 
     def save(self, path: str | Path) -> Path:
-        """Write the figure to a .png, .pdf or .svg file, or its numbers to a .json file, creating its folder."""
-        if Path(path).suffix.lower() == ".json":
-            return save_json(Path(path), self.numbers)
-        return save(self.figure, Path(path))
+        """Write the figure or its numbers to a file, creating its folder.
+
+        Args:
+            path: A .png, .pdf or .svg file for the figure. A .json file for the numbers, with the names and shapes of
+                the arrays and the values of small ones; a .npz or .safetensors file for all arrays.
+
+        Returns:
+            The path.
+
+        Raises:
+            ValueError: The name has another ending.
+        """
+        file = Path(path)
+        check_files(file)
+        if file.suffix.lower() == ".json":
+            return save_json(file, {**self.numbers, "arrays": describe_arrays(self.arrays)})
+        if file.suffix.lower() in ARRAY_FORMATS:
+            return save_arrays(file, self.arrays, self.numbers)
+        return save(self.figure, file)
 
     def _repr_png_(self) -> bytes:
         return write(self.figure, ".png")
 
 
+@refuses_empty_strings
 def draw(
     what: "What | Sequence[What]",
     *,
@@ -123,7 +145,7 @@ def draw(
         progress: Called with the completed fraction.
 
     Returns:
-        The picture, with its maps and numbers.
+        The picture, with its maps, arrays and numbers.
 
     Raises:
         ValueError: If an argument is unknown or out of range, or if arguments exclude each other.
@@ -131,13 +153,16 @@ def draw(
 
     Example:
         >>> picture = draw("alibi", heads=4, length=64, causal=False)
-        >>> picture.maps[0].mean.shape
+        >>> picture.arrays["layer1.mean"].shape
         (4, 64, 64)
-        >>> picture.save("alibi.png")
-        PosixPath('alibi.png')
+        >>> picture.save("alibi.png"), picture.save("alibi.npz")
+        (PosixPath('alibi.png'), PosixPath('alibi.npz'))
     """
     if show not in (None, *SHOWS):
         raise unknown("kind of picture", str(show), SHOWS)
+    for name, size in (("length", length), ("heads", heads), ("head_dim", head_dim)):
+        if size is not None:  # 0 is not the default
+            integer_at_least(name, size)
     several = list(what) if isinstance(what, Sequence) and not isinstance(what, str) else [what]
     check_arguments(several, show, layer, shared_scale, log)
     request = (heads, head_dim, options or {}, length, seed, layer, None if text is None else (text, text_name))
@@ -152,6 +177,7 @@ def draw(
         )
         for item in several
     ]
+    subjects = label_apart(subjects)
     check_directions(subjects, causal)
     chosen = [chosen_heads(head, subject.layers[0].heads) for subject in subjects]
     labels = token_labels(subjects[0], label_tokens, layer == "all" or show in BY_DISTANCE)
@@ -174,12 +200,16 @@ def draw(
     else:
         figure = draw_heads(maps[0], chosen[0], caption, labels, shared_scale, width, banner)
     if len(subjects) == 1:
-        return Picture(figure, maps, caption, picture_numbers(subjects[0], maps, figure, chosen[0], seed))
-    numbers = [
+        numbers = picture_numbers(subjects[0], maps, figure, chosen[0], seed)
+        return Picture(figure, maps, caption, numbers, map_arrays(maps))
+    profiles = [
         picture_numbers(subject, [layer_map], figure, its_heads, seed)
         for subject, layer_map, its_heads in zip(subjects, maps, chosen, strict=True)
     ]
-    return Picture(figure, maps, caption, {"profiles": numbers})
+    arrays: Arrays = {}
+    for subject, layer_map in zip(subjects, maps, strict=True):
+        arrays |= map_arrays([layer_map], subject.label)
+    return Picture(figure, maps, caption, {"profiles": profiles}, arrays)
 
 
 def _has_no_bias(subject: Subject) -> bool:
@@ -189,7 +219,7 @@ def _has_no_bias(subject: Subject) -> bool:
 
 def _picture(drawn: Drawn) -> Picture:
     profiles, classes = list(drawn.profiles), [list(heads) for heads in drawn.classes]
-    return Picture(drawn.figure, list(drawn.maps), drawn.caption, drawn.numbers, profiles, classes)
+    return Picture(drawn.figure, list(drawn.maps), drawn.caption, drawn.numbers, drawn.arrays, profiles, classes)
 
 
 def _compute_maps(subjects: list[Subject], values: Values, progress: Callable[[float], None]) -> list[Map]:

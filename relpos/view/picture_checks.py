@@ -1,13 +1,27 @@
 """What a picture refuses: arguments that exclude each other or do not fit what is drawn."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast, get_args
 
 from relpos.view.defaults import MOST_LABELS
+from relpos.view.figures import FORMATS
 from relpos.view.layers import Values
+from relpos.view.picture_arrays import ARRAY_FORMATS
 from relpos.view.subjects import Subject
 
 BY_DISTANCE = ("profile", "mass", "position")  # pictures with an axis of distances
+NUMBER_FORMATS = (".json", *ARRAY_FORMATS)
+
+
+def check_files(picture: Path, numbers: Path | None = None) -> None:
+    """Refuse names of files that do not end in a format of pictures or numbers, or of numbers alone."""
+    for kind, file, endings in (
+        ("a picture", picture, (*FORMATS, *NUMBER_FORMATS)),
+        ("the numbers of a picture", numbers, NUMBER_FORMATS),
+    ):
+        if file is not None and file.suffix.lower() not in endings:
+            raise ValueError(f"cannot write {kind} to {file.name!r}: the name must end in {', '.join(endings)}.")
 
 
 def check_arguments(

@@ -1,7 +1,7 @@
 """The subject of a picture: an encoding by name, or a trained model, as layers on an input."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,17 @@ class Subject:
         yield self.layers
         for compute in self.more:
             yield compute()
+
+
+def label_apart(subjects: list[Subject]) -> list[Subject]:
+    """Number the labels that several subjects share, as runs of the same name in different folders do."""
+    labels = [subject.label for subject in subjects]
+    return [
+        replace(subject, label=f"{subject.label} ({labels[: place + 1].count(subject.label)})")
+        if labels.count(subject.label) > 1
+        else subject
+        for place, subject in enumerate(subjects)
+    ]
 
 
 def encoding_subject(

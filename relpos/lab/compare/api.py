@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from relpos.errors import refuses_empty_strings
 from relpos.lab.compare.comparison import Trial, make_comparison
 from relpos.lab.compare.defaults import OUT, WORKERS
 from relpos.lab.compare.execution import compare as run_trials
@@ -28,6 +29,7 @@ class ComparisonReport:
     failed: dict[Trial, str]
 
 
+@refuses_empty_strings
 def compare(
     encodings: Sequence[str] | None = None,
     *,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from relpos.errors import refuses_empty_strings
 from relpos.lab.evaluate.defaults import PROTOCOL, SAMPLES, SEED, ProtocolName, SplitName
 from relpos.lab.evaluate.evaluation import evaluate as evaluate_run
 from relpos.lab.evaluate.file_names import joined, question_stem
@@ -43,6 +44,7 @@ class Evaluation:
     pictures: list[Path]
 
 
+@refuses_empty_strings
 def evaluate(
     runs: str | Path | Run | Sequence[str | Path | Run],
     *,

@@ -10,6 +10,7 @@ from typing import Any
 
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import encoding
+from relpos.errors import refuses_empty_strings
 from relpos.lab.paper.defaults import OUT, RUNS, STEPS
 from relpos.lab.paper.page import PAGE, write_page
 from relpos.lab.runs.defaults import PRESET
@@ -64,6 +65,7 @@ def choose(numbers: Iterable[int]) -> list[PaperFigure]:
     return [figure for figure in FIGURES if not wanted or figure.number in wanted]
 
 
+@refuses_empty_strings
 def draw_figures(
     out: str | Path = OUT,
     figure: Iterable[int] = (),

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from relpos.errors import unknown
+from relpos.errors import check_not_empty, unknown
 from relpos.lab.runs import defaults
 from relpos.lab.runs.resolve import flatten, resolve
 from relpos.lab.runs.settings import TABLES, Settings
@@ -61,8 +61,9 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
         key, equals, text = pair.partition("=")
         if not equals:
             raise ValueError(f"an override is key=value, as in data.length=1024, not {pair!r}.")
+        check_not_empty(key, text)  # nothing is written as null
         try:
-            overrides[key] = float(text) if EXPONENT.fullmatch(text) else yaml.safe_load(text) if text else None
+            overrides[key] = float(text) if EXPONENT.fullmatch(text) else yaml.safe_load(text)
         except yaml.YAMLError:
             raise ValueError(
                 f"{pair!r} is not a setting: {text!r} is not a YAML value. Give a number, true or false, a word, or a "
@@ -105,6 +106,7 @@ def _set(settings: Settings, key: str, value: Any) -> None:
 
 def _typed(key: str, value: Any, hint: Any) -> Any:
     """The value, if it is of the setting's type; YAML reads 1e-3 as text, and 3 is a fine float."""
+    check_not_empty(key, value)
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     kinds = [typing.get_origin(kind) or kind for kind in allowed]
     if isinstance(value, str) and str not in kinds and (float in kinds or int in kinds):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from relpos.errors import refuses_empty_strings
 from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.runs.settings import Settings
 
@@ -32,6 +33,7 @@ KEYS = {  # an option of `relpos train` and `relpos compare`: the setting behind
 }
 
 
+@refuses_empty_strings
 def train(
     encoding: str | None = None,
     *,

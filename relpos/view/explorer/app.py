@@ -8,7 +8,7 @@ import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -73,6 +73,7 @@ def make_app(explorer: Explorer, host: str = "127.0.0.1", token: str | None = No
         middleware=[Middleware(Guard, host=host, token=token, framed=framed)],
         exception_handlers={
             HTTPException: _http_error,
+            ClientDisconnect: _left,
             ValueError: _refused,
             TypeError: _refused,
             TimeoutError: _slow,
@@ -84,6 +85,10 @@ def make_app(explorer: Explorer, host: str = "127.0.0.1", token: str | None = No
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return JSONResponse({"error": error.detail}, status_code=error.status_code)
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # nobody reads it: the client left while it was sending, which is no failure
 
 
 async def _refused(request: Request, error: Exception) -> Response:

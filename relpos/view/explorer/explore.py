@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from relpos.encodings.registry import names
-from relpos.errors import unknown
+from relpos.errors import refuses_empty_strings, unknown
 from relpos.system.files import write_bytes
 from relpos.view.explorer.subjects import EncodingSubject, Subject
 
@@ -57,6 +57,7 @@ class Exploration:
         write_bytes(file, page.encode())
         return file
 
+    @refuses_empty_strings
     def serve(
         self,
         host: str = "127.0.0.1",
@@ -115,6 +116,7 @@ class Exploration:
         return f'<iframe srcdoc="{html.escape(self._page)}" sandbox="allow-scripts allow-downloads" {size}></iframe>'
 
 
+@refuses_empty_strings
 def explore(
     what: "What | Sequence[What]" = (), *, length: int | None = None, text: str | None = None, server: bool = False
 ) -> Exploration:
