@@ -73,6 +73,7 @@ HEAVY = {
     "test_pages",
     "test_new_task",
     "test_paper",
+    "test_picture_arrays",
     "test_processes",
     "test_readme",
     "test_report",

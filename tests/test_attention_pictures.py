@@ -9,6 +9,7 @@ import torch
 from matplotlib.colors import to_hex
 from typer.testing import CliRunner
 
+import relpos
 from relpos.cli import app
 from relpos.lab.runs.inputs import heldout_samples
 from relpos.lab.runs.run import open_run
@@ -113,6 +114,7 @@ def test_the_positional_part_of_learned_positions_is_a_map(runs):
     picture = draw(runs / "learned", show="position", layer=1)
     assert picture.numbers["shows"] == "position"
     assert picture.maps[0].mean.shape == (12, 16, 16)
+    np.testing.assert_array_equal(picture.arrays["layer1.mean"], picture.maps[0].mean)
     assert "position–position term" in picture.caption
     assert len([axes for axes in draw(runs / "learned", show="position", layer="all").figure.axes if axes.images]) == 48
 
@@ -121,6 +123,9 @@ def test_the_positional_part_of_a_bias_is_its_profile(runs):
     picture, profile = (draw(runs / "alibi", show=show) for show in ("position", "profile"))
     assert picture.caption == profile.caption
     np.testing.assert_array_equal(picture.maps[0].profile, profile.maps[0].profile)
+    bias = relpos.encoding("alibi", 12, 16).map(16)
+    np.testing.assert_allclose(picture.arrays["layer4.mean"], bias.masked_fill(bias.isinf(), torch.nan), atol=1e-6)
+    np.testing.assert_allclose(picture.arrays["layer4.profile_mean"], bias[:, -1].flip(-1), atol=1e-6)
     assert draw("rope", show="position", length=32).maps[0].show == "scores"
 
 

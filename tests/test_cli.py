@@ -1,11 +1,13 @@
 """The command line, as a user meets it."""
 
+import inspect
 import io
 import json
 import os
 import re
 import subprocess
 import sys
+import typing
 
 import pytest
 import typer.main
@@ -21,7 +23,7 @@ from relpos.lab.compare.comparison import make_comparison
 from relpos.lab.data import corpus
 from relpos.lab.evaluate import defaults as evaluation_defaults
 from relpos.lab.evaluate.protocols import ScoredWindows, plan_windows
-from relpos.lab.runs.load_settings import recipes
+from relpos.lab.runs.load_settings import load_settings, recipes
 from relpos.lab.tasks import names as task_names
 from relpos.models.presets import PRESETS
 
@@ -123,6 +125,108 @@ main()
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert f"pip install 'relpos[{extra}]'" in result.stderr
+
+
+# Empty strings, and numbers out of range
+
+
+def parameters_of(*kinds):
+    """Command and option of every parameter that is of these types, or a list of them; None for an argument."""
+    for name, command in typer.main.get_command(app).commands.items():
+        hints = typing.get_type_hints(inspect.unwrap(command.callback))
+        for parameter in command.params:
+            hint = str(hints.get(parameter.name, bool))
+            if any(re.search(rf"\b{kind}\b", hint) for kind in kinds):
+                yield name, parameter.opts[0] if parameter.param_type_name == "option" else None
+
+
+NEEDED = {"draw": ["alibi"], "evaluate": ["runs/none"]}  # arguments that a command cannot do without
+
+
+def refusal(arguments, monkeypatch, capsys):
+    """What main prints for arguments that it refuses."""
+    monkeypatch.setattr(sys, "argv", ["relpos", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "option"), [*parameters_of("str", "Path", "int", "float")])
+def test_an_empty_string_is_refused_with_the_name_of_its_option(command, option, monkeypatch, capsys):
+    arguments = [command, *NEEDED.get(command, []), *([] if option is None else [option]), ""]
+    said = refusal(arguments, monkeypatch, capsys)
+    name = option or said.removeprefix("relpos: ").split()[0]
+    assert said == f"relpos: {name} is empty (an unset shell variable?): give a value, or leave it out.\n"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+@pytest.mark.parametrize(("command", "option"), [*parameters_of("float")])
+def test_an_amount_out_of_range_is_refused_with_the_name_of_its_option(command, option, value, monkeypatch, capsys):
+    assert option in refusal([command, *NEEDED.get(command, []), option, value], monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(("command", "option"), [*parameters_of("int")])
+def test_a_count_out_of_range_is_refused_with_the_name_of_its_option(command, option, monkeypatch, capsys):
+    assert option in refusal([command, *NEEDED.get(command, []), option, "-1"], monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["compare", "--encodings", ","], "--encodings takes names separated by commas, not ','."),
+        (["compare", "--lengths", "512,1"], "--lengths takes whole numbers of at least 2, as in 512,1024"),
+        (["evaluate", "runs/none", "--rope-scaling", ", ,"], "--rope-scaling takes names separated by commas"),
+        (["evaluate", "runs/none", "--memory", "0GB", "--slurm"], "--memory takes a size such as 8GB"),
+        (["train", "data.source="], "data.source is empty"),
+        (["draw", "rope", "--option", "scaling="], "--option scaling is empty"),
+        (["train", "--seed", str(2**32)], "--seed"),
+        (["compare", "--ray", " "], "--ray is empty"),
+        (["draw", "alibi", "--out", "  "], "--out is empty"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_value_that_holds_nothing_is_refused(arguments, sentence, monkeypatch, capsys):
+    assert sentence in refusal(arguments, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "name"),
+    [
+        ("train", {"encoding": ""}, "encoding"),
+        ("train", {"data": ""}, "data"),
+        ("train", {"out": ""}, "out"),
+        ("train", {"overrides": {"data.source": ""}}, "overrides['data.source']"),
+        ("evaluate", {"runs": ["runs/cable", ""]}, "runs"),
+        ("evaluate", {"runs": "runs/cable", "data": ""}, "data"),
+        ("compare", {"encodings": ["alibi", ""]}, "encodings"),
+        ("compare", {"out": ""}, "out"),
+        ("draw", {"what": ""}, "what"),
+        ("draw", {"what": "alibi", "layer": ""}, "layer"),
+        ("draw", {"what": "alibi", "options": {"slopes": ""}}, "options['slopes']"),
+        ("figures", {"out": ""}, "out"),
+        ("figures", {"runs": ""}, "runs"),
+        ("explore", {"what": ["alibi", ""]}, "what"),
+        ("open", {"what": ""}, "what"),
+    ],
+)
+def test_python_refuses_empty_strings_too(function, arguments, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=rf"^{re.escape(name)} is empty"):
+        getattr(relpos, function)(**arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_setting_in_a_file_is_refused(tmp_path):
+    (tmp_path / "settings.yaml").write_text("data: {source: ''}")
+    with pytest.raises(ValueError, match=r"^data\.source is empty"):
+        load_settings(str(tmp_path / "settings.yaml"), {})
+
+
+def test_completion_of_an_empty_word_is_not_refused():
+    words = {"_RELPOS_COMPLETE": "complete_bash", "COMP_WORDS": "relpos draw --layer '' --show ", "COMP_CWORD": "5"}
+    printed = CliRunner().invoke(app, [], prog_name="relpos", env=words).stdout
+    assert printed.split() == list(choices.SHOWS)
 
 
 # Help

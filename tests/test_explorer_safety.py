@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from explorer import client, make_scene
 from relpos.view.explorer import limits
 from relpos.view.explorer.deadline import check_time, within
 from relpos.view.explorer.documents import check_text
+from relpos.view.explorer.explore import explore
 from relpos.view.explorer.scenes import Scene, SceneStore, scene_hash
 from relpos.view.explorer.server import Server, open_port
 from relpos.view.explorer.subjects import EncodingSubject
@@ -319,6 +321,57 @@ def test_a_killed_or_interrupted_server_leaves_nothing_behind(tmp_path):
             attempt.bind(("127.0.0.1", port))
     left = [path for path in Path(tmp_path).rglob("*") if path.is_file() and "cache" not in path.parts]
     assert left == []
+
+
+def test_a_client_that_leaves_prints_nothing(capfd):
+    """Whether it leaves while it sends or while it receives, and closes its connection or resets it."""
+    server = Server([EncodingSubject("0", "alibi")], port=0)
+    server.start()
+    while not server.uvicorn.started:
+        time.sleep(0.01)
+    head = f"HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
+    body = 'Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"subject'
+    chunk = 'Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"sub\r\n'
+    try:
+        with urllib.request.urlopen(request_scene(server.port)) as reply:
+            scene = json.load(reply)["scene"]
+        for reset in (False, True):
+            for request in (
+                "POST /api/scenes HT",
+                f"POST /api/scenes {head}{body}",
+                f"POST /api/scenes {head}{chunk}",
+                f"POST /api/scenes/{scene}/write {head}{body}",
+                f"GET /api/scenes/{scene}/overview {head}\r\n",
+                f"GET /api/scenes/{scene}/export/1/1.csv?show=bias {head}\r\n",
+            ):
+                leave(server.port, request, reset)
+        with urllib.request.urlopen(request_scene(server.port)) as reply:  # it still answers
+            assert reply.status == 200
+    finally:
+        server.stop()
+    assert "".join(capfd.readouterr()) == ""
+
+
+def request_scene(port):
+    data = json.dumps({"subject": "0", "length": 2048}).encode()
+    return urllib.request.Request(f"http://127.0.0.1:{port}/api/scenes", data, {"Content-Type": "application/json"})
+
+
+def leave(port, request, reset):
+    """Send a part of a request, or read a part of the reply, and go."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(request.encode())
+        if request.startswith("GET"):
+            connection.recv(10)
+        else:
+            time.sleep(0.05)  # until the server waits for the rest
+        if reset:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def test_an_empty_host_is_refused():
+    with pytest.raises(ValueError, match="host is empty"):
+        explore("alibi").serve(host="")
 
 
 def test_computing_does_not_track_gradients(web):

@@ -40,6 +40,7 @@ def test_swin_shows_the_bias_of_each_offset(swin, monkeypatch):
     shown = picture.maps[0].mean  # (heads, 7, 7)
     bias = model.encoder.layers[1].blocks[0].attention.relative_position_bias()[0].detach().numpy()  # (heads, 16, 16)
     assert shown.shape == (4, 7, 7)
+    np.testing.assert_array_equal(picture.arrays["layer3.offset_bias"], shown)
     for query in range(16):
         for key in range(16):
             down, across = query // 4 - key // 4, query % 4 - key % 4

@@ -186,3 +186,20 @@ def test_what_went_wrong_ends_the_command_with_a_sentence(tmp_path):
 def test_a_figure_the_paper_does_not_have_is_refused(tmp_path):
     with pytest.raises(ValueError, match="there is no figure 11: give some of 8, 10, 12, 13, 14, 15"):
         draw_figures(tmp_path, [11])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"minutes": -1}, "minutes must be a positive number, not -1"),
+        ({"minutes": float("nan")}, "minutes must be a positive number, not nan"),
+        ({"steps": 0}, "steps must be an integer of at least 1, not 0"),
+        ({"workers": 0}, "workers must be an integer of at least 1, not 0"),
+        ({"settings": {"run.stepss": 3}}, "Did you mean 'run.steps'?"),
+    ],
+    ids=str,
+)
+def test_wrong_numbers_are_refused_before_anything_is_drawn_or_trained(tmp_path, wrong, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        draw_figures(tmp_path / "figures", runs=tmp_path / "runs", **wrong)
+    assert not list(tmp_path.iterdir())

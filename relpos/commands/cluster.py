@@ -88,7 +88,7 @@ def with_address(arguments: list[str]) -> list[str]:
     result = list(arguments)
     for place, word in enumerate(arguments):
         following = arguments[place + 1 : place + 2]
-        if word == "--ray" and not (following and (following[0] == "" or ADDRESS.fullmatch(following[0]))):
+        if word == "--ray" and not (following and (not following[0].strip() or ADDRESS.fullmatch(following[0]))):
             result[place] = "--ray=auto"
     return result
 

@@ -164,20 +164,22 @@ def compare(
     - relpos compare --out runs/three --ray 10.0.0.1:6379 --cores 4 --gpus 1
     - relpos compare --out runs/three --report-only
     """
-    from relpos.lab.compare.api import compare as compare_encodings
-    from relpos.lab.runs.load_settings import parse_overrides
-
+    names, wanted = parse_names("--encodings", encodings), None if lengths is None else parse_lengths(lengths)
     where = cluster.make_executor(
         workers, cores, memory, gpus, ray, slurm, slurm_partition, slurm_minutes, slurm_option, default_workers=1
     )
+
+    from relpos.lab.compare.api import compare as compare_encodings
+    from relpos.lab.runs.load_settings import parse_overrides
+
     with where or contextlib.nullcontext() as executor:
         report = compare_encodings(
-            parse_names("--encodings", encodings),
+            names,
             family=family,
             preset=preset,
             data=data,
             length=length,
-            lengths=None if lengths is None else parse_lengths(lengths),
+            lengths=wanted,
             seeds=seeds,
             steps=steps,
             tokens=tokens,

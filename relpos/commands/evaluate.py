@@ -179,12 +179,13 @@ def evaluate(
     - torchrun --nproc-per-node 4 -m relpos.cli evaluate runs/cable --lengths 65536 --context-parallel
     """
     wanted = None if lengths is None else parse_lengths(lengths)
-
-    from relpos.lab.evaluate.api import evaluate as evaluate_runs
-
+    scalings = parse_names("--rope-scaling", rope_scaling)
     where = cluster.make_executor(
         workers, cores, memory, gpus, ray, slurm, slurm_partition, slurm_minutes, slurm_option
     )
+
+    from relpos.lab.evaluate.api import evaluate as evaluate_runs
+
     with where or contextlib.nullcontext() as executor:
         evaluation = evaluate_runs(
             runs,
@@ -195,7 +196,7 @@ def evaluate(
             stride=stride,
             last=last,
             eval_tokens=eval_tokens,
-            rope_scaling=parse_names("--rope-scaling", rope_scaling),
+            rope_scaling=scalings,
             task=task,
             samples=samples,
             out=out,

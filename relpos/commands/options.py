@@ -71,9 +71,7 @@ def parse_lengths(text: str) -> list[int]:
     """Lengths in tokens, separated by commas: the value of --lengths."""
     words = [word for word in text.split(",") if word.strip()]
     if not words or not all(word.strip().isdecimal() and int(word) >= LEAST_LENGTH for word in words):
-        raise ValueError(
-            f"--lengths takes whole numbers of at least {LEAST_LENGTH}, as in 512,1024, not {text!r}."
-        )
+        raise ValueError(f"--lengths takes whole numbers of at least {LEAST_LENGTH}, as in 512,1024, not {text!r}.")
     return [int(word) for word in words]
 
 

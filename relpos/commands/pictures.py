@@ -195,7 +195,7 @@ def figures(
         typer.Option(metavar="FOLDER", help=f"Folder to write to.  {default(paper_defaults.OUT)}", show_default=False),
     ] = Path(paper_defaults.OUT),
     figure: Annotated[
-        list[int] | None, typer.Option(help=f"Number of a figure. May be repeated.  {default('all')}")
+        list[int] | None, typer.Option(help=f"Number of a figure. May be repeated.  {default('all')}", min=1)
     ] = None,
     preset: Annotated[
         str,

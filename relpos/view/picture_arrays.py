@@ -50,10 +50,16 @@ def map_arrays(maps: Sequence[Map], label: str = "") -> Arrays:
     """The cells and profiles of heat maps; `label` is that of one subject among several."""
     arrays: Arrays = {}
     for layer_map in maps:
-        values = {"minimum": layer_map.low, "mean": layer_map.mean, "maximum": layer_map.high}
-        profiles = dict(zip(("minimum", "mean", "maximum"), layer_map.profile, strict=True))
-        values |= {"distances": layer_map.distances}
-        values |= {f"profile_{name}": profile for name, profile in profiles.items()}
+        low, mean, high = layer_map.profile  # (heads, distances) each
+        values = {
+            "minimum": layer_map.low,
+            "mean": layer_map.mean,
+            "maximum": layer_map.high,
+            "distances": layer_map.distances,
+            "profile_minimum": low,
+            "profile_mean": mean,
+            "profile_maximum": high,
+        }
         arrays |= _named(layer_map.layer, values, f"{label}." if label else "")
     return arrays
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from relpos.encodings.checks import integer_at_least, positive_number
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import encoding
 from relpos.errors import refuses_empty_strings
@@ -100,7 +101,7 @@ def draw_figures(
         What went wrong, in sentences; empty if all figures were made.
 
     Raises:
-        ValueError: There is no such figure or preset.
+        ValueError: There is no such figure or preset, or a number or setting is not allowed.
 
     Example:
         >>> draw_figures("figures", [12], say=lambda message: None)
@@ -108,12 +109,23 @@ def draw_figures(
     """
     out, runs = Path(out), Path(runs)
     chosen = choose(figure)
-    album = Album(out, seed, say)
+    if minutes is not None:
+        positive_number("minutes", minutes)
+    for name, count in (("steps", steps), ("workers", workers)):
+        if count is not None:
+            integer_at_least(name, count)
     heads, head_dim = preset_of(preset).heads, preset_of(preset).head_dim
+    learned = [each for each in chosen if needs_training(encoding(each.encoding, heads, head_dim))]
+    if learned:
+        from relpos.lab.runs.load_settings import load_settings
+
+        for each in learned:  # settings are refused here, before anything is drawn, and not by each training's process
+            load_settings(None, {**_training(each, preset, runs, minutes, steps), **(settings or {})})
+    album = Album(out, seed, say)
     trainings = {}
     for each in chosen:
         folder = runs / f"figures-{each.encoding}-{preset}"
-        if not needs_training(encoding(each.encoding, heads, head_dim)):
+        if each not in learned:
             album.add(each, each.encoding, heads=heads, head_dim=head_dim)
         elif _trained(folder) and minutes is None and steps is None:
             say(f"{folder} has been trained and is reused.")

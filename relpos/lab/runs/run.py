@@ -16,7 +16,7 @@ from relpos.checkpoints.opening import open_model, open_tokenizer
 from relpos.checkpoints.published import reader_of
 from relpos.checkpoints.source import Source, find_source, source_config
 from relpos.checkpoints.transplant import THEIRS, transplant
-from relpos.errors import refuses_empty_strings
+from relpos.errors import check_not_empty
 from relpos.lab.data.corpus import Corpus, open_corpus
 from relpos.lab.data.tokenizers import published_tokenizer
 from relpos.lab.data.tokens import Tokens, tokenize
@@ -153,7 +153,6 @@ class Run:
         return tokenize(self.corpus(corpus), self.tokenizer)["heldout"]
 
 
-@refuses_empty_strings
 def open_run(what: str | Path, position: Mapping[str, Any] | None = None, *, trust_remote_code: bool = False) -> Run:
     """Open a run, one of its checkpoints, or a model that other people trained.
 
@@ -180,6 +179,7 @@ def open_run(what: str | Path, position: Mapping[str, Any] | None = None, *, tru
         >>> run.encoding, run.trained_length, run.result["heldout"]
         >>> relpos.open("HuggingFaceTB/SmolLM2-135M").model.generate(...)
     """
+    check_not_empty("what", what)  # Path("") is the current folder
     source = find_source(what)
     folder = source.folder
     if source.gguf is not None or (not (folder / ABOUT).exists() and not _is_ours(folder)):
