@@ -23,7 +23,7 @@ from relpos.encodings.clipped import Clipped
 from relpos.lab.data.corpus import open_corpus
 from relpos.lab.data.tokenizers import load_tokenizer
 from relpos.lab.data.tokens import Windows, tokenize
-from relpos.lab.runs.checkpoints import checkpoints, damage
+from relpos.lab.runs.checkpoints import checkpoints
 from relpos.lab.runs.log_file import read_log
 from relpos.lab.runs.settings import OptimizerSettings
 from relpos.lab.train import trainer as trainer_module

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import IO
 
 from relpos.system.file_locks import release, try_to_lock, wait_and_lock
+from relpos.system.files import writing
 
 IN_USE = "{folder} is in use by {holder}: wait for it or stop it."
 
@@ -26,6 +27,7 @@ class Lock:
 
     Raises:
         HeldError: Another process holds the lock, and `wait` is false.
+        OSError: The folder cannot be written.
 
     Example:
         >>> with Lock(Path("runs/alibi")):
@@ -37,8 +39,9 @@ class Lock:
         self._handle: IO[str] | None = None
 
     def __enter__(self) -> "Lock":
-        self.folder.mkdir(parents=True, exist_ok=True)
-        handle = (self.folder / self.name).open("a+", encoding="utf-8")
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = (self.folder / self.name).open("a+", encoding="utf-8")
         if self.wait:
             wait_and_lock(handle.fileno())
         elif not try_to_lock(handle.fileno()):
@@ -46,9 +49,10 @@ class Lock:
             holder = lock_holder(self.folder, self.name)
             raise HeldError(self.in_use.format(folder=self.folder, holder=holder)) from None
         # The file of a process that was killed still names that process, but does not hold the lock.
-        handle.truncate(0)
-        handle.write(f"process {os.getpid()} on {platform.node()}")
-        handle.flush()
+        with writing(self.folder / self.name):
+            handle.truncate(0)
+            handle.write(f"process {os.getpid()} on {platform.node()}")
+            handle.flush()
         self._handle = handle
         return self
 
