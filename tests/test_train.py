@@ -32,6 +32,7 @@ from relpos.lab.train.trainer import parameter_groups, schedule
 from relpos.lab.train.training import build_model, train
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 from relpos.system.lock import Lock
+from relpos.system.seal import damage
 
 STEPS = SMALL_RUN["run.steps"]
 WEIGHTS = "model.safetensors"

@@ -9,6 +9,7 @@ from typing import IO
 from relpos.system.file_locks import release, try_to_lock, wait_and_lock
 from relpos.system.files import writing
 
+LOCK = ".lock"  # the file of a lock, unless it has another name
 IN_USE = "{folder} is in use by {holder}: wait for it or stop it."
 
 
@@ -34,7 +35,7 @@ class Lock:
         ...     ...  # no other process is here
     """
 
-    def __init__(self, folder: Path, name: str = ".lock", wait: bool = False, in_use: str = IN_USE) -> None:
+    def __init__(self, folder: Path, name: str = LOCK, wait: bool = False, in_use: str = IN_USE) -> None:
         self.folder, self.name, self.wait, self.in_use = folder, name, wait, in_use
         self._handle: IO[str] | None = None
 
@@ -64,7 +65,7 @@ class Lock:
         self._handle.close()
 
 
-def lock_holder(folder: Path, name: str = ".lock") -> str:
+def lock_holder(folder: Path, name: str = LOCK) -> str:
     """The process that holds a lock or held it last, for example "process 4711 on laptop"."""
     try:
         return (folder / name).read_text(encoding="utf-8").strip() or "another process"

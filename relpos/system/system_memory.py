@@ -96,6 +96,15 @@ def check_memory(what: str, size: int, advice: str) -> None:
         raise ValueError(f"{what} needs {in_words(size)} of memory, and there are {in_words(limit)}: {advice}.")
 
 
+def out_of_memory(error: BaseException) -> str | None:
+    """The sentence for an error of an allocation, by Python, numpy or PyTorch; None for any other error."""
+    size = re.search(r"tried to allocate ([0-9]+) bytes", str(error))
+    if size is None and not isinstance(error, MemoryError):
+        return None
+    needed = "" if size is None else f": {in_words(int(size[1]))} were asked for at once"
+    return f"memory ran out{needed}, and there are {in_words(memory_limit())}. Give smaller sizes."
+
+
 def in_words(size: int) -> str:
     """A number of bytes as people write it: 1.5 GB."""
     for power, name in ((60, "EB"), (50, "PB"), (40, "TB"), (30, "GB"), (20, "MB")):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from matplotlib.figure import Figure
 
+from relpos.encodings.checks import MOST_SEED, integer_at_least
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import names
 from relpos.errors import unknown
@@ -138,6 +139,7 @@ def draw(
     """
     if show not in (None, *SHOWS):
         raise unknown("kind of picture", str(show), SHOWS)
+    integer_at_least("seed", seed, 0, MOST_SEED)
     several = list(what) if isinstance(what, Sequence) and not isinstance(what, str) else [what]
     check_arguments(several, show, layer, shared_scale, log)
     request = (heads, head_dim, options or {}, length, seed, layer, None if text is None else (text, text_name))

@@ -24,7 +24,9 @@ from relpos.system.files import write_bytes, writing
 from relpos.system.memory import begin_peak, peak
 from relpos.system.progress import Countdown
 from relpos.system.seal import signed, undamaged
+from relpos.system.system_memory import check_memory
 
+HIDDEN = 16  # bytes of memory, at least, per token and entry of a hidden state: the states, and three more like them
 AT_ONCE = 4096  # tokens read at a time, or one window: memory grows with the length only
 
 
@@ -92,6 +94,9 @@ class Scorer:
             The sums of the losses.
         """
         self.processes.check_length(length)
+        if self.device.type == "cpu":
+            needed = HIDDEN * int(self.model.config.get_text_config().hidden_size) * length // self.processes.number
+            check_memory(f"reading {length:,} tokens", needed, "give a shorter length")
         size = max(1, AT_ONCE // length)
         batches = [windows[start : start + size] for start in range(0, len(windows), size)]
         about = [self.identity, length, size, windows, None if edges is None else edges.tolist()]

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from relpos.lab.evaluate.defaults import LONGEST_TASK, MULTIPLES, SAMPLES, SEED
 from relpos.lab.evaluate.part import FOLDER
+from relpos.lab.evaluate.scoring import HIDDEN
 from relpos.lab.runs.model_card import refresh_card
 from relpos.lab.runs.run import Run
 from relpos.lab.tasks.registry import task as task_of
@@ -24,6 +25,7 @@ from relpos.models.family import family_of
 from relpos.system.files import write_text
 from relpos.system.progress import Countdown
 from relpos.system.seal import signed, undamaged
+from relpos.system.system_memory import check_memory
 
 TOKENS = 2**14  # read at a time
 DEPTHS = 11  # 0, 0.1, … 1
@@ -144,8 +146,8 @@ def _part(folder: Path, result: Mapping[str, Any], length: int) -> tuple[dict[st
     file = _part_file(folder, result, length)
     if not file.exists():
         return None
-    (entry,) = _undamaged(file, lambda tree: [tree]) or [None]
-    return None if entry is None else (entry["row"], entry["depths"])
+    entries = _undamaged(file, lambda tree: [tree])
+    return (entries[0]["row"], entries[0]["depths"]) if entries else None
 
 
 def default_task_lengths(run: Run) -> list[int]:
@@ -182,6 +184,11 @@ def _score_length(
     row |= {"samples": 0, "error": None}
     right: list[Tensor] = []  # for each sequence, which of its answers are right
     depths: list[float | None] = []
+    width = int(run.model.config.hidden_size)
+    try:
+        check_memory(f"reading {length:,} tokens", HIDDEN * length * width, "give a shorter length")
+    except ValueError as error:
+        return {**row, "error": str(error)}, []
     countdown = Countdown(samples, say)
     for batch in _batches(task, length, samples, seed):
         try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from relpos.encodings.checks import MOST_SEED, integer_at_least
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import encoding
 from relpos.lab.paper.defaults import OUT, RUNS, STEPS
@@ -106,6 +107,7 @@ def draw_figures(
     """
     out, runs = Path(out), Path(runs)
     chosen = choose(figure)
+    integer_at_least("seed", seed, 0, MOST_SEED)
     album = Album(out, seed, say)
     heads, head_dim = preset_of(preset).heads, preset_of(preset).head_dim
     trainings = {}
