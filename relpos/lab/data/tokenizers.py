@@ -67,9 +67,8 @@ def _trained(corpus: Corpus, size: int) -> PreTrainedTokenizerFast:
 
 
 def _train(corpus: Corpus, size: int) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.FixedLength(LONGEST_PIECE)])
+    tokenizer = _untrained()
+    divider = _untrained()  # another one: nobody can ask a tokenizer while it is trained
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
@@ -80,9 +79,16 @@ def _train(corpus: Corpus, size: int) -> Tokenizer:
     texts: Iterator[str] = (
         text
         for document in corpus.portion("train")
-        for text in divide(document, lambda before, after: separates(tokenizer, before, after))
+        for text in divide(document, lambda before, after: separates(divider, before, after))
     )
     tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _untrained() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.FixedLength(LONGEST_PIECE)])
     return tokenizer
 
 
