@@ -1,12 +1,13 @@
 """The `relpos` command. Each subcommand calls a function that Python users can call too."""
 
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from relpos.commands import compare, encodings, evaluate, explore, pictures, train
 from relpos.commands.cluster import ClusterCommand
 from relpos.commands.options import Command
+from relpos.system.system_memory import out_of_memory
 
 LAB = (
     *("transformers", "accelerate", "safetensors", "datasets", "tokenizers"),
@@ -54,9 +55,15 @@ def main() -> None:
     """Run the command. Errors in the input are printed as one sentence, without a traceback."""
     try:
         app()
-    except (ValueError, TypeError, OSError) as error:
-        typer.echo(f"relpos: {error}", err=True)
-        raise SystemExit(2) from None
+    except (ValueError, TypeError) as error:
+        _refuse(str(error))
+    except OSError as error:
+        _refuse(str(error) if error.errno is None else f"{error.filename or 'a file'}: {error.strerror}.")
+    except (MemoryError, RuntimeError) as error:
+        sentence = out_of_memory(error)
+        if sentence is None:
+            raise
+        _refuse(sentence)
     except KeyboardInterrupt:
         typer.echo("relpos: stopped.", err=True)
         raise SystemExit(130) from None
@@ -66,6 +73,11 @@ def main() -> None:
             raise
         typer.echo(f"relpos: this needs {error.name}: pip install 'relpos[{extra}]'", err=True)
         raise SystemExit(2) from None
+
+
+def _refuse(sentence: str) -> NoReturn:
+    typer.echo(f"relpos: {sentence}", err=True)
+    raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

@@ -1,16 +1,20 @@
 """Text in, token windows out; and a sentence with file and place where that cannot be."""
 
 import json
+import os
 import re
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer, models
 
+from relpos.lab.data import documents
+from relpos.lab.data import tokens as tokens_module
 from relpos.lab.data.corpus import Corpus, open_corpus
 from relpos.lab.data.documents import Document
-from relpos.lab.data.tokenizers import gpt2_tokenizer, load_tokenizer
+from relpos.lab.data.tokenizers import gpt2_tokenizer, load_tokenizer, separates
 from relpos.lab.data.tokens import Tokens, Windows, tokenize
 from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.train.training_data import open_data
@@ -333,3 +337,89 @@ def test_all_of_one_text_file_is_one_document(tmp_path, place):
     assert [document.text for document in corpus.portion("heldout")] == ["one\ntwo\nthree\n" * 20]
     assert list(corpus.portion("train")) == []
     assert corpus.hash != open_corpus(str(tmp_path / place)).hash
+
+
+class TestALargeText:
+    """Texts that are read in pieces of a few hundred bytes have the tokens and the hash of the same texts at once."""
+
+    LINES = [
+        "Fellow-Citizens of the Senate,  and of the House:\n",
+        "\n",
+        "   it's 1,000,000 \t tabs\u2028and \u00fcml\u00e4ute \U0001f600 don't\n",
+        "\n\n\n  spaces before and after   \n",
+        "<|endoftext|> inside, and a\r\nline end of Windows\rand of old Macs\n",
+        "'s quoted\n",
+        "no-break\u00a0space \u3000wide\n",
+    ]
+
+    @pytest.fixture
+    def file(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("RELPOS_CACHE", str(tmp_path / "cache"))
+        random = np.random.default_rng(0)
+        text = "".join(self.LINES[i] for i in random.integers(0, len(self.LINES), 400))
+        (tmp_path / "text.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
+        return tmp_path / "text.txt"
+
+    def read(self, file, tokenizer, **options):
+        corpus = open_corpus(str(file), **options)
+        tokens = tokenize(corpus, load_tokenizer(tokenizer, corpus))
+        return corpus.hash, corpus.counts, {name: (t.ids.tolist(), t.starts.tolist()) for name, t in tokens.items()}
+
+    @pytest.mark.parametrize("tokenizer", ["gpt2", "bpe-400"])
+    @pytest.mark.parametrize("options", [{}, {"keep_line_ends": True}, {"split": "all"}])
+    def test_in_pieces_has_the_same_tokens(self, file, tmp_path, monkeypatch, tokenizer, options):
+        at_once = self.read(file, tokenizer, **options)
+        monkeypatch.setattr(documents, "PIECE", 777)
+        monkeypatch.setenv("RELPOS_CACHE", str(tmp_path / "other"))
+        pieces = []
+        divided = documents.divide
+        monkeypatch.setattr(
+            tokens_module, "divide", lambda *args: (pieces.append(text) or text for text in divided(*args))
+        )
+        assert self.read(file, tokenizer, **options) == at_once
+        assert len(pieces) > 15
+        assert max(map(len, pieces)) < 3000
+
+    def test_of_a_tokenizer_that_joins_everything_is_tokenized_at_once(self, file, monkeypatch):
+        monkeypatch.setattr(documents, "PIECE", 777)
+        document = next(documents.read_file(file, "text"))
+        tokenizer = Tokenizer(models.BPE())  # without a pre-tokenizer, a text is one word
+        (whole,) = documents.divide(document, lambda before, after: separates(tokenizer, before, after))
+        assert whole == document.text == file.read_text(encoding="utf-8-sig")
+
+    def test_cut_inside_a_character_or_a_line_end_is_whole(self, tmp_path, monkeypatch):
+        (tmp_path / "text.txt").write_bytes("ab\r\n\u00fc\U0001f600\r\rz".encode())
+        monkeypatch.setattr(documents, "PIECE", 1)
+        document = next(documents.read_file(tmp_path / "text.txt", "text"))
+        assert document.text == "ab\n\u00fc\U0001f600\n\nz"
+        assert document.part("middle", 2, 5).text == "\n\u00fc\U0001f600"
+
+    @pytest.mark.parametrize(
+        ("data", "sentence"),
+        [
+            (b"one\ntwo\n\xff", "byte 0xff at byte 8, in line 3"),
+            (b"\xef\xbb\xbfone\n\xc3", "byte 0xc3 at byte 7, in line 2"),
+            (b"one\n\xc3\nx", "byte 0xc3 at byte 4, in line 2"),
+            (b"one\n\ntwo\0", "a zero byte at byte 8, in line 3"),
+            (b"\n \n", "is empty"),
+        ],
+    )
+    def test_names_the_byte_and_line_of_what_is_wrong(self, tmp_path, monkeypatch, data, sentence):
+        (tmp_path / "text.txt").write_bytes(data)
+        for piece in (1, 3, 2**20):
+            monkeypatch.setattr(documents, "PIECE", piece)
+            with pytest.raises(ValueError, match=sentence):
+                _ = next(documents.read_file(tmp_path / "text.txt", "text")).text
+
+    def test_of_json_lines_is_read_line_by_line(self, tmp_path, monkeypatch):
+        file = tmp_path / "rows.jsonl"
+        file.write_text("\n".join(json.dumps({"text": f"row {i} \u00fc " * (i + 1)}) for i in range(9)))
+        at_once = [(row.name, row.text) for row in documents.read_file(file, "text")]
+        monkeypatch.setattr(documents, "PIECE", 13)
+        assert [(row.name, row.text) for row in documents.read_file(file, "text")] == at_once
+        assert len(at_once) == 9
+
+    def test_from_a_pipe_is_refused(self, tmp_path):
+        os.mkfifo(tmp_path / "pipe.txt")
+        with pytest.raises(ValueError, match=r"pipe\.txt is a device or a pipe"):
+            next(documents.read_file(tmp_path / "pipe.txt", "text"))

@@ -10,9 +10,10 @@ import yaml
 from relpos.cli import main
 from relpos.lab.compare.comparison import Trial, load_comparison
 from relpos.lab.compare.trial import read_record
-from relpos.lab.runs.checkpoints import checkpoints, damage, install, newest_undamaged, seal
+from relpos.lab.runs.checkpoints import checkpoints, install, newest_undamaged
 from relpos.lab.runs.run import open_run
 from relpos.lab.train.training import train
+from relpos.system.seal import damage, seal
 
 pytestmark = pytest.mark.usefixtures("world")
 WEIGHTS = "model.safetensors"

@@ -112,7 +112,7 @@ def test_every_recipe_can_be_read(recipe):
         ({"run.steps": 3, "run.tokens": 3}, "steps or tokens, not both"),
         ({"run.steps": 0}, "run.steps must be at least 1"),
         ({"run.batch_size": 0}, "run.batch_size must be at least 1"),
-        ({"optimizer.lr": -1.0}, "optimizer.lr must be a finite number and at least 0, not -1"),
+        ({"optimizer.lr": -1.0}, "optimizer.lr must be at least 0 and finite, not -1"),
         ({"optimizer.table_eps": 0.0}, "optimizer.table_eps must be above 0"),
         ({"run.precision": "float8"}, "unknown precision"),
     ],

@@ -23,7 +23,7 @@ from relpos.encodings.clipped import Clipped
 from relpos.lab.data.corpus import open_corpus
 from relpos.lab.data.tokenizers import load_tokenizer
 from relpos.lab.data.tokens import Windows, tokenize
-from relpos.lab.runs.checkpoints import checkpoints, damage
+from relpos.lab.runs.checkpoints import checkpoints
 from relpos.lab.runs.log_file import read_log
 from relpos.lab.runs.settings import OptimizerSettings
 from relpos.lab.train import trainer as trainer_module
@@ -32,6 +32,7 @@ from relpos.lab.train.trainer import parameter_groups, schedule
 from relpos.lab.train.training import build_model, train
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 from relpos.system.lock import Lock
+from relpos.system.seal import damage
 
 STEPS = SMALL_RUN["run.steps"]
 WEIGHTS = "model.safetensors"

@@ -163,7 +163,8 @@ def train(
         str | None,
         typer.Option(
             metavar="FILE|RECIPE",
-            help=f"A YAML file with settings, or a recipe: {', '.join(RECIPES)}.",
+            help=f"A YAML file with settings, or a recipe: {', '.join(RECIPES)} (as in the CABLE paper, except for "
+            "the held-out part and the order of the text).",
             autocompletion=complete_config,
             rich_help_panel=RUN,
         ),

@@ -2,23 +2,27 @@
 
 from torch import Tensor
 
+MOST_SEED = 2**32 - 1  # the largest seed, as numpy takes it
 
-def integer_at_least(name: str, value: int, least: int = 1) -> int:
+
+def integer_at_least(name: str, value: int, least: int = 1, most: int | None = None) -> int:
     """Check an integer argument.
 
     Args:
         name: The argument's name, for the message.
         value: Its value.
         least: The smallest value allowed.
+        most: The largest value allowed; None for any.
 
     Returns:
         The value.
 
     Raises:
-        ValueError: The value is no integer (a bool is none), or is below `least`.
+        ValueError: The value is not an integer (bools are rejected), is below `least`, or is above `most`.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}.")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
+        limit = "" if most is None else f" and at most {most:,}"
+        raise ValueError(f"{name} must be an integer of at least {least}{limit}, not {value!r}.")
     return value
 
 

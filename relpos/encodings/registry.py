@@ -4,12 +4,15 @@ Nothing here imports torch before an encoding is made.
 """
 
 import importlib
+import math
+from collections.abc import Mapping
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
 from relpos.encodings.cards import Card, compute_card, read_cards, write_cards
 from relpos.encodings.options import check_names, options_of
 from relpos.errors import unknown
+from relpos.system.system_memory import check_memory
 
 if TYPE_CHECKING:
     from relpos.encodings.encoding import Encoding
@@ -39,6 +42,7 @@ FILES = {  # name: file and class
     "window": ("window", "Window"),
     "xpos": ("xpos", "Xpos"),
 }
+LARGE = 2**27  # the product of an encoding's sizes from which its memory is checked
 _registered: dict[str, type["Encoding"]] = {}
 _cards: dict[str, Card] = {}  # of FILES; empty until the first card is asked for
 
@@ -130,7 +134,25 @@ def encoding(name: str, heads: int, head_dim: int, **options: Any) -> "Encoding"
     """
     cls = encoding_class(name)
     check_names(name, cls, options)
+    _check_memory(name, cls, {"heads": heads, "head_dim": head_dim, **options})
     return cls(heads, head_dim, **options)
+
+
+def _check_memory(name: str, cls: type["Encoding"], sizes: Mapping[str, Any]) -> None:
+    """Refuse sizes whose parameters do not fit into memory: they are counted without being allocated."""
+    numbers = [size for size in sizes.values() if isinstance(size, int) and not isinstance(size, bool)]
+    if math.prod(max(number, 1) for number in numbers) < LARGE:
+        return
+    import torch
+
+    try:
+        with torch.device("meta"):
+            tensors = cls(**sizes).state_dict().values()
+    except Exception:  # what is wrong with the sizes is said when the encoding is made
+        return
+    words = ", ".join(f"{key}={value:,}" for key, value in sizes.items() if value in numbers)
+    bytes_needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    check_memory(f"{name} with {words}", bytes_needed, "give smaller sizes")
 
 
 def card(name: str) -> Card:

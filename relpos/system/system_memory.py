@@ -1,5 +1,6 @@
 """The peak memory of this process and the memory of this machine, in the way of each system."""
 
+import contextlib
 import os
 import re
 import sys
@@ -68,3 +69,45 @@ else:
                 return 1024 * int(high_water_mark[1])
         unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others kilobytes
         return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def memory_limit() -> int:
+    """The memory in bytes that this process may use: that of the machine, or less in a container with a limit."""
+    limits = [memory_of_machine()]
+    for file in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+            limits.append(int(file.read_text(encoding="ascii")))
+    return min(limits)
+
+
+def check_memory(what: str, size: int, advice: str) -> None:
+    """Refuse what cannot fit into memory before it is allocated: the system would end the process without a word.
+
+    Args:
+        what: What needs the memory, with the numbers that its size comes from.
+        size: Bytes that are needed, at least.
+        advice: What to do instead.
+
+    Raises:
+        ValueError: The memory of this machine is less.
+    """
+    limit = memory_limit()
+    if size > limit:
+        raise ValueError(f"{what} needs {in_words(size)} of memory, and there are {in_words(limit)}: {advice}.")
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """The sentence for an error of an allocation, by Python, numpy or PyTorch; None for any other error."""
+    size = re.search(r"tried to allocate ([0-9]+) bytes", str(error))
+    if size is None and not isinstance(error, MemoryError):
+        return None
+    needed = "" if size is None else f": {in_words(int(size[1]))} were asked for at once"
+    return f"memory ran out{needed}, and there are {in_words(memory_limit())}. Give smaller sizes."
+
+
+def in_words(size: int) -> str:
+    """A number of bytes as people write it: 1.5 GB."""
+    for power, name in ((60, "EB"), (50, "PB"), (40, "TB"), (30, "GB"), (20, "MB")):
+        if size >= 2**power:
+            return f"{size / 2**power:,.1f} {name}"
+    return f"{size:,} bytes"

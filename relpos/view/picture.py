@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from matplotlib.figure import Figure
 
-from relpos.encodings.checks import integer_at_least
+from relpos.encodings.checks import MOST_SEED, integer_at_least
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import names
 from relpos.errors import refuses_empty_strings, unknown
@@ -163,6 +163,7 @@ def draw(
     for name, size in (("length", length), ("heads", heads), ("head_dim", head_dim)):
         if size is not None:  # 0 is not the default
             integer_at_least(name, size)
+    integer_at_least("seed", seed, 0, MOST_SEED)
     several = list(what) if isinstance(what, Sequence) and not isinstance(what, str) else [what]
     check_arguments(several, show, layer, shared_scale, log)
     request = (heads, head_dim, options or {}, length, seed, layer, None if text is None else (text, text_name))

@@ -10,7 +10,9 @@ import torch
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import encoding, names
 from relpos.errors import unknown
+from relpos.system.system_memory import check_memory
 from relpos.view import captions
+from relpos.view.cells import PIXELS
 from relpos.view.defaults import HEAD_DIM, HEADS, LENGTH, MOST_LABELS
 from relpos.view.heads.positional_part import equal_tokens
 from relpos.view.layers import Layer, encoding_layer, layers_without_input, model_layers, open_layer
@@ -82,6 +84,7 @@ def encoding_subject(
         with torch.random.fork_rng(devices=[]):
             second = encoding(what, position.heads, position.head_dim, **options)
         untrained = _start_values(position, second)
+    _check_memory(position.heads, length or LENGTH)
     if not causal and not position.bidirectional:
         advice = position.advice_for_both_directions
         raise ValueError(f"{name} is defined for causal attention only: leave causal=False out. {advice}")
@@ -99,6 +102,12 @@ def encoding_subject(
     }
     ending = f"{'for a random input ' if reads else ''}({size})"
     return Subject(name, position.place, layers, others, name, name, ending, about, untrained=untrained)
+
+
+def _check_memory(heads: int, length: int) -> None:
+    """Refuse a picture whose sums by distance and cells alone are larger than the memory."""
+    by_distance, cells = 4 * 8 * heads * length, 3 * 8 * heads * min(length, PIXELS) ** 2
+    check_memory(f"a picture of {heads:,} heads and {length:,} tokens", by_distance + cells, "give fewer of them")
 
 
 def _start_values(position: Encoding, second: Encoding) -> str:

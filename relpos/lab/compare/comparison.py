@@ -155,26 +155,42 @@ def make_comparison(
     for name, (number, least) in {**minima, "lengths": (min(new_lengths, default=None), 2)}.items():
         if number is not None and number < least:
             raise ValueError(f"{name} must be at least {least}, not {number}.")
+    new = (new_encodings, seeds, new_lengths, positions, eval_tokens, own)
+    _with_new(out, *new)  # what is refused leaves nothing behind
     with Lock(out, ".comparison.lock", wait=True):
-        before = load_comparison(out) if (out / FILE).exists() else None
-        if before is None:
-            comparison = _new(new_encodings, seeds, new_lengths, positions, eval_tokens, own)
-            _check(comparison, out)
-        else:
-            comparison = Comparison(
-                _united(before.encodings, new_encodings),
-                max(before.seeds, seeds or 1),
-                sorted({*before.lengths, *new_lengths}),
-                positions or before.positions,
-                eval_tokens or before.eval_tokens,
-                _merged(before.settings, own),
-                before.commands,
-            )
-            _check(comparison, out)
-            _check_same(before, comparison, out)
+        comparison = _with_new(out, *new)  # again: only now no other process can write there
         if command is not None and command not in comparison.commands:
             comparison.commands = [*comparison.commands, command]
         write_text(out / FILE, yaml.safe_dump(dataclasses.asdict(comparison), sort_keys=False, allow_unicode=True))
+    return comparison
+
+
+def _with_new(
+    out: Path,
+    encodings: list[str],
+    seeds: int | None,
+    lengths: list[int],
+    positions: int | None,
+    eval_tokens: int | None,
+    settings: Mapping[str, Any],
+) -> Comparison:
+    """The comparison of a folder with what is new, checked; a new one if there is none."""
+    if not (out / FILE).exists():
+        comparison = _new(encodings, seeds, lengths, positions, eval_tokens, settings)
+        _check(comparison, out)
+        return comparison
+    before = load_comparison(out)
+    comparison = Comparison(
+        _united(before.encodings, encodings),
+        max(before.seeds, seeds or 1),
+        sorted({*before.lengths, *lengths}),
+        positions or before.positions,
+        eval_tokens or before.eval_tokens,
+        _merged(before.settings, settings),
+        before.commands,
+    )
+    _check(comparison, out)
+    _check_same(before, comparison, out)
     return comparison
 
 
@@ -245,7 +261,7 @@ def _check(comparison: Comparison, out: Path) -> None:
             )
         settings = comparison.settings_of(Trial(encoding, 0), out)
         try:
-            check_encoding(settings.model)
+            check_encoding(settings)
         except (TypeError, ValueError) as error:
             raise ValueError(f"the encoding {encoding} cannot be built: {error}") from error
     data = load_settings(None, comparison.settings).data

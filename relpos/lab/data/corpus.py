@@ -28,6 +28,7 @@ class Corpus:
         documents: Returns an iterator over all documents.
         held: Whether a document is held out.
         counts: The number of documents per portion; empty until `hash` is computed.
+        size: Bytes of all texts; 0 until `hash` is computed.
         divided: Whether there are two portions; otherwise all documents are held out.
     """
 
@@ -36,6 +37,7 @@ class Corpus:
     held: Callable[[Document], bool]
     counts: dict[Portion, int] = field(default_factory=dict)
     divided: bool = True
+    size: int = 0
 
     def portion_of(self, document: Document) -> Portion:
         """The portion that a document belongs to."""
@@ -68,11 +70,15 @@ class Corpus:
     def _read(self) -> tuple[str, str]:
         digest, last = hashlib.sha256(), ""
         self.counts = {"train": 0, "heldout": 0}
+        self.size = 0
         for document in self.documents():
             portion = self.portion_of(document)
             self.counts[portion] += 1
-            text, last = document.text.encode(), document.name
-            digest.update(f"{portion} {len(text)}\n".encode() + text)
+            size, pieces = document.encoded()
+            digest.update(f"{portion} {size}\n".encode())
+            for piece in pieces:
+                digest.update(piece)
+            self.size, last = self.size + size, document.name
         return digest.hexdigest(), last
 
 
@@ -149,14 +155,29 @@ def _from_path(path: Path, text: str, split: str, keep_line_ends: bool) -> Corpu
 
 def _split_text(file: Path, keep_line_ends: bool) -> Iterator[Document]:
     """Split a text file into two documents, at the start of a line: the last tenth is held out."""
-    text = next(read_file(file, "", keep_line_ends)).text
-    cut = text.find("\n", len(text) - len(text) // HELDOUT_SHARE - 1) + 1
-    if cut == 0 or not text[cut:].strip():
-        cut = len(text) - len(text) // HELDOUT_SHARE
-    if cut == len(text):
-        raise ValueError(f"{file} is too short: {len(text)} characters cannot be split into train and heldout.")
-    yield Document(f"{file} (beginning)", text[:cut])
-    yield Document(f"{file} (end)", text[cut:])
+    document = next(read_file(file, "", keep_line_ends))
+    length = sum(map(len, document.pieces()))
+    cut = _line_start(document.pieces(), length - length // HELDOUT_SHARE - 1) or length - length // HELDOUT_SHARE
+    if cut == length:
+        raise ValueError(f"{file} is too short: {length} characters cannot be split into train and heldout.")
+    yield document.part(f"{file} (beginning)", 0, cut)
+    yield document.part(f"{file} (end)", cut, length)
+
+
+def _line_start(pieces: Iterator[str], place: int) -> int | None:
+    """The first place after `place` at which a line begins; None if no text follows it."""
+    begin, start = 0, None
+    for piece in pieces:
+        rest = piece
+        if start is None:
+            newline = piece.find("\n", max(place - begin, 0))
+            if newline >= 0:
+                start = begin + newline + 1
+                rest = piece[newline + 1 :]
+        if start is not None and rest.strip():
+            return start
+        begin += len(piece)
+    return None
 
 
 def _hub(name: str, subset: str | None, text: str, keep_line_ends: bool) -> Iterator[Document]:
@@ -178,4 +199,7 @@ def _hub(name: str, subset: str | None, text: str, keep_line_ends: bool) -> Iter
 
 def _by_content(document: Document) -> bool:
     # By content, so that two copies of a document are in the same portion.
-    return int.from_bytes(hashlib.sha256(document.text.encode()).digest()[:4]) % HELDOUT_SHARE == 0
+    digest = hashlib.sha256()
+    for piece in document.pieces():
+        digest.update(piece.encode())
+    return int.from_bytes(digest.digest()[:4]) % HELDOUT_SHARE == 0

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterator
 from importlib import resources
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,10 @@ from transformers import GPT2TokenizerFast, PreTrainedTokenizerFast
 
 from relpos.errors import unknown
 from relpos.lab.data.corpus import Corpus
+from relpos.lab.data.documents import divide
 from relpos.lab.data.tokenizer_names import bpe_entries
-from relpos.system.files import atomic_folder, cache_folder
+from relpos.system.files import cache_folder
+from relpos.system.seal import cached_folder
 
 SEPARATOR = "<|endoftext|>"  # GPT-2's; it ends every document
 # The longest piece of text in bytes that is merged. The time to train grows with the square of this length, and text
@@ -55,18 +58,17 @@ def gpt2_tokenizer() -> GPT2TokenizerFast:
 
 
 def _trained(corpus: Corpus, size: int) -> PreTrainedTokenizerFast:
-    folder = cache_folder() / "tokenizers" / f"bpe-{size}-{corpus.hash[:24]}"
-    if not folder.exists():
+    def write(folder: Path) -> None:
         print(f"training a tokenizer of {size:,} entries on {corpus.name}", file=sys.stderr)
-        with atomic_folder(folder) as temporary:
-            _train(corpus, size).save(str(temporary / "tokenizer.json"))
+        (folder / "tokenizer.json").write_text(_train(corpus, size).to_str(pretty=True), encoding="utf-8")
+
+    folder = cached_folder(cache_folder() / "tokenizers" / f"bpe-{size}-{corpus.hash[:24]}", write)
     return _named(PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")))
 
 
 def _train(corpus: Corpus, size: int) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.FixedLength(LONGEST_PIECE)])
+    tokenizer = _untrained()
+    divider = _untrained()  # another one: nobody can ask a tokenizer while it is trained
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
@@ -74,9 +76,35 @@ def _train(corpus: Corpus, size: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),  # every byte, so that no text is unknown
         show_progress=sys.stderr.isatty(),
     )
-    texts: Iterator[str] = (document.text for document in corpus.portion("train"))
+    texts: Iterator[str] = (
+        text
+        for document in corpus.portion("train")
+        for text in divide(document, lambda before, after: separates(divider, before, after))
+    )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+def _untrained() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.FixedLength(LONGEST_PIECE)])
+    return tokenizer
+
+
+def separates(tokenizer: Tokenizer, before: str, after: str) -> bool:
+    """Whether a tokenizer divides the words of two neighbouring texts in the same way apart as together.
+
+    It then never merges across their border, because merges stay inside a word.
+    """
+    if tokenizer.pre_tokenizer is None:  # the text is one word
+        return False
+    together, *apart = (
+        text if tokenizer.normalizer is None else tokenizer.normalizer.normalize_str(text)
+        for text in (before + after, before, after)
+    )
+    words = [[word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)] for text in (together, *apart)]
+    return "".join(apart) == together and words[0] == words[1] + words[2]
 
 
 def _named(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:

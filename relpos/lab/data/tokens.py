@@ -2,26 +2,28 @@
 
 import contextlib
 import hashlib
-import itertools
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast
 
 from relpos.lab.data.corpus import PORTIONS, Corpus, Portion
-from relpos.lab.data.documents import Document
-from relpos.system.files import atomic_folder, cache_folder
+from relpos.lab.data.documents import Document, divide
+from relpos.lab.data.tokenizers import separates
+from relpos.system.files import cache_folder
 from relpos.system.progress import Countdown, LiveLine
+from relpos.system.seal import cached_folder
 
-BATCH = 64  # documents tokenized at a time
+BATCH, BATCH_SIZE = 64, 2**24  # texts, and characters of them, that are tokenized at a time
 IGNORED = -100  # the label of a token that has no loss
 
 
@@ -56,15 +58,8 @@ def tokenize(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> dict[Portion
     """
     rules = tokenizer.backend_tokenizer.to_str()
     key = hashlib.sha256(f"{corpus.hash} {separator_of(tokenizer)} {rules}".encode()).hexdigest()[:24]
-    folder = cache_folder() / "tokens" / key
-    if not folder.exists():
-        with atomic_folder(folder) as temporary:
-            dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
-            _write(temporary, corpus, tokenizer, np.dtype(dtype))
-            (temporary / "about.json").write_text(
-                json.dumps({"corpus": corpus.name, "hash": corpus.hash, "dtype": np.dtype(dtype).name})
-            )
-    dtype = np.dtype(json.loads((folder / "about.json").read_text())["dtype"])
+    dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
+    folder = cached_folder(cache_folder() / "tokens" / key, lambda new: _write(new, corpus, tokenizer, dtype))
     return {portion: _open(folder, portion, dtype) for portion in PORTIONS}
 
 
@@ -86,28 +81,67 @@ def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, dty
     totals = dict.fromkeys(starts, 0)
     separator = separator_of(tokenizer)
     line = LiveLine(sys.stderr)
-    countdown = Countdown(sum(corpus.counts.values()), line)
+    countdown = Countdown(corpus.size, line)
     with contextlib.ExitStack() as files:
         ids_files = {portion: files.enter_context((folder / f"{portion}.ids").open("wb")) for portion in PORTIONS}
-        for batch in _batched(corpus.documents()):
-            texts = [document.text for document in batch]
+        for batch in _batches(corpus, tokenizer):
+            texts = [piece.text for piece in batch]
             encoded = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-            for document, encoding in zip(batch, encoded, strict=True):
-                portion = corpus.portion_of(document)
-                ids = np.array([*encoding.ids, separator], dtype=dtype)
-                starts[portion].append(totals[portion])
-                totals[portion] += len(ids)
-                ids.tofile(ids_files[portion])
-            countdown.step(len(batch), f"tokenizing {corpus.name}: {sum(map(len, starts.values())):,} documents")
+            for piece, encoding in zip(batch, encoded, strict=True):
+                if piece.first:
+                    starts[piece.portion].append(totals[piece.portion])
+                ids = np.array([*encoding.ids, *([separator] if piece.last else [])], dtype=dtype)
+                totals[piece.portion] += len(ids)
+                ids_files[piece.portion].write(ids.data)  # not ids.tofile, whose errors do not say why
+            done = sum(len(text.encode()) for text in texts)
+            countdown.step(done, f"tokenizing {corpus.name}: {sum(map(len, starts.values())):,} documents")
     line.end()
     for portion, indices in starts.items():
-        np.array(indices, dtype=np.int64).tofile(folder / f"{portion}.starts")
+        (folder / f"{portion}.starts").write_bytes(np.array(indices, dtype=np.int64).data)
+    about = {"corpus": corpus.name, "hash": corpus.hash, "dtype": dtype.name}
+    (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
 
-def _batched(documents: Iterable[Document]) -> Iterable[list[Document]]:
-    waiting = iter(documents)
-    while batch := list(itertools.islice(waiting, BATCH)):
+class _Piece(NamedTuple):
+    """A piece of a document, and whether the document begins and ends with it."""
+
+    portion: Portion
+    text: str
+    first: bool
+    last: bool
+
+
+def _batches(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> Iterator[list[_Piece]]:
+    """Pieces that are tokenized together: at most BATCH, and BATCH_SIZE characters or one piece."""
+    batch: list[_Piece] = []
+    size = 0
+    for document in corpus.documents():
+        portion = corpus.portion_of(document)
+        for piece in _pieces(document, portion, tokenizer.backend_tokenizer):
+            if len(batch) == BATCH or (batch and size + len(piece.text) > BATCH_SIZE):
+                yield batch
+                batch, size = [], 0
+            batch.append(piece)
+            size += len(piece.text)
+    if batch:
         yield batch
+
+
+def _pieces(document: Document, portion: Portion, tokenizer: Tokenizer) -> Iterator[_Piece]:
+    def separable(before: str, after: str) -> bool:
+        if not separates(tokenizer, before, after):
+            return False
+        together, *apart = (
+            tokenizer.encode(text, add_special_tokens=False).ids for text in (before + after, before, after)
+        )
+        return bool(together == apart[0] + apart[1])  # tokens of the text itself may take the blanks around them
+
+    texts = divide(document, separable)
+    text, first = next(texts, ""), True
+    for after in texts:
+        yield _Piece(portion, text, first, last=False)
+        text, first = after, False
+    yield _Piece(portion, text, first, last=True)
 
 
 def _open(folder: Path, portion: Portion, dtype: np.dtype[Any]) -> Tokens:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from relpos.encodings.checks import MOST_SEED, integer_at_least
 from relpos.errors import refuses_empty_strings
 from relpos.lab.evaluate.defaults import PROTOCOL, SAMPLES, SEED, ProtocolName, SplitName
 from relpos.lab.evaluate.evaluation import evaluate as evaluate_run
@@ -119,6 +120,7 @@ def evaluate(
         task_of(task)  # an unknown name is refused before the models are opened
         if context_parallel:
             raise ValueError("the sequences of a task are not divided among processes: leave out --context-parallel.")
+    integer_at_least("seed", seed, 0, MOST_SEED)
     processes = Processes(context_parallel)
     scalings = list(dict.fromkeys([rope_scaling] if isinstance(rope_scaling, str) else rope_scaling or ()))
     lengths = None if lengths is None else check_lengths(lengths)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,13 @@ from relpos.lab.evaluate.protocols import Window
 from relpos.lab.evaluate.units import Units
 from relpos.lab.runs.run import Run
 from relpos.models.loss import token_losses
+from relpos.system.files import write_bytes, writing
 from relpos.system.memory import begin_peak, peak
 from relpos.system.progress import Countdown
+from relpos.system.seal import signed, undamaged
+from relpos.system.system_memory import check_memory
 
+HIDDEN = 16  # bytes of memory, at least, per token and entry of a hidden state: the states, and three more like them
 AT_ONCE = 4096  # tokens read at a time, or one window: memory grows with the length only
 
 
@@ -89,12 +94,15 @@ class Scorer:
             The sums of the losses.
         """
         self.processes.check_length(length)
+        if self.device.type == "cpu":
+            needed = HIDDEN * int(self.model.config.get_text_config().hidden_size) * length // self.processes.number
+            check_memory(f"reading {length:,} tokens", needed, "give a shorter length")
         size = max(1, AT_ONCE // length)
         batches = [windows[start : start + size] for start in range(0, len(windows), size)]
         about = [self.identity, length, size, windows, None if edges is None else edges.tolist()]
         key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
         file = self.folder / f"{key}.jsonl"
-        known = self.processes.first_says(_read(file))
+        known = self.processes.first_says(_read(file, mend=self.processes.writes))
         self.countdown.skip(sum(len(batch) * length for number, batch in enumerate(batches) if number in known))
         begin_peak(self.device)
         for number, batch in enumerate(batches):
@@ -188,25 +196,42 @@ def _config(run: Run) -> dict[str, Any]:
     return {name: value for name, value in entries.items() if name != "_name_or_path"}  # a folder may move
 
 
-def _read(file: Path) -> dict[int, dict[str, Any]]:
-    """The finished batches by number; an incomplete last line, left by a kill, is skipped."""
+def _read(file: Path, mend: bool) -> dict[int, dict[str, Any]]:
+    """The finished batches by number. Damaged lines are skipped, so that their batches are scored again.
+
+    Args:
+        file: The file.
+        mend: Whether to name the damaged lines and to remove them from the file. An incomplete last line, left by a
+            kill, is not damage.
+    """
     batches: dict[int, dict[str, Any]] = {}
-    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        batches.setdefault(entry["batch"], entry)
+    *lines, rest = file.read_bytes().split(b"\n") if file.exists() else [b""]
+    kept, damaged = [], []
+    for number, line in enumerate(lines, start=1):
+        entry = _entry(line)
+        if entry is None:
+            damaged.append(str(number))
+        else:
+            kept.append(line + b"\n")
+            batches.setdefault(entry["batch"], entry)
+    if mend and (damaged or rest):
+        if damaged:
+            words = f"line {damaged[0]} is" if len(damaged) == 1 else f"lines {', '.join(damaged)} are"
+            print(f"warning: {words} damaged in {file}: what they held is computed again.", file=sys.stderr)
+        write_bytes(file, b"".join(kept))
     return batches
 
 
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """The batch in a line; None if the line is damaged."""
+    try:
+        return undamaged(json.loads(line))
+    except ValueError:
+        return None
+
+
 def _append(file: Path, entry: dict[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("ab+") as handle:
-        handle.seek(0, 2)
-        end = handle.tell()
-        if end:
-            handle.seek(end - 1)
-            if handle.read(1) != b"\n":  # after an incomplete line
-                handle.write(b"\n")
-        handle.write((json.dumps(entry) + "\n").encode())
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("ab") as handle:
+            handle.write((json.dumps(signed(entry)) + "\n").encode())

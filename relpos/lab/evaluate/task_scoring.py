@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 
 from relpos.lab.evaluate.defaults import LONGEST_TASK, MULTIPLES, SAMPLES, SEED
 from relpos.lab.evaluate.part import FOLDER
+from relpos.lab.evaluate.scoring import HIDDEN
 from relpos.lab.runs.model_card import refresh_card
 from relpos.lab.runs.run import Run
 from relpos.lab.tasks.registry import task as task_of
@@ -22,6 +24,8 @@ from relpos.lab.tasks.task import Example, Task
 from relpos.models.family import family_of
 from relpos.system.files import write_text
 from relpos.system.progress import Countdown
+from relpos.system.seal import signed, undamaged
+from relpos.system.system_memory import check_memory
 
 TOKENS = 2**14  # read at a time
 DEPTHS = 11  # 0, 0.1, … 1
@@ -78,7 +82,7 @@ def score_task(
             row, depths = _part(folder, result, length) or _score_length(run, asked, length, samples, seed, say)
             result["rows"] = sorted([*result["rows"], row], key=lambda row: int(row["length"]))
             result["depths"] = sorted([*result["depths"], *depths], key=lambda row: (row["length"], row["depth"]))
-            write_text(file, json.dumps({"results": [*others, result]}, indent=1))
+            write_text(file, json.dumps({"results": [signed(entry) for entry in (*others, result)]}, indent=1))
         row = next(row for row in result["rows"] if row["length"] == length)
         say(f"{task}, {length} tokens: {row['error'] or '{:.1%} right'.format(row['accuracy'])}")
     refresh_card(run, folder)
@@ -109,7 +113,7 @@ def score_part(run: Run, task: str, length: int, samples: int, seed: int, out: P
         row, depths = _score_length(run, asked, length, samples, seed, print)
         file = _part_file(out, result, length)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps({"row": row, "depths": depths}))
+        write_text(file, json.dumps(signed({"row": row, "depths": depths})))
 
 
 def _empty(run: Run, task: Task, samples: int, seed: int) -> dict[str, Any]:
@@ -139,11 +143,11 @@ def _part_file(folder: Path, result: Mapping[str, Any], length: int) -> Path:
 
 def _part(folder: Path, result: Mapping[str, Any], length: int) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
     """The row and depths of a length that a part has scored; None if none has."""
-    try:
-        entry = json.loads(_part_file(folder, result, length).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    file = _part_file(folder, result, length)
+    if not file.exists():
         return None
-    return entry["row"], entry["depths"]
+    entries = _undamaged(file, lambda tree: [tree])
+    return (entries[0]["row"], entries[0]["depths"]) if entries else None
 
 
 def default_task_lengths(run: Run) -> list[int]:
@@ -180,6 +184,11 @@ def _score_length(
     row |= {"samples": 0, "error": None}
     right: list[Tensor] = []  # for each sequence, which of its answers are right
     depths: list[float | None] = []
+    width = int(run.model.config.hidden_size)
+    try:
+        check_memory(f"reading {length:,} tokens", HIDDEN * length * width, "give a shorter length")
+    except ValueError as error:
+        return {**row, "error": str(error)}, []
     countdown = Countdown(samples, say)
     for batch in _batches(task, length, samples, seed):
         try:
@@ -232,8 +241,17 @@ def _summary(right: Sequence[Tensor]) -> dict[str, Any]:
 
 
 def _kept(file: Path) -> list[dict[str, Any]]:
-    """The results in the file; none if it does not exist or is damaged."""
+    """The results in the file; none if it does not exist."""
+    return _undamaged(file, lambda tree: list(tree["results"])) if file.exists() else []
+
+
+def _undamaged(file: Path, entries_of: Callable[[Any], list[Any]]) -> list[dict[str, Any]]:
+    """The entries of a JSON file that are as they were written; the others are computed again."""
     try:
-        return list(json.loads(file.read_text(encoding="utf-8"))["results"])
-    except (FileNotFoundError, ValueError, KeyError):
-        return []
+        entries = entries_of(json.loads(file.read_bytes()))
+    except (ValueError, KeyError, TypeError):
+        entries = [None]
+    whole = [entry for entry in map(undamaged, entries) if entry is not None]
+    if len(whole) < len(entries):
+        print(f"warning: {file} is damaged: what it held is computed again.", file=sys.stderr)
+    return whole

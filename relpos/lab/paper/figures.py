@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relpos.encodings.checks import integer_at_least, positive_number
+from relpos.encodings.checks import MOST_SEED, integer_at_least, positive_number
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.registry import encoding
 from relpos.errors import refuses_empty_strings
@@ -114,6 +114,7 @@ def draw_figures(
     for name, count in (("steps", steps), ("workers", workers)):
         if count is not None:
             integer_at_least(name, count)
+    integer_at_least("seed", seed, 0, MOST_SEED)
     heads, head_dim = preset_of(preset).heads, preset_of(preset).head_dim
     learned = [each for each in chosen if needs_training(encoding(each.encoding, heads, head_dim))]
     if learned:

@@ -17,13 +17,15 @@ def read_log(out: Path) -> list[dict[str, float]]:
         The entries, each with its step and tokens; an empty list if there is no log.
 
     Raises:
-        ValueError: The file is not UTF-8, or has a line that is JSON but not an entry.
+        ValueError: It is a folder, is not UTF-8, or has a line that is JSON but not an entry.
     """
     file = out / FILE
     try:
         lines = file.read_text(encoding="utf-8").split("\n") if file.exists() else []
     except UnicodeDecodeError as error:
         raise _not_a_log(file, f"it is not UTF-8 at byte {error.start}") from None
+    except IsADirectoryError:
+        raise _not_a_log(file, "it is a folder") from None
     entries = []
     for number, line in enumerate(lines, start=1):
         try:

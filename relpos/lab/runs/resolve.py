@@ -2,9 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relpos.encodings.registry import card, encoding_class, names
 from relpos.errors import unknown
@@ -14,9 +14,78 @@ from relpos.lab.runs.settings import DataSettings, ModelSettings, Settings
 from relpos.lab.tasks import task
 from relpos.models.presets import preset
 from relpos.models.registry import DEFAULT, entry
+from relpos.system.system_memory import check_memory
+
+if TYPE_CHECKING:
+    from relpos.encodings.encoding import Encoding
 
 MASKINGS = ("token", "word")
 LOSSES = ("answers", "all")  # the tokens of a task's sequences that have a loss
+MOST_STEPS = 10**9  # of a run: more than any reaches
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that a setting may have.
+
+    Attributes:
+        least: The smallest; with `above`, all allowed numbers are larger.
+        most: The largest.
+        above: Whether `least` itself is not allowed.
+        below: Numbers must be smaller than this.
+    """
+
+    least: float = 0
+    most: float = math.inf
+    above: bool = False
+    below: float = math.inf
+
+    def holds(self, value: float) -> bool:
+        """Whether a number is allowed."""
+        return (
+            math.isfinite(value)
+            and (value > self.least if self.above else value >= self.least)
+            and value <= self.most
+            and value < self.below
+        )
+
+    def __str__(self) -> str:
+        words = [f"above {self.least:,}" if self.above else f"at least {self.least:,}"]
+        words += [f"at most {self.most:,}"] if self.most < math.inf else []
+        words += [f"below {self.below:,}"] if self.below < math.inf else []
+        return " and ".join(words if len(words) > 1 else [*words, "finite"])
+
+
+COUNT = Range(1, MOST_STEPS)
+RANGES = {  # of the settings that are not just at least 0
+    "model.vocab_size": COUNT,
+    "model.dropout": Range(0, below=1),
+    "data.length": Range(2),
+    "data.mask_share": Range(0, above=True, below=1),
+    "data.task_shortest": Range(1),
+    "optimizer.final_lr_ratio": Range(0, 1),
+    "optimizer.warmup_steps": Range(0, MOST_STEPS),
+    "optimizer.beta1": Range(0, below=1),
+    "optimizer.beta2": Range(0, below=1),
+    "optimizer.table_eps": Range(0, above=True),  # AdamW divides by it where the gradient is 0
+    "run.tokens": Range(0, above=True),
+    "run.minutes": Range(0, above=True),
+    "run.seed": Range(0, below=2**32),  # as numpy takes it
+    **{
+        f"run.{name}": COUNT
+        for name in (
+            "steps",
+            "batch_size",
+            "micro_batch_size",
+            "log_every",
+            "eval_every",
+            "eval_windows",
+            "save_every",
+            "keep_checkpoints",
+            "context_parallel",
+        )
+    },
+}
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -54,11 +123,12 @@ def resolve(settings: Settings) -> Settings:
     if run.steps is not None and run.tokens is not None:
         raise ValueError("give steps or tokens, not both: one follows from the other.")
     if run.tokens is not None:
-        run.steps, run.tokens = math.ceil(run.tokens / (run.batch_size * data.length)), None
+        run.steps = math.ceil(run.tokens / (run.batch_size * data.length))
+        if run.steps > MOST_STEPS:
+            raise ValueError(f"run.tokens={run.tokens:g} are {run.steps:,} steps; at most {MOST_STEPS:,} are possible.")
+        run.tokens = None
     if run.steps is None and run.minutes is None:
         run.steps = defaults.STEPS if data.task is None else defaults.TASK_STEPS
-    if 0 in (run.steps, run.minutes):
-        raise ValueError("run.steps must be at least 1, and run.minutes above 0.")
     if optimizer.warmup_steps is None:
         optimizer.warmup_steps = min(715, (run.steps or defaults.STEPS) // 10)
     run.out = run.out or _default_folder(settings)
@@ -129,28 +199,59 @@ def _default_folder(settings: Settings) -> str:
     return f"runs/{'-'.join(word for word in words if word)}"
 
 
-def check_encoding(model: ModelSettings) -> None:
+def check_encoding(settings: Settings) -> None:
     """Build the encodings once, so that options they refuse are refused before any work. Imports torch.
 
     Raises:
         TypeError: An option has a value of another type than the encoding takes.
-        ValueError: An option has a value that the encoding does not take, a rule of the plan is not valid, or the
-            encoding is not defined for attention in both directions and the family needs it.
+        ValueError: An option has a value that the encoding does not take, a rule of the plan is not valid, the
+            encoding is not defined for attention in both directions and the family needs it, or it cannot embed as
+            many positions as a window has tokens.
     """
     from relpos.models.positions import make_positions
 
+    model = settings.model
     assert model.preset is not None
     assert model.family is not None
     size = preset(model.preset)
     made = make_positions(model.position(), model.share_position, size.layers, size.heads, size.head_dim)
+    positions = [position for position in (made.embedding, made.shared, *made.layers) if position is not None]
+    check_window(settings, positions, size.width)
     if entry(model.family).causal:
         return
-    for position in (made.embedding, made.shared, *made.layers):
-        if position is not None and not position.bidirectional:
+    for position in positions:
+        if not position.bidirectional:
             raise ValueError(
                 f"{model.encoding} is defined for causal attention only, and {entry(model.family).title} attends in "
                 f"both directions: choose another encoding. {position.advice_for_both_directions}"
             )
+
+
+def check_window(settings: Settings, positions: Iterable["Encoding"], width: int) -> None:
+    """Refuse encodings that cannot embed every position of a window.
+
+    Args:
+        settings: The settings of the run.
+        positions: The encodings of its model.
+        width: Size of the embedding.
+
+    Raises:
+        ValueError: The windows are longer than a table of positions, or than fits into memory.
+    """
+    import torch
+
+    length = settings.data.length
+    embedding = [position for position in positions if "embedding" in position.places]
+    if not embedding or settings.data.separate_documents:  # whose positions begin again with every document
+        return
+    check_memory(f"embedding data.length={length:,} tokens", 4 * length * width, "make data.length smaller")
+    for position in embedding:
+        try:
+            position.embed(torch.zeros(1, length, width))
+        except ValueError as error:
+            raise ValueError(
+                f"data.length={length} does not fit the encoding {settings.model.encoding}: {error}"
+            ) from None
 
 
 def check_context(settings: Settings) -> None:
@@ -162,8 +263,6 @@ def check_context(settings: Settings) -> None:
     processes, length, family = settings.run.context_parallel, settings.data.length, settings.model.family
     if processes == 1:
         return
-    if processes < 1:
-        raise ValueError("run.context_parallel must be at least 1, the number of processes that share a window.")
     if length % processes:
         raise ValueError(
             f"windows of {length} tokens cannot be divided among {processes} processes evenly: data.length must be a "
@@ -177,17 +276,12 @@ def check_context(settings: Settings) -> None:
 
 
 def _check_numbers(settings: Settings) -> None:
-    """Refuse values that are not numbers or are out of range."""
+    """Refuse numbers that are out of range."""
     for key, value in flatten(dataclasses.asdict(settings)).items():
-        if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or not math.isfinite(value)):
-            raise ValueError(f"{key} must be a finite number and at least 0, not {value}.")
-        if key == "optimizer.table_eps" and value == 0:
-            raise ValueError(f"{key} must be above 0: AdamW divides by it where the gradient is 0.")
-    for key in ("batch_size", "log_every", "eval_every", "eval_windows", "save_every", "keep_checkpoints"):
-        if getattr(settings.run, key) < 1:
-            raise ValueError(f"run.{key} must be at least 1, not {getattr(settings.run, key)}.")
-    if settings.data.length < 2:
-        raise ValueError(f"data.length must be at least 2, not {settings.data.length}.")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            allowed = RANGES.get(key, Range())
+            if not allowed.holds(value):
+                raise ValueError(f"{key} must be {allowed}, not {value}.")
 
 
 def _resolve_data(data: DataSettings, tokenizer: str | None) -> None:
@@ -233,8 +327,6 @@ def _resolve_masking(data: DataSettings, family: str) -> None:
     data.masking = data.masking or MASKINGS[0]
     if data.masking not in MASKINGS:
         raise unknown("masking", data.masking, MASKINGS)
-    if not 0 < data.mask_share < 1:
-        raise ValueError(f"data.mask_share must be between 0 and 1, not {data.mask_share}.")
 
 
 def fill_length(model: ModelSettings, length: int) -> None:

@@ -20,7 +20,7 @@ from relpos.errors import check_not_empty
 from relpos.lab.data.corpus import Corpus, open_corpus
 from relpos.lab.data.tokenizers import published_tokenizer
 from relpos.lab.data.tokens import Tokens, tokenize
-from relpos.lab.runs.checkpoints import CLOCK, SEAL, WEIGHTS, damage, step_of
+from relpos.lab.runs.checkpoints import CLOCK, WEIGHTS, step_of
 from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.runs.log_file import read_log
 from relpos.lab.runs.resolve import flatten
@@ -28,6 +28,7 @@ from relpos.lab.runs.settings import Settings
 from relpos.models.family import Family, Reader, get_family
 from relpos.models.registry import family_of_type, model_types, opens
 from relpos.system.mappings import read_json, read_yaml
+from relpos.system.seal import SEAL, damage
 
 ABOUT, RESULT = "run.yaml", "result.json"  # in a run's folder: its settings with versions and data, and its result
 EVALUATION = "evaluation"  # the folder in it of what was measured

@@ -80,7 +80,8 @@ def train(
         seed: Seed of the initial weights and of the order of the data. Default: 0.
         out: The run's folder. Default: runs/ENCODING-PRESET, with the task and a family other than gpt2 before it;
             runs/MODEL-ENCODING with `from_model`.
-        config: A YAML file with settings, or the name of a recipe: paper-tiny, paper-small or paper-medium.
+        config: A YAML file with settings, or the name of a recipe: paper-tiny, paper-small or paper-medium, which
+            differ from the CABLE paper in the held-out part and the order of the text (docs/training.md).
         overrides: Further settings by dotted key, as in {"optimizer.weight_decay": 0}. They win over the other
             arguments, and these over `config`.
         say: Called with the settings and with messages at the start and the end. The progress line is always printed.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from relpos.lab.runs.checkpoints import CLOCK, SEAL, newest_undamaged, step_of
+from relpos.lab.runs.checkpoints import CLOCK, newest_undamaged, step_of
 from relpos.lab.runs.log_file import LOSSES, read_log
 from relpos.lab.runs.model_card import write_card
 from relpos.lab.runs.run import RESULT
@@ -16,8 +16,9 @@ from relpos.lab.train.auto_map import write_stub
 from relpos.lab.train.clock import Clock
 from relpos.lab.train.fsdp import OPTIMIZER
 from relpos.lab.train.trainer import UNLOGGED, cannot_write
-from relpos.system.files import flush, write_text
+from relpos.system.files import flush, write_text, writing
 from relpos.system.mappings import read_json
+from relpos.system.seal import SEAL
 from relpos.view.figures import save
 from relpos.view.losses import draw_losses
 
@@ -61,9 +62,10 @@ def _copy_model(checkpoint: Path, out: Path, say: Callable[[str], None]) -> None
         say(f"{', '.join(file.name for file in changed)} in {out} was damaged: copied again from {checkpoint}.")
     for file in changed:
         temporary = out / f".{file.name}.part"
-        shutil.copyfile(file, temporary)
-        flush(temporary)
-        temporary.replace(out / file.name)
+        with writing(out / file.name):
+            shutil.copyfile(file, temporary)
+            flush(temporary)
+            temporary.replace(out / file.name)
     write_stub(out)
 
 

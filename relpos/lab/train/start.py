@@ -8,7 +8,8 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from relpos.checkpoints.transplant import THEIRS, merge_position, transplant
-from relpos.lab.runs.resolve import fill_length
+from relpos.encodings.encoding import Encoding
+from relpos.lab.runs.resolve import check_window, fill_length
 from relpos.lab.runs.run import Run, open_run
 from relpos.lab.runs.settings import ModelSettings, Settings
 from relpos.models.family import Family, family_of
@@ -60,6 +61,8 @@ def open_start(settings: Settings) -> Start:
     share = own.share_position or None
     model = transplant(source, own.position(), share_position=share, seed=settings.run.seed).float()
     _check_generation(own.start, model)
+    positions = [module for module in model.modules() if isinstance(module, Encoding)]
+    check_window(settings, positions, int(model.config.hidden_size))
     own.family, own.share_position = family_of(model).name, model.config.share_position
     return Start(model, source.tokenizer, {"model": str(Path(own.start)), "checksum": source.checksum})
 

@@ -23,7 +23,7 @@ from relpos.lab.runs.settings import OptimizerSettings
 from relpos.lab.train import fsdp
 from relpos.lab.train.clock import Clock
 from relpos.lab.train.context import share_windows
-from relpos.system.files import write_text
+from relpos.system.files import why_not_written, write_text
 from relpos.system.mappings import read_json
 
 SCHEDULER = "scheduler.pt"
@@ -230,11 +230,10 @@ def cannot_write(out: Path, what: str, error: BaseException) -> OSError:
         what: What could not be written.
         error: The error of the write.
     """
-    free = shutil.disk_usage(out).free / 2**20
     checkpoint = newest_undamaged(out)
     last = f"The last complete checkpoint is {checkpoint.name}" if checkpoint else "There is no complete checkpoint yet"
-    reason = " ".join(str(error).split())
-    return OSError(
-        f"{what} could not be written to {out}, where {free:,.0f} MB are free: {reason}. "
-        f"{last}; free some space and rerun the command to resume."
-    )
+    sentence = str(error)
+    if not isinstance(error, OSError) or error.errno is not None:  # else `writing` has said which file, and why
+        reason, advice = why_not_written(out / what, error)
+        sentence = f"{what} could not be written to {out}: {reason}. {advice.capitalize()}."
+    return OSError(f"{sentence} {last}; rerun the command to resume.")

@@ -33,8 +33,9 @@ from relpos.models.context import divide_sequences
 from relpos.models.family import get_family
 from relpos.models.presets import preset
 from relpos.system.files import write_text
-from relpos.system.lock import Lock
+from relpos.system.lock import LOCK, Lock
 from relpos.system.mappings import read_json
+from relpos.system.system_memory import check_memory
 from relpos.system.versions import versions
 
 ENDLESS = 10**9  # steps of a run that the clock ends
@@ -63,37 +64,88 @@ def train(settings: Settings, say: Callable[[str], None] = print) -> dict[str, A
     state = PartialState(cpu=not torch.cuda.is_available())
     check_processes(settings.run.context_parallel, state.num_processes)
     say = say if state.is_main_process else silent
-    with Lock(out, in_use=IN_USE) if state.is_main_process else contextlib.nullcontext():
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file, and a run needs a folder: choose another --out.")
+    with contextlib.ExitStack() as held:
+        lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if state.is_main_process:
+            lock = Lock(out, in_use=IN_USE)
+        used = (out / LOCK).exists()
+        if used:  # a process that trains there is noticed before the text is read
+            held.enter_context(lock)
+        prepared = _prepare(settings, out, state)
+        if not used:  # nothing is written before everything is checked
+            held.enter_context(lock)
         state.wait_for_everyone()
-        return _train(settings, out, state, say)
+        return _train(settings, out, state, prepared, say)
 
 
-def _train(settings: Settings, out: Path, state: PartialState, say: Any) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class _Prepared:
+    """A run whose settings and data are checked, and which has written nothing yet."""
+
+    model: PreTrainedModel
+    data: Data
+    about: dict[str, Any]  # for run.yaml
+
+
+def _prepare(settings: Settings, out: Path, state: PartialState) -> _Prepared:
     run = settings.run
     # Settings are checked before the text is read and tokenized, which may take long.
     start = None
+    groups = state.num_processes // run.context_parallel
+    micro, _ = _shares(run.batch_size, run.micro_batch_size, groups)
     if settings.model.start is None:
-        check_encoding(settings.model)
+        check_encoding(settings)
     else:
         start = open_start(settings)
         check_context(settings)  # its family is known now
-    read_log(out)
-    settings_before, about_before = read_about(out) if (out / ABOUT).exists() else (settings, None)
-    _check_settings(settings, settings_before, out)
+    _check_before(settings, out)
     with state.main_process_first():  # the other processes use its cache
         data = open_data(settings, None if start is None else start.tokenizer)
+    _eval_batch(len(data.heldout), micro, groups, run.context_parallel)
     model = build_model(settings, data.tokenizer) if start is None else start.model
-    set_seed(run.seed)
+    _check_step_memory(settings, model, micro)
     about: dict[str, Any] = {"versions": versions(), **data.about}
     if start is not None:
         about["start"] = start.about
     about["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     about["processes"] = state.num_processes
     about["threads"] = torch.get_num_threads()  # the number decides the order in which sums are added
+    return _Prepared(model, data, about)
+
+
+def _check_before(settings: Settings, out: Path) -> dict[str, Any] | None:
+    """Refuse a folder whose run has other settings; return what its run.yaml says about data and versions."""
+    read_log(out)
+    if not (out / ABOUT).exists():
+        return None
+    settings_before, about = read_about(out)
+    _check_settings(settings, settings_before, out)
+    return about
+
+
+def _check_step_memory(settings: Settings, model: PreTrainedModel, micro: int) -> None:
+    """Refuse windows whose activations alone are larger than the memory."""
+    if torch.cuda.is_available():  # whose allocator says so itself
+        return
+    config, length = model.config, settings.data.length // settings.run.context_parallel
+    layers = 1 if settings.model.gradient_checkpointing else int(config.num_hidden_layers)
+    check_memory(
+        f"a training step with {micro} windows of {length:,} tokens per process",
+        4 * micro * length * int(config.hidden_size) * layers,
+        "make data.length or run.micro_batch_size smaller",
+    )
+
+
+def _train(settings: Settings, out: Path, state: PartialState, prepared: _Prepared, say: Any) -> dict[str, Any]:
+    run, model, data, about = settings.run, prepared.model, prepared.data, prepared.about
+    about_before = _check_before(settings, out)  # again: only now no other process can write there
+    set_seed(run.seed)
     if about_before is not None:
         _check_data(about, about_before, out)
-        if start is not None:
-            check_start(start.about, about_before, out)
+        if "start" in about:
+            check_start(about["start"], about_before, out)
     resolved = yaml.safe_dump({**dataclasses.asdict(settings), "about": about}, sort_keys=False, allow_unicode=True)
     if state.is_main_process:
         write_text(out / ABOUT, resolved)
@@ -135,11 +187,16 @@ def build_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> PreTr
     """
     own = settings.model
     vocab_size = own.vocab_size or len(tokenizer)
-    if vocab_size < len(tokenizer):
-        raise ValueError(f"model.vocab_size is {vocab_size}, but the tokenizer has {len(tokenizer)} entries.")
     assert own.family is not None
     assert own.preset is not None
     family, size = get_family(own.family), preset(own.preset)
+    if vocab_size < len(tokenizer):
+        raise ValueError(f"model.vocab_size is {vocab_size}, but the tokenizer has {len(tokenizer)} entries.")
+    check_memory(
+        f"an embedding of model.vocab_size={vocab_size:,} rows, with its gradients and AdamW's two averages,",
+        4 * 4 * vocab_size * size.width,
+        "give fewer rows",
+    )
 
     def build(position: Mapping[str, Any]) -> PreTrainedModel:
         set_seed(settings.run.seed)
