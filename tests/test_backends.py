@@ -19,7 +19,7 @@ def chosen(name, dtype=torch.float32):
     position = relpos.encoding(name, heads=2, head_dim=8)
     q = torch.randn(1, 2, 5, 8, dtype=dtype)
     call = Call(5, 5, gates=position.gates(torch.randn(1, 5, 16)), q=q, dtype=dtype)
-    return backends.choose(None, q, position.bias(call), call).__name__.rsplit(".", 1)[1]
+    return backends.choose(None, q, q, position.bias(call), call).__name__.rsplit(".", 1)[1]
 
 
 def test_on_a_cpu_the_kernel_runs_what_it_can_and_chunks_the_rest():
@@ -61,7 +61,7 @@ def test_a_backend_is_added_by_one_entry(monkeypatch):
     class Mine:
         FASTEST_ON = ("cpu",)
 
-        def refuses(self, q, form, call):
+        def refuses(self, q, v, form, call):
             return "it runs five queries only." if call.queries != 5 else None
 
         def attention(self, q, k, v, form, call):

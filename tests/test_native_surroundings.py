@@ -243,16 +243,16 @@ def test_what_the_kernel_cannot_run_is_refused():
         native.attention(q, q, q, Scored(lambda *_: q, {}), call)
     with pytest.raises(RuntimeError, match=r"computes in float32, but q is torch\.float64"):
         native.attention(q.double(), q.double(), q.double(), None, call)
-    with pytest.raises(RuntimeError, match="up to 512, not 513"):
+    with pytest.raises(RuntimeError, match="head_dim and value_dim up to 512, not 513 and 513"):
         native.attention(*[torch.randn(1, 1, 4, 513)] * 3, None, call)
-    with pytest.raises(RuntimeError, match="values of size up to 512, not 513"):
+    with pytest.raises(RuntimeError, match="head_dim and value_dim up to 512, not 8 and 513"):
         native.attention(q, q, torch.randn(1, 1, 4, 513), None, call)
     with pytest.raises(RuntimeError, match=r"cannot run mask=: it runs causal=, window="):
         native.attention(q, q, q, None, Call(4, 4, mask=torch.ones(4, 4, dtype=torch.bool)))
     positions = torch.tensor([[0, 2, 3, 4]])
     with pytest.raises(RuntimeError, match=r"with these positions= the distance is another one"):
         native.attention(q, q, q, Toeplitz(torch.zeros(1, 5), 0), Call(4, 4, token_positions=positions))
-    assert native.refuses(q, None, Call(4, 4, token_positions=positions)) is None
+    assert native.refuses(q, q, None, Call(4, 4, token_positions=positions)) is None
     beyond = Call(4, 4, causal=False, start=1)
     with pytest.raises(RuntimeError, match="the queries, 1 to 4, are not all among 4 keys"):
         native.attention(q, q, q, RankOne(torch.zeros(1, 1, 4).double(), None, torch.float32), beyond)

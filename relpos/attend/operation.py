@@ -117,6 +117,8 @@ def attention(
             "with a group every process attends from its slice of the sequence, and there is no decoding: leave "
             f"{'cache' if cache is not None else 'start'}= out."
         )
+    if cache is not None and not isinstance(cache, Cache):
+        raise TypeError(f"cache must be a relpos.Cache(), not {cache!r}.")
     with without_autocast(q.device), NOTHING if cache is None else Attempt(cache):
         if group is not None:
             # Imported here: builds of PyTorch without torch.distributed have no process groups.
@@ -274,5 +276,7 @@ def scores(
             scale=scale,
         )
         q, k, form, call = positioned(q, k, position, call)
-        logits, visible = reference.logits(*call.rotated(q, k), form, call, call.i)
+        k = reference.hide_padding(k, call)
+        careful = reference.needs_care(q, k)
+        logits, visible = reference.logits(*call.rotated(q, k), form, call, call.i, careful)
         return logits.masked_fill(~visible, -torch.inf)
