@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import relpos
 from relpos.attend import native
 from relpos.attend.native import library, operators
 from relpos.attend.native.inputs import Inputs, Prepared
@@ -312,3 +313,21 @@ def test_a_call_without_gradients_does_not_go_through_the_operator(monkeypatch):
     assert len(called) == 2
     with pytest.raises(TypeError):
         native.attention(q, q, q.clone().requires_grad_(), None, Call(4, 4))
+
+
+def test_the_output_may_be_changed_in_place_where_nothing_is_differentiated():
+    q = torch.randn(1, 2, 4, 8)
+    out = relpos.attention(q, q, q)
+    assert out.transpose(1, 2).is_contiguous()  # merging the heads copies nothing
+    assert out._base is None
+    before = out.clone()
+    out += 1.0
+    torch.testing.assert_close(out, before + 1.0)
+
+
+def test_the_backward_says_what_was_changed_in_place():
+    q, k, v = torch.randn(3, 1, 2, 4, 8, requires_grad=True).unbind()
+    out = relpos.attention(q, k, v, backend="native")
+    out += 1.0
+    with pytest.raises(RuntimeError, match=r"the backward of attention reads .* the output, .* write out = out \+ x"):
+        out.sum().backward()

@@ -7,9 +7,9 @@ w_ij     = e^logit_ij / (Σ_j e^logit_ij + e^sink)   (over the keys that i may s
 out_i    = Σ_j w_ij · d_ij · v_j            (d: 0 or 1 / (1 − dropout); 0 for a query that sees no key)
 lse_i    = log(Σ_j e^logit_ij + e^sink)
 
-A key whose logit is −inf is not seen. What a query does not see does not count, whatever it holds: a product of 0 and
-NaN is left out. So keys and values in padding are replaced by 0, and other infinite numbers and NaN, which are rare, take
-a slower way (`careful`).
+A key whose logit is −inf is not seen. What a query may not see does not count, whatever it holds, although 0 · NaN is
+NaN: keys and values in padding are replaced by 0, and other infinite numbers and NaN, which are rare, take a slower way
+(`careful`).
 """
 
 import math

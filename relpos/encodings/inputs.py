@@ -350,4 +350,4 @@ def check_finite(name: str, numbers: Tensor) -> None:
     # One reduction: the maximum is NaN if any entry is, and +inf if any is.
     top = float(numbers.detach().max())
     if math.isnan(top) or top == math.inf:
-        raise ValueError(f"the {name} holds {top}: a parameter, or an input of the encoding, is broken.")
+        raise ValueError(f"the {name} holds {top}: a parameter or an input of the encoding is broken.")
