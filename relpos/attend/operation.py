@@ -64,12 +64,13 @@ def attention(
             decoding.
         causal: Whether a query sees only keys up to its own index.
         window: How many tokens before its own a query sees (and, if not causal, as many after it), or a pair (before,
-            after); any integer, also `sys.maxsize` for no limit. `sliding_window` of transformers counts the token itself: window = sliding_window − 1.
+            after). Any integer, also `sys.maxsize` for no limit. `sliding_window` of transformers counts the token
+            itself: window = sliding_window − 1.
         start: Index of the first query. Needed in cross attention (causal=False, numbers of queries and keys differ)
             if the encoding, the window or the documents depend on where the queries stand.
         positions: Position of each token, integers (batch, keys) or (1, keys), in place of 0, 1, 2, …; with gaps if you
-            like, also descending. For rotations in several dimensions (batch, keys, axes). Masks and windows still count
-            tokens.
+            like, or descending. For rotations in several dimensions (batch, keys, axes). Masks and windows still
+            count tokens.
         documents: Ids of packed documents, integers (batch, keys). There is no attention across documents, and
             positions restart at 0 in each.
         cu_seqlens: The same as boundaries, as in flash-attention: integers (documents + 1,) from 0 to keys; batch 1.
@@ -99,8 +100,8 @@ def attention(
     Returns:
         (batch, heads, queries, value_dim) in the dtype of v, computed in float32 at least. A query that may see no key
         gets 0. Keys and values that a query may not see do not count, whatever they hold: docs/attention.md says what
-        is promised of NaN. With `return_lse`, also the natural log-sum-exp of the logits (sinks included), (batch, heads, queries)
-        in float32 at least, −inf for a query that sees nothing; gradients flow through it.
+        is promised of NaN. With `return_lse`, also the natural log-sum-exp of the logits (sinks included), (batch, heads,
+        queries) in float32 at least, −inf for a query that sees nothing; gradients flow through it.
 
     Raises:
         TypeError: An argument has a wrong type or dtype.
