@@ -100,8 +100,8 @@ def attention(
     Returns:
         (batch, heads, queries, value_dim) in the dtype of v, computed in float32 at least. A query that may see no key
         gets 0. Keys and values that a query may not see do not count, whatever they hold: docs/attention.md says what
-        is promised of NaN. With `return_lse`, also the natural log-sum-exp of the logits (sinks included), (batch, heads,
-        queries) in float32 at least, −inf for a query that sees nothing; gradients flow through it.
+        is promised of NaN. With `return_lse`, also the natural log-sum-exp of the logits (sinks included), (batch,
+        heads, queries) in float32 at least, −inf for a query that sees nothing; gradients flow through it.
 
     Raises:
         TypeError: An argument has a wrong type or dtype.
