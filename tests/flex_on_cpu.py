@@ -17,7 +17,7 @@ def flex_on_cpu(monkeypatch: pytest.MonkeyPatch, backend: str | Callable[..., An
 
     FlexAttention refuses gradients on a CPU because its compiled kernel has none there; its dense implementation does.
     """
-    monkeypatch.setattr(flex, "refuses", lambda q, form, call: None)
+    monkeypatch.setattr(flex, "refuses", lambda q, v, form, call: None)
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     torch._dynamo.reset()

@@ -1,6 +1,7 @@
 """The reference itself, against a slow computation written from the definition, one number at a time."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -62,6 +63,9 @@ def by_hand(q, k, v, slopes, o):
     return torch.from_numpy(out), torch.from_numpy(lse)
 
 
+WINDOWS = st.integers(0, 4) | st.sampled_from([sys.maxsize, 2**31 - 1, 2**31, 2**63, 2**64, 2**64 + 1]) | st.integers(0)
+
+
 @st.composite
 def calls(draw):
     """Shapes and options of attention, all of them in combination."""
@@ -82,10 +86,10 @@ def calls(draw):
 
     cuts = maybe(flags(batch, keys), among)
     rows = draw(st.sampled_from([1, batch]))
-    steps = maybe(st.lists(st.integers(1, 3), min_size=rows * keys, max_size=rows * keys), among)
+    steps = maybe(st.lists(st.integers(-2, 3), min_size=rows * keys, max_size=rows * keys), among)
     options = {
         "causal": causal,
-        "window": maybe(st.tuples(st.integers(0, 4), st.integers(0, 4))),
+        "window": maybe(st.tuples(WINDOWS, WINDOWS)),
         "start": start,
         "positions": None if steps is None else torch.tensor(steps).view(rows, keys).cumsum(1),
         "documents": None if cuts is None else cuts.long().cumsum(1),
@@ -123,6 +127,34 @@ def test_attention_is_its_definition(call, backend):
     ours = relpos.attention(q, k, v, position, **options, return_lse=True, backend=backend)
     for mine, by in zip(ours, expected, strict=True):
         torch.testing.assert_close(mine, by, rtol=0.0, atol=1e-10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(WINDOWS | st.tuples(WINDOWS, WINDOWS), st.booleans(), st.sampled_from([1, 6, 70]), st.sampled_from([None, 3]))
+def test_a_window_of_any_integer_is_a_mask(window, causal, queries, start):
+    """In every backend, in mass and in scores; wider than the sequence, it hides nothing."""
+    keys = 70
+    start = start if queries < keys else None
+    first = keys - queries if start is None else start
+    if not causal and start is None and queries < keys:
+        start = first
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 2, queries, 4), torch.randn(1, 2, keys, 4), torch.randn(1, 2, keys, 4)
+    position = relpos.encoding("alibi", heads=2, head_dim=4)
+    before, after = (window, window) if isinstance(window, int) else window
+    rows = range(first, first + queries)
+    seen = torch.tensor([[i - before <= j <= i + after and (j <= i or not causal) for j in range(keys)] for i in rows])
+    options = {"causal": causal, "start": start}
+    scores = relpos.scores(q, k, position, causal=False, start=first).masked_fill(~seen, -torch.inf)
+    assert torch.equal(relpos.scores(q, k, position, window=window, **options), scores)
+    weights = scores.softmax(-1).nan_to_num()  # a row that sees nothing
+    for backend in ("native", "chunks", "reference"):
+        out = relpos.attention(q, k, v, position, window=window, backend=backend, **options)
+        torch.testing.assert_close(out, weights @ v, rtol=1e-5, atol=1e-6)
+    for backend in ("native", "chunks"):
+        mass = relpos.mass(q, k, position, window=window, backend=backend, **options)
+        share = (weights.sum(-1) > 0).float().sum(-1).clamp(min=1)
+        torch.testing.assert_close(mass.first_key, weights[..., 0].sum(-1) / share, rtol=1e-5, atol=1e-6)
 
 
 def test_without_a_position_it_is_pytorchs_own():

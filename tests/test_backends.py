@@ -19,7 +19,7 @@ def chosen(name, dtype=torch.float32):
     position = relpos.encoding(name, heads=2, head_dim=8)
     q = torch.randn(1, 2, 5, 8, dtype=dtype)
     call = Call(5, 5, gates=position.gates(torch.randn(1, 5, 16)), q=q, dtype=dtype)
-    return backends.choose(None, q, position.bias(call), call).__name__.rsplit(".", 1)[1]
+    return backends.choose(None, q, q, position.bias(call), call).__name__.rsplit(".", 1)[1]
 
 
 def test_on_a_cpu_the_kernel_runs_what_it_can_and_chunks_the_rest():
@@ -61,7 +61,7 @@ def test_a_backend_is_added_by_one_entry(monkeypatch):
     class Mine:
         FASTEST_ON = ("cpu",)
 
-        def refuses(self, q, form, call):
+        def refuses(self, q, v, form, call):
             return "it runs five queries only." if call.queries != 5 else None
 
         def attention(self, q, k, v, form, call):
@@ -148,3 +148,22 @@ def test_info_prints_what_attention_runs_on():
     printed = CliRunner().invoke(app, ["info"]).stdout
     assert f"instruction set  {native.isa()} " in printed
     assert f"threads          {torch.get_num_threads()}\n" in printed
+
+
+@pytest.mark.parametrize("name", [None, "alibi"])
+@pytest.mark.parametrize("queries", [3, 70])
+def test_values_too_wide_for_the_kernel_run_without_being_told_where(name, queries):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 2, queries, 8), torch.randn(1, 2, 70, 8), torch.randn(1, 2, 70, 513)
+    position = None if name is None else relpos.encoding(name, 2, 8)
+    out = relpos.attention(q, k, v, position)
+    expected = relpos.scores(q, k, position).softmax(-1) @ v
+    torch.testing.assert_close(out, expected)
+    with pytest.raises(ValueError, match="head_dim and value_dim up to 512, not 8 and 513"):
+        relpos.attention(q, k, v, position, backend="native")
+    cache = relpos.Cache()
+    steps = [
+        relpos.attention(x, y, z, position, cache=cache)
+        for x, y, z in zip(*(t[:, :, -2:].split(1, 2) for t in (q, k, v)), strict=True)
+    ]
+    assert [step.shape for step in steps] == [(1, 2, 1, 513)] * 2

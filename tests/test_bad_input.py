@@ -278,7 +278,7 @@ def test_what_is_no_tensor_is_refused(which):
 
 
 @pytest.mark.parametrize("which", ["q", "k", "v"])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str)
 def test_a_dtype_without_a_point_is_refused(which, dtype):
     tensors = dict(zip("qkv", qkv(), strict=True))
     tensors[which] = tensors[which].to(dtype)
@@ -763,3 +763,37 @@ def test_a_class_without_its_paper_or_formula_cannot_be_registered(field):
 def test_a_sum_of_parts_that_do_not_fit_is_refused(options, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         relpos.encoding("sum", heads=2, head_dim=4, **options)
+
+
+@pytest.mark.parametrize("causal", ["no", 0, 1, None, torch.tensor(True)], ids=str)
+def test_causal_is_true_or_false(causal):
+    q, k, v = qkv()
+    sentence = says(f"causal must be True or False, not {causal!r}")
+    for call in (lambda: relpos.attention(q, k, v, causal=causal), lambda: relpos.scores(q, k, causal=causal)):
+        with pytest.raises(TypeError, match=sentence):
+            call()
+    with pytest.raises(TypeError, match=sentence):
+        relpos.mass(q, k, causal=causal)
+
+
+@pytest.mark.parametrize("cache", [{}, [], True], ids=str)
+def test_another_cache_is_refused(cache):
+    with pytest.raises(TypeError, match=says(f"cache must be a relpos.Cache(), not {cache!r}")):
+        relpos.attention(*qkv(), cache=cache)
+
+
+@pytest.mark.parametrize("backend", ["chunks", "reference", None])
+@pytest.mark.parametrize(
+    ("mask", "kind"),
+    [
+        (lambda b, h, i, j: (i >= j).long(), "torch.int64"),
+        (lambda b, h, i, j: (i >= j).float(), "torch.float32"),
+        (lambda b, h, i, j: 1, "<class 'int'>"),
+    ],
+    ids=["integers", "floats", "a number"],
+)
+def test_a_mask_function_returns_booleans(mask, kind, backend):
+    with pytest.raises(
+        TypeError, match=says(f"the function mask must return booleans, True where a query may see a key, not {kind}")
+    ):
+        relpos.attention(*qkv(), mask=mask, backend=backend)

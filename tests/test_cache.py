@@ -228,6 +228,9 @@ def test_refusals_are_sentences_and_leave_the_cache_as_it_was():
         relpos.attention(q, k, v, layer.position, softcap=-1.0, cache=cache)
     with pytest.raises(ValueError, match="cannot be cropped to 9"):
         cache.crop(9)
+    for length in (1.5, True, "2", None):
+        with pytest.raises(ValueError, match="length must be an integer, the number of tokens to keep, not"):
+            cache.crop(length)
     with pytest.raises(ValueError, match="capacity must be"):
         relpos.Cache(0)
     assert len(cache) == 4
@@ -268,3 +271,26 @@ def test_kept_tables_are_not_copied_with_a_module():
     module.kept._tables = object()
     assert copy.deepcopy(module).kept._tables is None
     assert pickle.loads(pickle.dumps(module)).kept._tables is None
+
+
+@pytest.mark.parametrize(
+    "empty", [lambda cache: cache.crop(0), lambda cache: cache.crop(-5), lambda cache: cache.reset()]
+)
+@pytest.mark.parametrize(
+    ("before", "after"), [("cable", "alibi"), ("alibi", "cable"), ("rope", "nope"), ("nope", "rope")]
+)
+def test_an_empty_cache_is_a_new_one(before, after, empty):
+    """Also for an encoding of another kind, with other gates, and other sizes."""
+    torch.manual_seed(0)
+    cache = relpos.Cache()
+    for name, head_dim in ((before, 8), (after, 16)):
+        position = relpos.encoding(name, 2, head_dim)
+        q, k, v = torch.randn(3, 1, 2, 5, head_dim).unbind()
+        hidden = torch.randn(1, 5, 2 * head_dim)
+        whole = relpos.attention(q, k, v, position, hidden=hidden if position.needs_hidden else None)
+        for token in range(5):
+            now = slice(token, token + 1)
+            given = {"hidden": hidden[:, now]} if position.needs_hidden else {}
+            out = relpos.attention(*(x[:, :, now] for x in (q, k, v)), position, cache=cache, **given)
+            torch.testing.assert_close(out, whole[:, :, now])
+        empty(cache)

@@ -278,20 +278,15 @@ def test_what_it_cannot_run_has_a_sentence(changes, sentence):
     q = torch.empty(1, 2, 3, head_dim, device=changes.get("device", "meta"), dtype=changes.get("dtype", torch.float32))
     if q.device.type == "meta":  # where values do not matter, a tensor that says it is on CUDA
         q = type("OnCuda", (), {"device": torch.device("cuda"), "dtype": q.dtype, "shape": q.shape})()
-    assert sentence in flex.refuses(q, form, call)
+    assert sentence in flex.refuses(q, q, form, call)
     ordinary = type("OnCuda", (), {"device": torch.device("cuda"), "dtype": torch.float32, "shape": (1, 2, 3, 8)})()
-    assert flex.refuses(ordinary, relpos.encoding("alibi", heads=2, head_dim=8).bias(Call(3, 3)), Call(3, 3)) is None
+    form = relpos.encoding("alibi", heads=2, head_dim=8).bias(Call(3, 3))
+    assert flex.refuses(ordinary, ordinary, form, Call(3, 3)) is None
+    wide = torch.empty(1, 2, 3, 320)
+    assert "value_dim 320 > 256" in flex.refuses(ordinary, wide, form, Call(3, 3))
 
 
 def test_asking_for_flex_on_a_cpu_says_why_not():
     q = torch.randn(1, 2, 3, 4)
     with pytest.raises(ValueError, match="'flex' cannot run this: FlexAttention has a backward on CUDA only"):
         relpos.attention(q, q, q, backend="flex")
-
-
-def test_wide_values_run_in_chunks(monkeypatch):
-    flex_on_cpu(monkeypatch, "aot_eager")
-    q, v = torch.randn(1, 1, 5, 16), torch.randn(1, 1, 5, 300)
-    monkeypatch.setattr(kernel, "compiled", lambda name: pytest.fail("FlexAttention ran"))
-    ours = relpos.attention(q, q, v, backend="flex")
-    torch.testing.assert_close(ours, reference.attention(q, q, v, None, Call(5, 5, scale=0.25))[0])

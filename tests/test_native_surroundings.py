@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import relpos
 from relpos.attend import native
 from relpos.attend.native import library, operators
 from relpos.attend.native.inputs import Inputs, Prepared
@@ -243,16 +244,16 @@ def test_what_the_kernel_cannot_run_is_refused():
         native.attention(q, q, q, Scored(lambda *_: q, {}), call)
     with pytest.raises(RuntimeError, match=r"computes in float32, but q is torch\.float64"):
         native.attention(q.double(), q.double(), q.double(), None, call)
-    with pytest.raises(RuntimeError, match="up to 512, not 513"):
+    with pytest.raises(RuntimeError, match="head_dim and value_dim up to 512, not 513 and 513"):
         native.attention(*[torch.randn(1, 1, 4, 513)] * 3, None, call)
-    with pytest.raises(RuntimeError, match="values of size up to 512, not 513"):
+    with pytest.raises(RuntimeError, match="head_dim and value_dim up to 512, not 8 and 513"):
         native.attention(q, q, torch.randn(1, 1, 4, 513), None, call)
     with pytest.raises(RuntimeError, match=r"cannot run mask=: it runs causal=, window="):
         native.attention(q, q, q, None, Call(4, 4, mask=torch.ones(4, 4, dtype=torch.bool)))
     positions = torch.tensor([[0, 2, 3, 4]])
     with pytest.raises(RuntimeError, match=r"with these positions= the distance is another one"):
         native.attention(q, q, q, Toeplitz(torch.zeros(1, 5), 0), Call(4, 4, token_positions=positions))
-    assert native.refuses(q, None, Call(4, 4, token_positions=positions)) is None
+    assert native.refuses(q, q, None, Call(4, 4, token_positions=positions)) is None
     beyond = Call(4, 4, causal=False, start=1)
     with pytest.raises(RuntimeError, match="the queries, 1 to 4, are not all among 4 keys"):
         native.attention(q, q, q, RankOne(torch.zeros(1, 1, 4).double(), None, torch.float32), beyond)
@@ -312,3 +313,21 @@ def test_a_call_without_gradients_does_not_go_through_the_operator(monkeypatch):
     assert len(called) == 2
     with pytest.raises(TypeError):
         native.attention(q, q, q.clone().requires_grad_(), None, Call(4, 4))
+
+
+def test_the_output_may_be_changed_in_place_where_nothing_is_differentiated():
+    q = torch.randn(1, 2, 4, 8)
+    out = relpos.attention(q, q, q)
+    assert out.transpose(1, 2).is_contiguous()  # merging the heads copies nothing
+    assert out._base is None
+    before = out.clone()
+    out += 1.0
+    torch.testing.assert_close(out, before + 1.0)
+
+
+def test_the_backward_says_what_was_changed_in_place():
+    q, k, v = torch.randn(3, 1, 2, 4, 8, requires_grad=True).unbind()
+    out = relpos.attention(q, k, v, backend="native")
+    out += 1.0
+    with pytest.raises(RuntimeError, match=r"the backward of attention reads .* the output, .* write out = out \+ x"):
+        out.sum().backward()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from plain import CLOSE, HEAD_DIM, HEADS, LENGTH, build, normal, qkv
+from plain import CLOSE, HEAD_DIM, HEADS, LENGTH, SEEN, build, normal, qkv
 from torch.testing import assert_close
 from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
@@ -10,6 +10,7 @@ from transformers.models.qwen2_vl import modeling_qwen2_vl
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
 from transformers.models.qwen3_vl import modeling_qwen3_vl
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
+from transformers.models.t5.modeling_t5 import T5Attention
 
 import relpos
 from relpos.encodings.call import Call
@@ -229,6 +230,78 @@ def test_a_scaling_of_the_length_sees_the_largest_position_like_transformers():
     position = rope(4, 16, scaling="dynamic", factor=2.0, length=50)
     ours, _ = position.rotate(q, q, Call(30, 30, token_positions=GAPS[1:]))
     assert_close(ours, theirs, rtol=0.0, atol=1e-4)
+
+
+# Positions that descend
+
+DESCENDING = torch.tensor([[*range(13, -1, -1)], [3, 9, 0, 0, 7, 8, 2, 5, 40, 6, 1, 30, 4, 12]])  # (2, LENGTH)
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunks", None])
+@pytest.mark.parametrize("name", ["alibi", "kerple_log", "kerple_power", "sandwich", "clipped", "window", "fire"])
+@torch.no_grad()
+def test_keys_of_later_positions_have_the_bias_of_both_directions(name, backend):
+    q, k, v = qkv()
+    position = build(name, **{"fire": {"symmetric": True}, "window": {"size": 6}}.get(name, {}))
+    both = relpos.scores(q, k, position, causal=False, positions=DESCENDING)
+    expected = both.masked_fill(~SEEN, -torch.inf)
+    assert torch.equal(relpos.scores(q, k, position, positions=DESCENDING), expected)
+    out = relpos.attention(q, k, v, position, positions=DESCENDING, backend=backend)
+    assert_close(out, expected.softmax(-1) @ v, **CLOSE)
+
+
+def test_clipped_reads_its_table_at_negative_distances():
+    q, k, _ = qkv()
+    position, none = build("clipped", limit=5), torch.zeros_like(q)
+    scores = relpos.scores(none, k, position, positions=DESCENDING)
+    assert_close(scores[1, :, 8, 0], position.table[:, 10])  # 40 − 3, clipped to 5
+    assert_close(scores[1, :, 2, 1], position.table[:, 0])  # 0 − 9, clipped to −5
+    assert_close(scores[1, :, 6, 0], position.table[:, 4])  # 2 − 3
+
+
+def test_t5_has_one_bucket_for_all_later_positions_as_in_its_decoder():
+    """Causal, T5 gives all buckets to the past, and later positions share that of distance 0."""
+    position = build("t5")
+    distance = DESCENDING[:, None] - DESCENDING[:, :, None]  # memory minus query, as T5 counts
+    which = T5Attention._relative_position_bucket(distance, False, position.buckets, position.max_distance)
+    expected = position.table[:, which].movedim(0, 1).masked_fill(~SEEN, -torch.inf)
+    zero = torch.zeros(2, HEADS, LENGTH, HEAD_DIM, dtype=torch.float64)
+    assert_close(relpos.scores(zero, zero, position, positions=DESCENDING), expected)
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunks", None])
+def test_fire_refuses_keys_of_later_positions(backend):
+    q, k, v = qkv()
+    with pytest.raises(ValueError, match=r"the positions descend, .*fire with symmetric=True"):
+        relpos.attention(q, k, v, build("fire"), positions=DESCENDING, backend=backend)
+    ascending = DESCENDING.sort(dim=1).values
+    relpos.attention(q, k, v, build("fire"), positions=ascending, backend=backend)
+    apart = torch.arange(LENGTH).expand(2, -1)  # a document per token: nothing is seen but the token itself
+    relpos.attention(q, k, v, build("fire"), positions=DESCENDING, documents=apart, backend=backend)
+
+
+def test_positions_that_ascend_or_restart_make_no_longer_table():
+    """Documents that restart and padding of any position do not count as descending."""
+    restarting, ids = torch.tensor([[0, 2, 4, 0, 3, 6]]), torch.tensor([[0, 0, 0, 1, 1, 1]])
+    assert Call(6, 6, token_positions=restarting, documents=ids).lowest == 0
+    assert Call(6, 6, token_positions=restarting).lowest == -4
+    assert Call(6, 6, token_positions=torch.tensor([[9, 9, 0, 2, 4, 6]]), padding=torch.arange(6)[None] > 1).lowest == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32], ids=str)
+@pytest.mark.parametrize("name", ["alibi", "rope", "clipped", "t5", "kerple_log", "cable"])
+@pytest.mark.parametrize("causal", [True, False])
+@torch.no_grad()
+def test_small_integer_types_are_the_same_positions(name, dtype, causal):
+    q, k, v = qkv()
+    positions = DESCENDING.clone()
+    positions[1, 8] = 120
+    given = {"hidden": normal(2, LENGTH, HEADS * HEAD_DIM)} if name == "cable" else {}
+    ours, expected = (
+        relpos.attention(q, k, v, build(name), positions=x, causal=causal, **given)
+        for x in (positions.to(dtype), positions)
+    )
+    assert torch.equal(ours, expected)
 
 
 # What is refused

@@ -126,8 +126,8 @@ def test_faster_backends_refuse_it_with_a_sentence():
     call = Call(4, 4, False, heads=2)
     form = Projected(torch.zeros(1, 2, 4, 3), torch.zeros(2, 7, 3), call.zero)
     q = torch.zeros(1, 2, 4, 8)
-    assert "cannot run the form Projected" in native.refuses(q, form, call)
-    assert flex.refuses(q.to("meta"), form, call) is not None
+    assert "cannot run the form Projected" in native.refuses(q, q, form, call)
+    assert flex.refuses(q.to("meta"), q, form, call) is not None
 
 
 def test_nothing_of_queries_by_keys_is_materialised_forward_or_backward():

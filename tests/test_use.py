@@ -1,6 +1,7 @@
 """relpos.use: transformers' models on our attention give the numbers, gradients and tokens that they gave before."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -419,3 +420,17 @@ def test_windows_and_chunks_reach_attention_as_intervals(family, monkeypatch):
 def test_every_generating_family_has_padding_on_the_left_in_its_test():
     assert all(kind_of(family) != "encoder" for family in GENERATING)
     assert batch("llama", "left")["attention_mask"][2, 0] == 0
+
+
+@torch.no_grad()
+def test_a_sliding_window_of_any_size_is_no_limit():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = CONFIG_MAPPING["mistral"](vocab_size=50, num_key_value_heads=2, sliding_window=None, **sizes)
+    model = AutoModel.from_config(config).eval()
+    ids = torch.randint(0, 50, (1, 20))
+    expected = model(ids, use_cache=False).last_hidden_state
+    relpos.use(model)
+    for window in (sys.maxsize, 2**31):
+        model.config.sliding_window = window
+        torch.testing.assert_close(model(ids, use_cache=False).last_hidden_state, expected)

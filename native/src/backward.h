@@ -121,6 +121,8 @@ private:
         }
         if (p_.grad_lse)
             for (int lane = rows_.begin; lane < rows_.end; lane++) delta_[lane] -= p_.grad_lse[first_lane + lane];
+        // An infinite number or a NaN in the output, or in its gradients, is one in delta.
+        finite_ = all_finite(q_rows, g_.width, count, g_.width) && all_finite(delta_, kTile, 1, kTile);
     }
 
     float* value_buffer() const { return buffer_ + int64_t(kTile) * g_.width; }
@@ -137,16 +139,24 @@ private:
                                            &rows_, &columns, nullptr},
                                  NoBias(p_, b_, h_));
         if (dropout_) dropout_.apply(rows_, columns, d_scores_);
+        // What a query does not see has the weight 0, which does not make an infinite number or a NaN 0.
+        const bool careful = columns.masked && !(finite_ && all_finite(keys.data, keys.row, columns.count, g_.width) &&
+                                                 all_finite(values.data, values.row, columns.count, g_.value_width));
         fold.begin_tile(rows_, columns);
-        differentiate(columns, fold);
+        careful ? differentiate<true>(columns, fold) : differentiate<false>(columns, fold);
         fold.end_tile(d_scores_);
         if (dropout_) dropout_.apply(rows_, columns, weights_);
         if (capped) differentiate_cap(columns);
 
         const Product to_queries{d_scores_, kTile, keys.data, keys.row, dq_, g_.width,
                                  begun_ ? Into::add : Into::overwrite, nullptr};
-        product<Layout::transposed>(to_queries, rows_.begin, rows_.end, g_.width, 0, columns.count,
-                                    columns.diagonal ? Trim::up_to_row : Trim::none);
+        const Sight sight{rows_, columns};
+        const auto sees = [&](int key, int lane) { return sight(lane, key); };
+        if (careful)
+            product_of_seen<Layout::transposed>(to_queries, rows_.begin, rows_.end, g_.width, 0, columns.count, sight);
+        else
+            product<Layout::transposed>(to_queries, rows_.begin, rows_.end, g_.width, 0, columns.count,
+                                        columns.diagonal ? Trim::up_to_row : Trim::none);
         begun_ = true;
 
         gradients_.wait(block, sequence_);
@@ -156,15 +166,23 @@ private:
         const Product to_values{weights_, kTile, d_out_, g_.value_width,
                                 gradients_.values + columns.start * gradients_.value_row, gradients_.value_row, into,
                                 nullptr};
-        product<Layout::natural>(to_values, 0, columns.count, g_.value_width, rows_.begin, rows_.end, trim);
+        if (careful)
+            product_of_seen<Layout::natural>(to_values, 0, columns.count, g_.value_width, rows_.begin, rows_.end, sees);
+        else
+            product<Layout::natural>(to_values, 0, columns.count, g_.value_width, rows_.begin, rows_.end, trim);
         const Product to_keys{d_scores_, kTile, q_, g_.width, gradients_.keys + columns.start * gradients_.key_row,
                               gradients_.key_row, into, nullptr};
-        product<Layout::natural>(to_keys, 0, columns.count, g_.width, rows_.begin, rows_.end, trim);
+        if (careful)
+            product_of_seen<Layout::natural>(to_keys, 0, columns.count, g_.width, rows_.begin, rows_.end, sees);
+        else
+            product<Layout::natural>(to_keys, 0, columns.count, g_.width, rows_.begin, rows_.end, trim);
         fold.commit_keys(columns);
         gradients_.pass(block, sequence_);
     }
 
-    // Turns scores into weights, and the gradient of the weights into that of the scores.
+    // Turns scores into weights, and the gradient of the weights into that of the scores. Careful: what is not seen is 0,
+    // whatever it is computed from.
+    template <bool Careful>
     void differentiate(const KeyBlock& columns, Fold& fold) {
         for (int key = 0; key < columns.count; key++) {
             float* weight = weights_ + key * kTile;
@@ -174,8 +192,12 @@ private:
                 for (; lane < round_down(key) && lane < rows_.to; lane += kLanes)
                     store(weight + lane, Vec{}), store(d_score + lane, Vec{});
             for (; lane < rows_.to; lane += kLanes) {
-                const Vec w = exp2((load(weight + lane) - load(maximum_ + lane)) - load(log_sum_ + lane));
-                const Vec d = w * (load(d_score + lane) - load(delta_ + lane));
+                Vec w = exp2((load(weight + lane) - load(maximum_ + lane)) - load(log_sum_ + lane));
+                Vec d = w * (load(d_score + lane) - load(delta_ + lane));
+                if constexpr (Careful) {
+                    const VecInt seen = Sight{rows_, columns}.lanes(lane, key);
+                    w = seen ? w : Vec{}, d = seen ? d : Vec{};
+                }
                 store(weight + lane, w), store(d_score + lane, d);
                 fold.add(key, lane, d);
             }
@@ -218,6 +240,7 @@ private:
     const Dropout dropout_;
     Cap cap_;
     bool begun_ = false;
+    bool finite_ = true;  // the queries and their gradients
     float *q_transposed_, *d_transposed_, *weights_, *d_scores_, *q_, *d_out_, *dq_, *maximum_, *log_sum_, *delta_;
     float *out_transposed_, *buffer_;
 };

@@ -136,9 +136,11 @@ private:
             }
             // Lanes beyond the last key have an index that no query sees.
             for (int at = 0; at < kChunk; at++) index_[at] = at < count ? key + at : INT32_MAX;
+            masked_ = false;
             if (p_.padding)
                 for (int at = 0; at < count; at++)
-                    if (!p_.padding[b_ * all_.keys_ + key + at]) index_[at] = INT32_MAX;
+                    if (!p_.padding[b_ * all_.keys_ + key + at]) index_[at] = INT32_MAX, masked_ = true;
+            for (int i = 0; i < all_.queries_; i++) masked_ |= first_[i] > key || last_[i] < key + count;
             for (int r = 0; r < all_.rows_; r++) softmax(r, key, round_up(count));
             if (plain && p_.value_dim >= kLanes) {
                 gather({values.floats(key), values.stride()}, 0, count, first);
@@ -235,6 +237,11 @@ private:
         // Adds the values of keys [at, at + count), by their weights, to the outputs of all rows.
         void gather(const Rows& values, int at, int count, bool first) {
             const int vectors = all_.value_.vectors;
+            if (masked_ && !all_finite(values.data, values.stride, count, all_.value_.size)) {
+                for (int r = 0; r < all_.rows_; r++)
+                    for (int v = 0; v < vectors; v++) weigh_seen(values, r, v, at, count, first);
+                return;
+            }
             for (int r = 0; r < all_.rows_;)
                 r += with_few(all_.rows_ - r, [&]<int Count>() {
                     constexpr int kWide = Count == 1 ? 8 : Count == 2 ? 4 : kPanelVectors;
@@ -270,11 +277,24 @@ private:
                 }
         }
 
+        // The same for one row and vector, without the values that the row does not see: a weight of 0 does not make an
+        // infinite number or a NaN 0.
+        __attribute__((noinline)) void weigh_seen(const Rows& values, int row, int vector, int at, int count, bool first) {
+            const int query = row % all_.queries_;
+            Vec sums = {};
+            for (int j = 0; j < count; j++)
+                if (index_[at + j] >= first_[query] && index_[at + j] < last_[query])
+                    sums += scores_[row * kChunk + at + j] * load(values.data + j * values.stride + all_.value_.offset(vector));
+            float* to = part(row) + 2 + vector * kLanes;
+            store(to, first ? sums : load(to) * shrink_[row] + sums);
+        }
+
         const FewRows& all_;
         const relpos_problem& p_;
         const int64_t head_, b_, kh_;
         const int piece_;
         int low_ = 0, high_ = 0;
+        bool masked_ = false;  // whether a query does not see a key of the chunk
         float *queries_, *scores_, *few_, *shrink_;
         int32_t first_[kMost], last_[kMost];
         alignas(64) int32_t index_[kChunk];  // index of a key, or one that no query sees

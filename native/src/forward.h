@@ -36,7 +36,8 @@ struct RowSum {
 
 // From the maximum m and the sum l of 2^(score − m) over the keys; a sink adds one term.
 static RowSum with_sink(const relpos_problem& p, int64_t h, float m, float l) {
-    const float sink = p.sinks ? p.sinks[h] * kLog2e : -kInfinity;
+    // In units of log2 the largest floats would be infinite; what is left of the keys is 0 long before.
+    const float scaled = p.sinks ? p.sinks[h] * kLog2e : -kInfinity, sink = scaled > kLargest ? kLargest : scaled;
     if (l == 0.0f) return {sink == -kInfinity ? kInfinity : sink, 0.0f, 0.0f};
     if (sink == -kInfinity) return {m, __builtin_log2f(l), 1.0f / l};
     const float top = m > sink ? m : sink;
@@ -136,8 +137,12 @@ private:
         const TileRows values = head_.keys.values(columns.start, columns.count, buffer_);
         const Product weighted{scores_, kTile, values.data, values.row, out_, g_.value_width,
                                begun_ ? Into::rescale : Into::overwrite, shrink_};
-        product<Layout::transposed>(weighted, rows_.begin, rows_.end, g_.value_width, 0, columns.count,
-                                    columns.diagonal ? Trim::up_to_row : Trim::none);
+        if (columns.masked && !all_finite(values.data, values.row, columns.count, g_.value_width))
+            product_of_seen<Layout::transposed>(weighted, rows_.begin, rows_.end, g_.value_width, 0, columns.count,
+                                                Sight{rows_, columns});
+        else
+            product<Layout::transposed>(weighted, rows_.begin, rows_.end, g_.value_width, 0, columns.count,
+                                        columns.diagonal ? Trim::up_to_row : Trim::none);
         begun_ = true;
         return true;
     }

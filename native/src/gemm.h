@@ -109,5 +109,36 @@ static void product(const Product& p, int row_begin, int row_end, int columns, i
     }
 }
 
+// The same, for the pairs (row, k) that `seen` accepts: the others have the factor 0, which does not make an infinite
+// number or a NaN 0. Slower, so that tiles ask for it only where there are such numbers.
+template <Layout layout, class Seen>
+static __attribute__((noinline)) void product_of_seen(const Product& p, int row_begin, int row_end, int columns,
+                                                      int k_begin, int k_end, const Seen& seen) {
+    for (int row = row_begin; row < row_end; row++)
+        for (int column = 0; column < columns; column += kLanes) {
+            Vec sums = {};
+            for (int k = k_begin; k < k_end; k++)
+                if (seen(row, k))
+                    sums += p.a[layout == Layout::natural ? row * p.a_row + k : k * p.a_row + row] *
+                            load(p.b + k * p.b_row + column);
+            float* c = p.c + row * p.c_row + column;
+            if (p.into != Into::overwrite) sums += load(c) * (p.into == Into::rescale ? p.factor[row] : 1.0f);
+            store(c, sums);
+        }
+}
+
+// Whether rows of at least kLanes columns hold neither an infinite number nor a NaN, whose products with 0 are NaN.
+static bool all_finite(const float* rows, int64_t stride, int count, int columns) {
+    Vec zeros[4] = {};
+    for (int i = 0; i < count; i++, rows += stride) {
+        int c = 0;
+        for (; c + 4 * kLanes <= columns; c += 4 * kLanes)
+            RELPOS_UNROLL
+            for (int v = 0; v < 4; v++) zeros[v] += load(rows + c + v * kLanes) * 0.0f;
+        for (; c < columns; c += kLanes) zeros[0] += load(rows + least(c, columns - kLanes)) * 0.0f;
+    }
+    return sum((zeros[0] + zeros[1]) + (zeros[2] + zeros[3])) == 0.0f;
+}
+
 }  // namespace RELPOS_ISA
 }  // namespace relpos

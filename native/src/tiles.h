@@ -108,6 +108,21 @@ struct KeyBlock {
     }
 };
 
+// Whether a lane sees a key of a masked tile.
+struct Sight {
+    const QueryBlock& rows;
+    const KeyBlock& columns;
+
+    bool operator()(int lane, int key) const {
+        return columns.index[key] >= rows.first[lane] && columns.index[key] < rows.last[lane];
+    }
+    // The same for the lanes of a vector.
+    RELPOS_MEMBER VecInt lanes(int lane, int key) const {
+        const VecInt index = columns.index[key] - VecInt{};
+        return (index >= load(rows.first + lane)) & (index < load(rows.last + lane));
+    }
+};
+
 typedef float Quad __attribute__((vector_size(16)));
 typedef float UnalignedQuad __attribute__((vector_size(16), aligned(4), may_alias));
 

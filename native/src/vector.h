@@ -25,6 +25,7 @@ typedef int32_t UnalignedVecInt __attribute__((vector_size(kLanes * 4), aligned(
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_inff();
+constexpr float kLargest = __FLT_MAX__;
 
 RELPOS_INLINE Vec load(const float* p) { return *reinterpret_cast<const UnalignedVec*>(p); }
 RELPOS_INLINE VecInt load(const int32_t* p) { return *reinterpret_cast<const UnalignedVecInt*>(p); }

@@ -26,11 +26,12 @@ class Backend(Protocol):
 
     FASTEST_ON: tuple[str, ...]
 
-    def refuses(self, q: Tensor, form: Form | None, call: Call) -> str | None:
+    def refuses(self, q: Tensor, v: Tensor, form: Form | None, call: Call) -> str | None:
         """Say why this backend cannot run a call.
 
         Args:
             q: Queries, (batch, heads, queries, head_dim).
+            v: Values, (batch, key_heads, keys, value_dim).
             form: The bias, or None.
             call: The call of attention.
 
@@ -57,12 +58,13 @@ class Backend(Protocol):
 BACKENDS: dict[str, Backend] = {"native": native, "flex": flex, "chunks": chunks, "reference": reference}
 
 
-def choose(backend: str | None, q: Tensor, form: Form | None, call: Call) -> Backend:
+def choose(backend: str | None, q: Tensor, v: Tensor, form: Form | None, call: Call) -> Backend:
     """Choose the backend for a call.
 
     Args:
         backend: Its name; if None, the fastest backend that can run the call.
         q: Queries, (batch, heads, queries, head_dim).
+        v: Values, (batch, key_heads, keys, value_dim).
         form: The bias, or None.
         call: The call of attention.
 
@@ -75,14 +77,14 @@ def choose(backend: str | None, q: Tensor, form: Form | None, call: Call) -> Bac
     if backend is not None:
         if backend not in BACKENDS:
             raise unknown("backend", backend, BACKENDS)
-        reason = BACKENDS[backend].refuses(q, form, call)
+        reason = BACKENDS[backend].refuses(q, v, form, call)
         if reason:
             raise ValueError(f"the backend {backend!r} cannot run this: {reason}")
         return BACKENDS[backend]
     if q.dtype == torch.float64 or is_transformed():
         return reference
     for candidate in BACKENDS.values():
-        if q.device.type in candidate.FASTEST_ON and not candidate.refuses(q, form, call):
+        if q.device.type in candidate.FASTEST_ON and not candidate.refuses(q, v, form, call):
             return candidate
     if q.device.type == "cpu" and not torch.compiler.is_compiling():  # a traced graph cannot warn
         notice_missing_kernel()

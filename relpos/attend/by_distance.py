@@ -134,6 +134,8 @@ def sums_by_block(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[
         By distance (batch, heads, distances), of the first tokens (batch, heads), and how many queries see a key
         (batch, heads).
     """
+    k = reference.hide_padding(k, call)
+    careful = reference.needs_care(q, k)
     q, k = call.rotated(q, k)
     size = block_size(q, form, call)
     indices = call.i
@@ -144,7 +146,7 @@ def sums_by_block(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[
     first = None if call.documents is None else document_ends(call.documents)[0]  # (batch, keys)
     for start in range(0, call.queries, size):
         i = indices[start : start + size]
-        weights, _ = reference.weights(q[:, :, start : start + size], k, form, call, i)
+        weights, _ = reference.weights(q[:, :, start : start + size], k, form, call, i, careful)
         rows += (weights.sum(-1) > 0).sum(-1)
         if first is None:
             first_key += weights[..., 0].sum(-1)

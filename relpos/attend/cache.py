@@ -58,14 +58,19 @@ class Cache:
             length: Number of tokens to keep; if negative, how many of the last ones to forget.
 
         Raises:
-            ValueError: There are fewer tokens.
+            ValueError: There are fewer tokens, or `length` is not an integer.
 
         Example:
             >>> cache.crop(-3)  # the last three tokens were rejected
         """
+        if not isinstance(length, int) or isinstance(length, bool):
+            raise ValueError(f"length must be an integer, the number of tokens to keep, not {length!r}.")
         kept = length if length >= 0 else self._length + length
         if not 0 <= kept <= self._length:
             raise ValueError(f"the cache holds {self._length} tokens: it cannot be cropped to {length}.")
+        if kept == 0:
+            self.reset()  # an empty cache is a new one, also for other encodings
+            return
         self._length = kept
         if self._running is not None:
             self._running.crop(kept)

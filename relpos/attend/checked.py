@@ -45,7 +45,7 @@ def attend(
         if step is not None:
             return step
     q, k, form, call = positioned(q, k, position, call, rotated)
-    out, lse = choose(backend, q, form, call).attention(q, k, v.to(q.dtype), form, call)
+    out, lse = choose(backend, q, v, form, call).attention(q, k, v.to(q.dtype), form, call)
     return out.to(v.dtype), lse
 
 

@@ -19,7 +19,7 @@ LOGITS = 2**20  # values that a block may materialise: 4 MB in float32, so that 
 BLOCKS_BETWEEN_TRIMS = 4
 
 
-def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
+def refuses(q: Tensor, v: Tensor, form: Form | None, call: Call) -> str | None:
     """It runs every call."""
     return None
 
@@ -39,6 +39,8 @@ def block_size(q: Tensor, form: Form | None, call: Call) -> int:
 
 def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor | None]:
     """Attention by blocks of queries: (batch, heads, queries, value_dim), and the log-sum-exp."""
+    k, v = reference.hide_padding(k, call), reference.hide_padding(v, call)
+    careful = reference.needs_care(q, k, v)
     q, k = call.rotated(q, k)
     size = block_size(q, form, call)
     # Recompute blocks in the backward, which torch.func does not support.
@@ -53,7 +55,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) ->
         def block(q: Tensor, k: Tensor, v: Tensor, i: Tensor, trim: bool = trim) -> tuple[Tensor, Tensor | None]:
             if trim:
                 give_back_freed_memory()
-            return reference.rows(q, k, v, form, call, i)
+            return reference.rows(q, k, v, form, call, i, careful)
 
         inputs = (q[:, :, start : start + size], k, v, i[start : start + size])
         out, lse = (

@@ -106,9 +106,7 @@ class Kept:
         elsewhere = backend not in (None, "native") or not call.causal or not call.among_keys
         if projected or elsewhere or call.token_positions is not None:
             return None
-        if not _is_plain(position, q, k, v, call.sinks) or native.refuses(q, None, call) is not None:
-            return None
-        if v.shape[-1] > native.MAX_DIM:
+        if not _is_plain(position, q, k, v, call.sinks) or native.refuses(q, v, None, call) is not None:
             return None
         ready: native.Ready | Running | None = running
         if running is None and _is_fixed(position):

@@ -64,11 +64,13 @@ def attention(
             decoding.
         causal: Whether a query sees only keys up to its own index.
         window: How many tokens before its own a query sees (and, if not causal, as many after it), or a pair (before,
-            after). `sliding_window` of transformers counts the token itself: window = sliding_window − 1.
+            after). Any integer, also `sys.maxsize` for no limit. `sliding_window` of transformers counts the token
+            itself: window = sliding_window − 1.
         start: Index of the first query. Needed in cross attention (causal=False, numbers of queries and keys differ)
             if the encoding, the window or the documents depend on where the queries stand.
         positions: Position of each token, integers (batch, keys) or (1, keys), in place of 0, 1, 2, …; with gaps if you
-            like. For rotations in several dimensions (batch, keys, axes). Masks and windows still count tokens.
+            like, or descending. For rotations in several dimensions (batch, keys, axes). Masks and windows still
+            count tokens.
         documents: Ids of packed documents, integers (batch, keys). There is no attention across documents, and
             positions restart at 0 in each.
         cu_seqlens: The same as boundaries, as in flash-attention: integers (documents + 1,) from 0 to keys; batch 1.
@@ -97,8 +99,9 @@ def attention(
 
     Returns:
         (batch, heads, queries, value_dim) in the dtype of v, computed in float32 at least. A query that may see no key
-        gets 0. With `return_lse`, also the natural log-sum-exp of the logits (sinks included), (batch, heads, queries)
-        in float32 at least, −inf for a query that sees nothing; gradients flow through it.
+        gets 0. Keys and values that a query may not see do not count, whatever they hold: docs/attention.md says what
+        is promised of NaN. With `return_lse`, also the natural log-sum-exp of the logits (sinks included), (batch,
+        heads, queries) in float32 at least, −inf for a query that sees nothing; gradients flow through it.
 
     Raises:
         TypeError: An argument has a wrong type or dtype.
@@ -117,6 +120,8 @@ def attention(
             "with a group every process attends from its slice of the sequence, and there is no decoding: leave "
             f"{'cache' if cache is not None else 'start'}= out."
         )
+    if cache is not None and not isinstance(cache, Cache):
+        raise TypeError(f"cache must be a relpos.Cache(), not {cache!r}.")
     with without_autocast(q.device), NOTHING if cache is None else Attempt(cache):
         if group is not None:
             # Imported here: builds of PyTorch without torch.distributed have no process groups.
@@ -274,5 +279,7 @@ def scores(
             scale=scale,
         )
         q, k, form, call = positioned(q, k, position, call)
-        logits, visible = reference.logits(*call.rotated(q, k), form, call, call.i)
+        k = reference.hide_padding(k, call)
+        careful = reference.needs_care(q, k)
+        logits, visible = reference.logits(*call.rotated(q, k), form, call, call.i, careful)
         return logits.masked_fill(~visible, -torch.inf)

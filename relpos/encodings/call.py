@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -140,10 +141,10 @@ class Call:
 
     @property
     def lowest(self) -> int:
-        """The smallest distance in `distances`: 0 if causal."""
-        if self.causal:
-            return 0
-        return min(0, self.first - self.keys + 1) if self.even else -self._spread
+        """The smallest distance in `distances`: 0 if causal, unless given positions descend."""
+        if self.even:
+            return 0 if self.causal else min(0, self.first - self.keys + 1)
+        return self._given_range[0]
 
     @property
     def zero(self) -> int:
@@ -153,14 +154,28 @@ class Call:
     @property
     def distances(self) -> Tensor:
         """All distances that may occur between a query and a key that it sees, ascending: (distances,)."""
-        highest = self.first + self.queries - 1 if self.even else self._spread
+        highest = self.first + self.queries - 1 if self.even else self._given_range[1]
         return torch.arange(self.lowest, max(0, highest) + 1, device=self.device, dtype=self.dtype)
 
-    @property
-    def _spread(self) -> int:
-        """The largest distance between two given positions."""
+    @cached_property
+    def _given_range(self) -> tuple[int, int]:
+        """Bounds of the distances of given positions, read once: a read stalls an accelerator.
+
+        In causal attention the smallest is that of a token from one before it in its document that is not padding.
+        """
         assert self.token_positions is not None
-        return int(self.token_positions.amax() - self.token_positions.amin())
+        at = self.token_positions - self.token_positions.amin()  # (1 or batch, keys)
+        spread = at.amax()
+        lowest = -spread
+        if self.causal:
+            base = torch.zeros_like(at[:, :1])
+            if self.documents is not None:  # each document lies above those before it
+                changes = self.documents[:, 1 : self.keys] != self.documents[:, : self.keys - 1]
+                base = F.pad(changes.cumsum(1), (1, 0)) * (spread + 1)
+            seen = at + base if self.padding is None else torch.where(self.padding, at + base, base)
+            lowest = (at + base - seen.cummax(dim=1).values).amin().clamp(max=0)
+        low, high = torch.stack([lowest, spread]).tolist()
+        return int(low), int(high)
 
     def visible(self, i: Tensor, j: Tensor | None = None) -> Tensor:
         """Which keys the queries at the indices `i` (rows,) may see: (1 or batch, 1 or heads, rows, keys).
@@ -187,7 +202,23 @@ class Call:
         elif self.mask is not None:
             b = torch.arange(self.batch, device=self.device)[:, None, None, None]
             h = torch.arange(self.heads, device=self.device)[:, None, None]
-            seen = seen & self.mask(b, h, column, row)
+            seen = seen & self.ask_mask(b, h, column, row)
+        return seen
+
+    def ask_mask(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """What the function `mask` says of these indices.
+
+        Raises:
+            TypeError: It does not return booleans.
+        """
+        assert callable(self.mask)
+        seen = self.mask(b, h, i, j)
+        kind = seen.dtype if isinstance(seen, Tensor) else type(seen)
+        if kind not in (torch.bool, bool):
+            raise TypeError(
+                f"the function mask must return booleans, True where a query may see a key, not {kind}: return a "
+                "comparison, or use .bool()."
+            )
         return seen
 
 

@@ -1,4 +1,4 @@
-"""Checks of single arguments: integers, positive numbers, shapes. Each refusal is one sentence."""
+"""Checks of single arguments: integers, positive numbers, booleans, shapes. Each refusal is one sentence."""
 
 from torch import Tensor
 
@@ -42,6 +42,24 @@ def positive_number(name: str, value: float) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
         raise ValueError(f"{name} must be a positive number, not {value!r}.")
     return float(value)
+
+
+def boolean(name: str, value: bool) -> bool:
+    """Check a switch.
+
+    Args:
+        name: The argument's name, for the message.
+        value: Its value.
+
+    Returns:
+        The value.
+
+    Raises:
+        TypeError: The value is not True or False. A text such as "no" would count as True.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, not {value!r}.")
+    return value
 
 
 def check_shape(name: str, x: Tensor, expected: tuple[int | str, ...], advice: str = "") -> None:

@@ -63,7 +63,9 @@ class Fire(Encoding):
 
         farthest = max(call.zero, len(call.distances) - 1 - call.zero)
         distances = torch.arange(farthest + 1, device=call.device, dtype=call.dtype)
-        column = None if call.causal else scale(call.key_positions)  # (1 or batch, keys)
+        # Where given positions descend, causal attention has keys of later positions too.
+        both_directions = not call.causal or (self.symmetric and call.lowest < 0)
+        column = scale(call.key_positions) if both_directions else None  # (1 or batch, keys)
         table, row = torch.log1p(c * distances), scale(call.query_positions)
         return Scaled(table, row, *self.network(call.dtype), first=call.first, column=column)
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from relpos.encodings.tracing import has_values
+
 
 class Form(ABC):
     """A bias on the scores."""
@@ -143,6 +145,7 @@ class Scaled(Form):
         distance = distances(self.where, i, j)  # (1 or batch, rows, keys)
         scale = self.row[:, i - self.first, None]  # (1 or batch, rows, 1)
         if self.column is None:
+            self._check_order(distance, visible)
             distance = distance.clamp(min=0)
         else:
             scale = torch.where(distance < 0, self.column[:, None, j], scale)
@@ -150,6 +153,21 @@ class Scaled(Form):
         x = self.table[distance] / scale  # (1 or batch, rows, keys)
         units = F.relu(x[..., None] * self.slope + self.shift)  # (1 or batch, rows, keys, units)
         return (units @ self.out.T + self.offset).movedim(-1, 1)
+
+    def _check_order(self, distance: Tensor, visible: Tensor | None) -> None:
+        """Refuse keys of later positions than the query's, for which a bias of one direction is not defined.
+
+        Raises:
+            ValueError: A query sees one.
+        """
+        if self.where is None or visible is None or distance.device.type != "cpu" or not has_values(distance):
+            return  # in causal attention the indices ascend; reading values would stall an accelerator
+        if bool(((distance < 0)[:, None] & visible).any()):
+            raise ValueError(
+                "the positions descend, so that a query sees a key of a later position, and the bias is defined for "
+                "earlier ones only: give positions that ascend, or an encoding of both directions (fire with "
+                "symmetric=True)."
+            )
 
 
 @dataclass(frozen=True)

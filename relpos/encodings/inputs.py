@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from relpos.encodings.call import Call, MaskFunction, check_documents
-from relpos.encodings.checks import check_shape, integer_at_least, positive_number
+from relpos.encodings.checks import boolean, check_shape, integer_at_least, positive_number
 from relpos.encodings.encoding import Encoding
 from relpos.encodings.tracing import has_values
 
 LARGEST_SEED = 2**63 - 1
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor | None) -> None:
@@ -23,14 +24,16 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor | None) -> None:
         v: Values, (batch, key_heads, keys, value_dim), or None.
 
     Raises:
-        TypeError: An argument is no tensor, or has no floating-point dtype.
+        TypeError: An argument is not a tensor, or its dtype is not one of `DTYPES`.
         ValueError: Shapes, dtypes or devices do not match.
     """
     tensors = {"q": q, "k": k} if v is None else {"q": q, "k": k, "v": v}
     for name, x in tensors.items():
         check_shape(name, x, ("batch", "heads", "length", "head_dim"))
-        if not x.is_floating_point():
-            raise TypeError(f"{name} must have a floating-point dtype, not {x.dtype}.")
+        if x.dtype not in DTYPES:
+            raise TypeError(
+                f"{name} must have a floating-point dtype, not {x.dtype}: use float32, float64, float16 or bfloat16."
+            )
         if x.dtype != q.dtype or x.device != q.device:
             raise ValueError(f"{name} is {x.dtype} on {x.device}, but q is {q.dtype} on {q.device}: they must agree.")
         if min(x.shape) == 0:
@@ -84,6 +87,7 @@ def make_call(
     """
     batch, heads, queries, head_dim = q.shape
     keys = k.shape[2]
+    boolean("causal", causal)
     if cu_seqlens is not None:
         documents = read_cu_seqlens(cu_seqlens, documents, batch, keys)
     if documents is not None:
@@ -91,10 +95,11 @@ def make_call(
     if padding is not None:
         check_shape("padding", padding, (batch, keys))
         check_boolean("padding", padding, "True for the keys that count")
-    window = None if window is None else read_window(window)
     places = position.places if isinstance(position, Encoding) else ()
     located = bool({"query and key", "score"} & set(places)) or window is not None or documents is not None
     start = read_start(start, queries, keys, causal, located)
+    if window is not None:
+        window = read_window(window, keys if start is None else torch.sym_max(keys, start + queries))
     if positions is not None:
         positions = read_positions(positions, batch, keys, position)
     check_mask(mask, batch, heads, queries, keys)
@@ -102,6 +107,7 @@ def make_call(
         check_shape("sinks", sinks, (heads,))
         if not sinks.is_floating_point():
             raise TypeError(f"sinks must have a floating-point dtype, not {sinks.dtype}.")
+        check_finite("vector of sinks", sinks)
     if position is not None:
         gates = check_position(position, batch, heads, head_dim, keys, hidden, gates, causal)
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -149,18 +155,24 @@ def check_boolean(name: str, x: Tensor, meaning: str) -> None:
         raise TypeError(f"{name} must be boolean, {meaning}, not {x.dtype}: use {name}.bool().")
 
 
-def read_window(window: int | tuple[int, int]) -> tuple[int, int]:
+def read_window(window: int | tuple[int, int], tokens: int) -> tuple[int, int]:
     """Tokens before and after its own that a query sees, from the argument `window`.
 
+    Args:
+        window: The argument.
+        tokens: Number of indices that occur. A wider window means no limit, and is reduced to it: sums of an index and
+            a huge number (`sys.maxsize`) would overflow.
+
     Raises:
-        ValueError: It is no integer of at least 0, and no pair of them.
+        ValueError: It is neither an integer of at least 0 nor a pair of them.
     """
     pair = tuple(window) if isinstance(window, tuple | list) else (window, window)
     if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in pair):
         raise ValueError(
             f"window must be the number of tokens that a query sees before its own, or (before, after), not {window!r}."
         )
-    return pair[0], pair[1]
+    # sym_min: where sizes are symbols of a traced graph, Python's min would restrict them to one side of the window.
+    return torch.sym_min(pair[0], tokens), torch.sym_min(pair[1], tokens)
 
 
 def read_start(start: int | None, queries: int, keys: int, causal: bool, matters: bool) -> int | None:
@@ -196,7 +208,7 @@ def read_start(start: int | None, queries: int, keys: int, causal: bool, matters
 
 
 def read_positions(positions: Tensor, batch: int, keys: int, position: Encoding | None) -> Tensor:
-    """Given positions of the tokens, checked: (1 or batch, keys), or (1 or batch, keys, axes).
+    """Given positions of the tokens, checked, int64: (1 or batch, keys), or (1 or batch, keys, axes).
 
     Raises:
         TypeError: They are no integers.
@@ -218,7 +230,7 @@ def read_positions(positions: Tensor, batch: int, keys: int, position: Encoding 
             f"positions must be {expected}, or one row for the whole batch, not {shape}: one position for each key"
             f"{', or one for each of its axes' if axes > 1 else ''}."
         )
-    return positions
+    return positions.long()  # differences of small integer types would wrap around
 
 
 def check_mask(mask: Tensor | MaskFunction | None, batch: int, heads: int, queries: int, keys: int) -> None:

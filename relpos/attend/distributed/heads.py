@@ -61,7 +61,7 @@ def attention(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         mask=None if call.mask is None else _of_heads(call.mask, own[0]),
     )
     q, k, form, call = positioned(q, k, inputs.position, call, heads=some)
-    out, lse = choose(inputs.backend, q, form, call).attention(q, k, v.to(q.dtype), form, call)
+    out, lse = choose(inputs.backend, q, v, form, call).attention(q, k, v.to(q.dtype), form, call)
     results = [out.to(v.dtype)] if lse is None else [out.to(v.dtype), lse[..., None]]
     out, *others = slices_of_heads(slices, results, shares)
     return out, others[0][..., 0] if others else None

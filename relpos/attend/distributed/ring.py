@@ -45,6 +45,8 @@ def refuses(inputs: Inputs) -> str | None:
             return f"the bias of {name} is a function of complete rows of scores, and a ring computes them in blocks."
         if isinstance(term, Scaled) and not causal:
             return f"the bias of {name} is scaled by each key in both directions, which a block of the ring is not."
+        if isinstance(term, Scaled) and inputs.call(all_queries=False).lowest < 0:
+            return f"the positions descend, and the bias of {name} is then not scaled by the queries of a block alone."
     return f"{name} changes queries and keys by a function of all tokens." if otherwise else None
 
 
@@ -80,7 +82,7 @@ def attention(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         turned = process > inputs.slices.rank
         q, k, v = (x.flip(2) if turned else x for x in (q, k.to(q.dtype), v.to(q.dtype)))
         bias = blocks.make_form(process, rest, of_keys)
-        out, lse = choose(inputs.backend, q, bias, own).attention(q, k, v, bias, own)
+        out, lse = choose(inputs.backend, q, v, bias, own).attention(q, k, v, bias, own)
         assert lse is not None
         return (out.flip(2), lse.flip(2)) if turned else (out, lse)
 

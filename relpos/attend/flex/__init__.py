@@ -8,8 +8,8 @@ tensors, so that no call compiles anything anew. We have not run it on a GPU: do
 import torch
 from torch import Tensor
 
-from relpos.attend import chunks
 from relpos.attend.flex import scores
+from relpos.attend.reference import hide_padding
 from relpos.encodings.call import Call
 from relpos.encodings.forms import Form, Scored, terms
 
@@ -17,7 +17,7 @@ FASTEST_ON: tuple[str, ...] = ("cuda",)
 WIDEST = 256  # head_dim or value_dim; above it FlexAttention's tiles do not fit into the shared memory of most GPUs
 
 
-def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
+def refuses(q: Tensor, v: Tensor, form: Form | None, call: Call) -> str | None:
     """Why FlexAttention cannot run this call, or None."""
     kinds = {type(term) for term in terms(form)}
     strangers = sorted(kind.__name__ for kind in kinds - set(scores.SCORES) - {Scored})
@@ -31,17 +31,17 @@ def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
         (bool(strangers), f"it has no score function for a bias of the form {', '.join(strangers)}."),
         (call.dropout > 0, "FlexAttention has no dropout of the weights: its functions see scores before the softmax."),
         (q.shape[-1] > WIDEST, f"head_dim {q.shape[-1]} > {WIDEST} needs more shared memory than most GPUs have."),
+        (v.shape[-1] > WIDEST, f"value_dim {v.shape[-1]} > {WIDEST} needs more shared memory than most GPUs have."),
     ]
     return next((reason for holds, reason in reasons if holds), None)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor | None]:
     """Attention by compiled FlexAttention: (batch, heads, queries, value_dim), and the log-sum-exp."""
-    if v.shape[-1] > WIDEST:  # `refuses` does not see v
-        return chunks.attention(q, k, v, form, call)
     # Imported here: FlexAttention is slow to import, and only CUDA needs it.
     from relpos.attend.flex import blocks, kernel  # noqa: PLC0415
 
+    k, v = hide_padding(k, call), hide_padding(v, call)
     score = scores.score_function(form, call)
     block_mask = None
     if scores.hides(call):

@@ -107,10 +107,10 @@ def given_mask(call: Call) -> Mask:
 
         return read
     assert call.mask is not None
-    function, first = call.mask, scalar(call.first, call)
+    first = scalar(call.first, call)
 
     def ask(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return function(b, h, query + first, key)
+        return call.ask_mask(b, h, query + first, key)
 
     return ask
 

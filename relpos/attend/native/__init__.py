@@ -52,7 +52,7 @@ def available() -> tuple[bool, str]:
     return True, ""
 
 
-def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
+def refuses(q: Tensor, v: Tensor, form: Form | None, call: Call) -> str | None:
     """Why the kernel cannot run this call, as a sentence; None if it can."""
     if not torch.compiler.is_compiling():  # tracing does not load the library; the operator does, when it runs
         loaded, reason = available()
@@ -62,8 +62,8 @@ def refuses(q: Tensor, form: Form | None, call: Call) -> str | None:
         return f"the native kernel runs on the CPU, but q is on {q.device}."
     if q.dtype not in DTYPES:
         return f"the native kernel computes in float32, but q is {q.dtype}."
-    if q.shape[-1] > MAX_DIM:
-        return f"the native kernel runs head_dim up to {MAX_DIM}, not {q.shape[-1]}."
+    if max(q.shape[-1], v.shape[-1]) > MAX_DIM:
+        return f"the native kernel runs head_dim and value_dim up to {MAX_DIM}, not {q.shape[-1]} and {v.shape[-1]}."
     if is_transformed():
         return (
             "the native kernel has reverse-mode gradients only, and this call is inside a transform of torch.func or "
@@ -165,7 +165,7 @@ def refuses_mass(q: Tensor, form: Form | None, call: Call) -> str | None:
     """Why the kernel cannot sum the weights of this call by distance, as a sentence; None if it can."""
     if not call.even:
         return "the native kernel sums weights by the difference of two indices, and these positions= have gaps."
-    return refuses(q, form, call)
+    return refuses(q, q, form, call)  # there are no values
 
 
 @torch.no_grad()
@@ -206,9 +206,7 @@ def check_runs(q: Tensor, v: Tensor, form: Form | None, call: Call) -> None:
     Raises:
         RuntimeError: It cannot.
     """
-    reason = refuses(q, form, call)
-    if reason is None and v.shape[-1] > MAX_DIM:
-        reason = f"the native kernel runs values of size up to {MAX_DIM}, not {v.shape[-1]}."
+    reason = refuses(q, v, form, call)
     if reason is not None:
         raise RuntimeError(reason)
 

@@ -63,9 +63,10 @@ def skipping_words(inputs: Inputs) -> int:
 
 
 def empty_out(inputs: Inputs) -> Tensor:
-    """An empty output, laid out so that merging the heads copies nothing."""
-    batch, heads, queries, _ = inputs.q.shape
-    return inputs.q.new_empty(batch, queries, heads, inputs.v.shape[-1]).transpose(1, 2)
+    """An empty output, laid out so that merging the heads copies nothing; not a view, so that it may be changed."""
+    (batch, heads, queries, _), dim = inputs.q.shape, inputs.v.shape[-1]
+    strides = (queries * heads * dim, dim, heads * dim, 1)
+    return inputs.q.new_empty_strided((batch, heads, queries, dim), strides)
 
 
 def run(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -85,12 +86,14 @@ def run_prepared(inputs: Inputs, prepared: Prepared) -> tuple[Tensor, Tensor, Te
     prepared.run("relpos_forward")
     heads, counts = rows[0] * rows[1], constant("SKIP_COUNTS")
     _last_counts = skipping[: heads * counts].view(heads, counts).clone() if words else None
-    return out, natural(lse) if inputs.return_lse else lse.new_empty(0), lse, skipping
+    return out, natural(lse, inputs.sinks) if inputs.return_lse else lse.new_empty(0), lse, skipping
 
 
-def natural(lse: Tensor) -> Tensor:
+def natural(lse: Tensor, sinks: Tensor | None) -> Tensor:
     """The natural logarithm of the sum, from the kernel's two parts in base 2; −inf for a row without any term."""
-    return torch.where(lse[0] == math.inf, -math.inf, (lse[0] + lse[1]) * math.log(2.0))
+    whole = torch.where(lse[0] == math.inf, -math.inf, (lse[0] + lse[1]) * math.log(2.0))
+    # A sum is at least its sink, which in base 2 may be beyond float32.
+    return whole if sinks is None else torch.maximum(whole, sinks.float()[:, None])
 
 
 @torch.library.custom_op(
@@ -162,7 +165,7 @@ def backward(
 
 def sinks_gradient(sinks: Tensor, out: Tensor, lse: Tensor, grad: Tensor, grad_lse: Tensor | None) -> Tensor:
     """A sink takes its share of every row from the output, and adds to its log-sum-exp: (heads,)."""
-    share = (sinks.float()[:, None] - natural(lse)).exp()  # (batch, heads, queries)
+    share = (sinks.float()[:, None] - natural(lse, sinks)).exp()  # (batch, heads, queries)
     moved = -(out.float() * grad.float()).sum(-1)
     if grad_lse is not None:
         moved = moved + grad_lse
@@ -191,7 +194,13 @@ def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None, *_: A
     """Gradients for every argument of `forward`."""
     if grad is None and grad_lse is None:
         return (None,) * len(NAMES)
-    *tensors, out, lse, skipping = ctx.saved_tensors
+    try:
+        *tensors, out, lse, skipping = ctx.saved_tensors
+    except RuntimeError as error:  # PyTorch's words name neither attention nor a way on
+        raise RuntimeError(
+            "the backward of attention reads q, k, v and the output, and one of them was changed in place after the "
+            "forward: write out = out + x in place of out += x."
+        ) from error
     wanted = ctx.needs_input_grad[: len(LEARNED)]
     learns = any(wanted[3:-1])
     grads = backward(grad, grad_lse, out, lse, skipping, learns, *tensors, *ctx.options)

@@ -72,7 +72,7 @@ class Entries(Source):
         q, k = (x.to(self.call.dtype).contiguous() for x in (self.q, self.k))
         v = k.new_zeros(1, 1, self.length, 1)
         call = replace(self.call, return_lse=True, dropout=0.0)
-        _, lse = choose(None, q, self.form, call).attention(q, k, v, self.form, call)
+        _, lse = choose(None, q, v, self.form, call).attention(q, k, v, self.form, call)
         assert lse is not None
         return lse[0, 0].masked_fill(lse[0, 0] == -torch.inf, torch.inf)
 
