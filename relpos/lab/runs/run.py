@@ -12,9 +12,11 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from relpos.checkpoints.opening import open_model, open_tokenizer
+from relpos.checkpoints.facts import longest
+from relpos.checkpoints.opening import only_head, open_model, open_tokenizer
+from relpos.checkpoints.positions.outline import check_sizes
 from relpos.checkpoints.published import reader_of
-from relpos.checkpoints.source import Source, find_source, source_config
+from relpos.checkpoints.source import Source, check_weights, find_source, source_config
 from relpos.checkpoints.transplant import THEIRS, transplant
 from relpos.lab.data.corpus import Corpus, open_corpus
 from relpos.lab.data.tokenizers import published_tokenizer
@@ -24,6 +26,7 @@ from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.runs.log_file import read_log
 from relpos.lab.runs.resolve import flatten
 from relpos.lab.runs.settings import Settings
+from relpos.models.exact import MissingTensorsError
 from relpos.models.family import Family, Reader, get_family
 from relpos.models.registry import family_of_type, model_types, opens
 from relpos.system.mappings import read_json, read_yaml
@@ -67,9 +70,7 @@ class Run:
         """The length of the windows it was trained on, as far as its folder says; None if it is not known."""
         if self.settings is not None:
             return self.settings.data.length
-        config = self.model.config.get_text_config()
-        length = self.family.position(self.model).get("length") or getattr(config, "max_position_embeddings", None)
-        return int(length) if length else None
+        return longest(self.model)
 
     @property
     def evaluation(self) -> Path:
@@ -190,8 +191,14 @@ def open_run(what: str | Path, position: Mapping[str, Any] | None = None, *, tru
     wrong = damage(folder, only=WEIGHTS) if (folder / SEAL).exists() else None
     if wrong is not None:
         raise ValueError(f"the checkpoint {folder} is damaged: {wrong}. Open another one, or the run's folder.")
+    check_sizes(config, source.what, check_weights(source))
     transformers.utils.logging.disable_progress_bar()  # of loading the weights, which is fast
-    model = family.model_class.from_pretrained(folder, config=config).eval()
+    try:
+        model = family.model_class.from_pretrained(folder, config=config).eval()
+    except MissingTensorsError as error:
+        if settings is not None or position is not None or not only_head(family.model_class, error.names):
+            raise
+        return _open_published(source, position, trust_remote_code)  # without its head
     return Run(Path(what), model, tokenizer, settings, about, result)
 
 
@@ -211,7 +218,7 @@ def _open_published(source: Source, position: Mapping[str, Any] | None, trust_re
     if position is not None and not ours:
         _replace_rope(source, config, position)
     model = open_model(source, config, trust_remote_code)
-    if ours:
+    if ours and type(model) is THEIRS[config.model_type]:  # not if the file lacks the head
         model = transplant(model, position)
     tokenizer = open_tokenizer(source)
     if tokenizer is None and model.main_input_name == "input_ids":
