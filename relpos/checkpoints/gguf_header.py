@@ -10,6 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from gguf import GGUFValueType as Kind
+from gguf import GGUFWriter
+from transformers.integrations.gguf import read_gguf_metadata
+
 VOCABULARY = "tokenizer.ggml.tokens"
 ADDS_BOS = "tokenizer.ggml.add_bos_token"
 
@@ -21,21 +26,13 @@ def read_metadata(file: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         The metadata by key, of an array of strings only its length; and the names.
 
     Raises:
-        ImportError: The package gguf is missing.
         ValueError: The header is damaged.
     """
-    try:
-        import gguf  # noqa: F401  # transformers' reader needs it
-
-        from transformers.integrations.gguf import read_gguf_metadata
-    except ImportError as error:
-        raise missing_package(file) from error
     try:
         metadata, names = read_gguf_metadata(str(file))
     except Exception as error:  # it raises what struct and numpy raise
         raise ValueError(
-            f"{file} cannot be read: {' '.join(str(error).split())}. The file is damaged or truncated: copy or download "
-            "it again."
+            f"{file} cannot be read: {' '.join(str(error).split())}. The file is damaged or truncated: copy it again."
         ) from error
     return metadata, names
 
@@ -47,13 +44,9 @@ def header_copy(file: Path) -> Iterator[Path]:
     transformers reads the same configuration from both.
 
     Raises:
-        ImportError: The package gguf is missing.
         ValueError: The header is damaged.
     """
     metadata, names = read_metadata(file)
-    import numpy as np
-    from gguf import GGUFWriter
-
     architecture = str(metadata.pop("general.architecture"))
     if VOCABULARY in metadata:
         metadata.setdefault(f"{architecture}.vocab_size", metadata[VOCABULARY])
@@ -73,8 +66,6 @@ def header_copy(file: Path) -> Iterator[Path]:
 
 def _write(writer: Any, key: str, value: Any) -> None:
     """Write one entry of the metadata, unless it is a part of the vocabulary or an empty list, which has no type."""
-    from gguf import GGUFValueType as Kind
-
     kinds = {bool: Kind.BOOL, int: Kind.INT64, float: Kind.FLOAT64, str: Kind.STRING}
     if key in (VOCABULARY, "tokenizer.ggml.merges", "general.alignment"):
         return
@@ -82,8 +73,3 @@ def _write(writer: Any, key: str, value: Any) -> None:
         writer.add_key_value(key, value, kinds[type(value)])
     elif value and not key.startswith("tokenizer."):
         writer.add_key_value(key, value, Kind.ARRAY, kinds[type(value[0])])
-
-
-def missing_package(file: Path | str) -> ImportError:
-    """The error for an environment that cannot read GGUF files."""
-    return ImportError(f"to open {file}, install the package gguf: pip install gguf.")

@@ -8,7 +8,6 @@ import torch
 import transformers
 from transformers import AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from relpos.checkpoints.gguf_header import missing_package
 from relpos.checkpoints.positions.outline import check_sizes
 from relpos.checkpoints.source import Source, check_weights
 from relpos.models.exact import MissingTensorsError, listed, open_exactly
@@ -27,7 +26,6 @@ def open_model(source: Source, config: PreTrainedConfig, trust_remote_code: bool
     Raises:
         FileNotFoundError: Weights are missing.
         ValueError: The weights are pickled, damaged, or do not fit the configuration or this machine's memory.
-        ImportError: A GGUF file needs the package gguf.
     """
     check_sizes(config, source.what, check_weights(source))
     transformers.utils.logging.disable_progress_bar()  # of loading the weights, which is fast
@@ -93,8 +91,8 @@ def _open_folder(source: Source, config: PreTrainedConfig, options: dict[str, An
         options |= {"add_pooling_layer": False}
         opened = open_exactly(base.from_pretrained, source.folder, allow_unknown=True, **options)
     warnings.warn(
-        f"the file of {source.what} {lacking}, the head of {named.__name__}: {base.__name__} is opened, which has no head "
-        "and predicts no tokens.",
+        f"the file of {source.what} {lacking}, the head of {named.__name__}: {base.__name__} is opened, which has no "
+        "head and predicts no tokens.",
         stacklevel=4,
     )
     return opened
@@ -109,8 +107,6 @@ def only_head(model_class: type[PreTrainedModel], names: Sequence[str]) -> bool:
 def _open_gguf(source: Source, config: PreTrainedConfig, options: dict[str, Any]) -> Any:
     try:
         return transformers.AutoModelForCausalLM.from_pretrained(source.folder, **options)
-    except ImportError as error:
-        raise missing_package(source.what) from error
     except Exception as error:  # its reader raises what numpy raises on a truncated file
         raise ValueError(
             f"{source.what} cannot be read: {' '.join(str(error).split())}. The file is damaged or truncated, or of a "

@@ -24,7 +24,7 @@ from relpos.system.mappings import read_json
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 FETCHED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # of a model on the hub
-ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model"  # of peft, which transformers opens by itself
+ADAPTER, ADAPTER_PICKLE = "adapter_config.json", "adapter_model.bin"  # of peft, which transformers opens by itself
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 PICKLE = (
@@ -127,13 +127,13 @@ def check_weights(source: Source) -> int:
     if Path(str(name)).suffix in PICKLES:
         raise ValueError(f"the model in {source.what} is not opened: {name} {PICKLE}.")
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
-    if (folder / ADAPTER).exists() and f"{ADAPTER_WEIGHTS}.bin" in pickles:
-        if not (folder / f"{ADAPTER_WEIGHTS}.safetensors").exists():
-            raise ValueError(f"the model in {source.what} is not opened: {ADAPTER_WEIGHTS}.bin {PICKLE}.")
+    if (folder / ADAPTER).exists() and ADAPTER_PICKLE in pickles:
+        raise ValueError(f"the model in {source.what} is not opened: {ADAPTER_PICKLE} {PICKLE}.")
     if not (folder / name).exists():
         if pickles:
             raise ValueError(f"the model in {source.what} is not opened: {pickles[0]} {PICKLE}.")
-        raise FileNotFoundError(f"there are no weights in {source.what}: it has no {WEIGHTS if name == INDEX else name}.")
+        expected = WEIGHTS if name == INDEX else name
+        raise FileNotFoundError(f"there are no weights in {source.what}: it has no {expected}.")
     parts = [str(name)]
     if str(name).endswith(".index.json"):
         parts = sorted(set(_index(folder / name).values()))

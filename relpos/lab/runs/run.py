@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from relpos.checkpoints.facts import longest
+from relpos.checkpoints.framing import NO_FRAMING, Framing, framing_of
 from relpos.checkpoints.opening import only_head, open_model, open_tokenizer
 from relpos.checkpoints.positions.outline import check_sizes
-from relpos.checkpoints.published import reader_of
+from relpos.checkpoints.published import predicts_next_token, reader_of
 from relpos.checkpoints.source import Source, check_weights, find_source, source_config
 from relpos.checkpoints.transplant import THEIRS, transplant
 from relpos.lab.data.corpus import Corpus, open_corpus
@@ -28,7 +29,7 @@ from relpos.lab.runs.resolve import flatten
 from relpos.lab.runs.settings import Settings
 from relpos.models.exact import MissingTensorsError
 from relpos.models.family import Family, Reader, get_family
-from relpos.models.registry import family_of_type, model_types, opens
+from relpos.models.registry import PREFIX, family_of_type, model_types, opens
 from relpos.system.mappings import read_json, read_yaml
 
 ABOUT, RESULT = "run.yaml", "result.json"  # in a run's folder: its settings with versions and data, and its result
@@ -46,6 +47,7 @@ class Run:
         settings: None for a model that `relpos train` did not write.
         about: Versions, corpus, number of parameters; empty for such a model.
         result: Steps, tokens, seconds and losses; empty if the run has not finished.
+        framing: The special tokens around each window of text that it reads; none for a run of `relpos train`.
     """
 
     folder: Path  # what it was opened from: a folder, a .gguf file, or a name on the hub
@@ -54,11 +56,20 @@ class Run:
     settings: Settings | None  # None for a model that relpos train did not write
     about: dict[str, Any]  # versions, corpus, number of parameters; empty for such a model
     result: dict[str, Any]  # steps, tokens, seconds, losses; empty if the run has not finished
+    framing: Framing = NO_FRAMING  # the special tokens around each window of text that it reads
 
     @cached_property
     def family(self) -> Reader:
         """The family of its model: how it is scored and drawn."""
         return reader_of(self.model)
+
+    def reading(self, bos: bool) -> "Run":
+        """The same run; without `bos`, one that reads windows of text alone, with no special tokens around them."""
+        if bos or not len(self.framing):
+            return self
+        plain = replace(self, framing=NO_FRAMING)
+        plain.__dict__["family"] = self.family  # which need not be checked again
+        return plain
 
     @property
     def encoding(self) -> str:
@@ -199,7 +210,9 @@ def open_run(what: str | Path, position: Mapping[str, Any] | None = None, *, tru
         if settings is not None or position is not None or not only_head(family.model_class, error.names):
             raise
         return _open_published(source, position, trust_remote_code)  # without its head
-    return Run(Path(what), model, tokenizer, settings, about, result)
+    trained_here = str(read_json(folder / "config.json")["model_type"]).startswith(PREFIX)
+    framing = NO_FRAMING if trained_here else framing_of(source, tokenizer, config, predicts_next_token(model))
+    return Run(Path(what), model, tokenizer, settings, about, result, framing)
 
 
 def _is_ours(folder: Path) -> bool:
@@ -223,7 +236,8 @@ def _open_published(source: Source, position: Mapping[str, Any] | None, trust_re
     tokenizer = open_tokenizer(source)
     if tokenizer is None and model.main_input_name == "input_ids":
         raise FileNotFoundError(f"there is no tokenizer in {source.what}: it has no tokenizer.json.")
-    return Run(Path(source.what), model, tokenizer, None, {}, {})
+    framing = framing_of(source, tokenizer, config, predicts_next_token(model))
+    return Run(Path(source.what), model, tokenizer, None, {}, {}, framing)
 
 
 def _replace_rope(source: Source, config: PreTrainedConfig, position: Mapping[str, Any]) -> None:
