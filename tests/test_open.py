@@ -30,6 +30,7 @@ from relpos.lab.data.masking import masked_places
 from relpos.lab.evaluate.evaluation import evaluate
 
 TEXT = "w05 w09 w12 w07 w30 w31 w09 w09 w08 w40 w50 w51 w52 w53 w05 w06 w07"
+BOS = 1  # of all small models
 OWN_CODE = ["mistral", "gemma2", "gpt_oss", "cohere2", "bloom", "mpt", "opt", "roberta", "modernbert", "mpnet"]
 OWN_CODE += ["deberta", "deberta-v2"]
 
@@ -59,7 +60,8 @@ def test_the_weights_that_are_drawn_are_those_of_the_models_own_code(family, tmp
     assert type(run.model) is type(model)
     picture = relpos.draw(run, text=TEXT, layer=2, show="weights")
     model.set_attn_implementation("eager")
-    ids = torch.tensor([word_tokenizer()(TEXT)["input_ids"]])
+    before = [] if kind_of(family) == "encoder" else [BOS]
+    ids = torch.tensor([[*before, *word_tokenizer()(TEXT)["input_ids"]]])
     with torch.no_grad():
         expected = model(ids, output_attentions=True).attentions[1][0]
     drawn = torch.from_numpy(picture.maps[0].mean).nan_to_num()
@@ -82,7 +84,8 @@ def test_the_perplexity_is_that_of_the_models_own_logits(family, tmp_path):
         read = targets.masked_fill(masked, 4)
         targets = targets.masked_fill(~masked, -100)
     else:
-        read = ids
+        read = ids.clone()
+        read[:, 0] = BOS  # in the place of a token that is read and not scored
     with torch.no_grad():
         expected = F.cross_entropy(model(read).logits.flatten(0, 1), targets.flatten())
     assert result["rows"][0]["error"] is None
@@ -149,7 +152,7 @@ def test_a_scaling_is_evaluated_on_a_published_model(tmp_path):
     config.rope_parameters = {**config.rope_parameters, "rope_type": "linear", "factor": 4.0}  # 64 / 16
     scaled = type(model).from_pretrained(folder, config=config, attn_implementation="eager").eval()
     with torch.no_grad():
-        expected = F.cross_entropy(scaled(torch.tensor([words[:64]])).logits[0], torch.tensor(words[1:]))
+        expected = F.cross_entropy(scaled(torch.tensor([[BOS, *words[1:64]]])).logits[0], torch.tensor(words[1:]))
     assert result["rows"][0]["loss"] == pytest.approx(float(expected), rel=1e-5)
 
 

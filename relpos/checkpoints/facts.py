@@ -52,7 +52,7 @@ def facts(config: PreTrainedConfig) -> Facts:
         heads=heads,
         key_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=head_dim,
-        trained_length=longest(text, model),
+        trained_length=longest(model),
         positions=summary(model),
         use=refusal is None,
         use_reason=refusal[1] if refusal else "runs on relpos as it is" if ours else "checked by one small forward",
@@ -60,10 +60,23 @@ def facts(config: PreTrainedConfig) -> Facts:
     )
 
 
-def longest(config: PreTrainedConfig, model: PreTrainedModel) -> int | None:
-    """The length that a model was made for: the rows of its table of positions, or the entry of its configuration."""
+def longest(model: PreTrainedModel) -> int | None:
+    """The most tokens that a model was made for.
+
+    Args:
+        model: With or without weights.
+
+    Returns:
+        The rows of its table of positions that tokens can have (in RoBERTa and MPNet the first ones belong to padding),
+        else the entry of its configuration; None if nothing limits it.
+    """
+    config = model.config.get_text_config(decoder=True)
+    rows = table_rows(model) or (getattr(config, "position", None) or {}).get("length")
+    entries = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len", "n_positions"))
+    return rows or next((entry for entry in entries if isinstance(entry, int)), None)
+
+
+def table_rows(model: PreTrainedModel) -> int | None:
+    """The rows of a model's table of positions that tokens can have; None if it has no table."""
     rows = [len(position.table) for position in layer_positions(model) if position.table is not None]
-    for name in ("max_position_embeddings", "max_seq_len", "n_positions"):
-        if not rows and isinstance(getattr(config, name, None), int):
-            rows.append(getattr(config, name))
     return rows[-1] if rows else None

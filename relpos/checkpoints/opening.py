@@ -1,13 +1,16 @@
 """Opening models that other people trained, from files that `relpos.checkpoints.source` has found."""
 
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from relpos.checkpoints.positions.outline import check_sizes
 from relpos.checkpoints.source import Source, check_weights
-from relpos.models.exact import open_exactly
+from relpos.models.exact import MissingTensorsError, listed, open_exactly
 
 AUTO = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM", "AutoModel")
 
@@ -22,15 +25,14 @@ def open_model(source: Source, config: PreTrainedConfig, trust_remote_code: bool
 
     Raises:
         FileNotFoundError: Weights are missing.
-        ValueError: The weights are pickled, damaged, or do not fit the configuration.
-        ImportError: A GGUF file needs the package gguf.
+        ValueError: The weights are pickled, damaged, or do not fit the configuration or this machine's memory.
     """
-    check_weights(source)
+    check_sizes(config, source.what, check_weights(source))
     transformers.utils.logging.disable_progress_bar()  # of loading the weights, which is fast
     options = {"config": config, "dtype": torch.float32, **source.options}
     if source.gguf is None:
         options |= {"use_safetensors": True, "trust_remote_code": trust_remote_code}
-        opened = open_exactly(_model_class(config).from_pretrained, source.folder, allow_unknown=True, **options)
+        opened = _open_folder(source, config, options)
     else:
         opened = _open_gguf(source, config, options)
     model: PreTrainedModel = opened
@@ -68,11 +70,43 @@ def _model_class(config: PreTrainedConfig) -> Any:
     return transformers.AutoModel
 
 
+def _open_folder(source: Source, config: PreTrainedConfig, options: dict[str, Any]) -> Any:
+    """Open the class that the configuration names; the model without its head if the file has none.
+
+    Many models that were fine-tuned without their head still name it in `architectures`.
+    """
+    named = _model_class(config)
+    try:
+        return open_exactly(named.from_pretrained, source.folder, allow_unknown=True, **options)
+    except MissingTensorsError as error:
+        if type(config) not in AutoModel._model_mapping or not only_head(named, error.names):
+            raise
+        base = AutoModel._model_mapping[type(config)]
+        lacking = listed("lacks", error.names)[0]
+    try:
+        opened = open_exactly(base.from_pretrained, source.folder, allow_unknown=True, **options)
+    except MissingTensorsError as error:  # the pooler is a head too, which a model below another head has not
+        if not all(name.startswith("pooler.") for name in error.names):
+            raise
+        options |= {"add_pooling_layer": False}
+        opened = open_exactly(base.from_pretrained, source.folder, allow_unknown=True, **options)
+    warnings.warn(
+        f"the file of {source.what} {lacking}, the head of {named.__name__}: {base.__name__} is opened, which has no "
+        "head and predicts no tokens.",
+        stacklevel=4,
+    )
+    return opened
+
+
+def only_head(model_class: type[PreTrainedModel], names: Sequence[str]) -> bool:
+    """Whether tensors of a model, by their names, are all outside the model that its head stands on."""
+    prefix = getattr(model_class, "base_model_prefix", "")
+    return bool(prefix) and not any(name.startswith(f"{prefix}.") for name in names)
+
+
 def _open_gguf(source: Source, config: PreTrainedConfig, options: dict[str, Any]) -> Any:
     try:
         return transformers.AutoModelForCausalLM.from_pretrained(source.folder, **options)
-    except ImportError as error:
-        raise ImportError(f"to open {source.what}, install the package gguf: pip install gguf.") from error
     except Exception as error:  # its reader raises what numpy raises on a truncated file
         raise ValueError(
             f"{source.what} cannot be read: {' '.join(str(error).split())}. The file is damaged or truncated, or of a "

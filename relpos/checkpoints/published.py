@@ -16,6 +16,7 @@ from relpos.attend.layer_call import LayerCall, Turns
 from relpos.checkpoints.biases import ModelsOwn, dense
 from relpos.checkpoints.interface import LISTENERS
 from relpos.checkpoints.positions import LayerPosition, Rotary, layer_positions
+from relpos.checkpoints.positions.sinusoidal import GROWING
 from relpos.checkpoints.probe import evaluating, examples
 from relpos.checkpoints.use import use
 from relpos.encodings.call import Call
@@ -27,6 +28,11 @@ from relpos.models.registry import PREFIX
 MOST_LAYERS = 10_000
 NEXT_TOKEN = ("ForCausalLM", "LMHeadModel")  # endings of the names of classes
 MASKED = ("ForMaskedLM", "ForPreTraining")
+
+
+def predicts_next_token(model: PreTrainedModel) -> bool:
+    """Whether a model has a head for the next token, by the name of its class."""
+    return type(model).__name__.endswith(NEXT_TOKEN)
 
 
 def reader_of(model: PreTrainedModel) -> Reader:
@@ -72,7 +78,7 @@ class Published(Reader):
     def __init__(self, model: PreTrainedModel) -> None:
         self.name = self.title = str(model.config.model_type)
         kind = type(model).__name__
-        self.causal = kind.endswith(NEXT_TOKEN)
+        self.causal = predicts_next_token(model)
         self.predicts_tokens = self.causal or kind.endswith(MASKED)
         self.refusal: str | None = None
         try:
@@ -100,7 +106,25 @@ class Published(Reader):
             )
         self._checked = True
 
+    def check_length(self, model: PreTrainedModel, length: int) -> None:
+        """Check that a model has positions for so many tokens.
+
+        Raises:
+            ValueError: Its table of positions is shorter, and does not grow.
+        """
+        rows = [
+            len(position.table)
+            for position in layer_positions(model)
+            if position.table is not None and model.config.model_type not in GROWING
+        ]
+        if rows and length > min(rows):
+            raise ValueError(
+                f"{type(model).__name__} has a table of {min(rows):,} positions, and the input has {length:,} "
+                "tokens: give a smaller length."
+            )
+
     def hidden(self, model: PreTrainedModel, ids: Tensor, documents: Tensor | None = None) -> Tensor:
+        self.check_length(model, ids.shape[1])
         if documents is not None:
             raise ValueError(f"{self.title} does not separate packed documents: leave documents out.")
         head: Any = model.get_output_embeddings()
@@ -147,6 +171,7 @@ class Published(Reader):
     def calls(self, model: PreTrainedModel, ids: Tensor, numbers: Iterable[int]) -> list[LayerCall]:
         wanted = list(numbers)
         inputs = text_inputs(model, ids)
+        self.check_length(model, len(ids))
         with evaluating(model):
             recorded = {each.number: each.call for each in self._record(model, inputs, wanted)}
         positions = self.layer_positions(model, len(ids))

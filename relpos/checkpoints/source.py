@@ -1,5 +1,6 @@
 """Where a model's files are: a folder, a GGUF file, or a name on the Hugging Face hub. Nothing is unpickled."""
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass
@@ -18,13 +19,17 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
+from relpos.checkpoints.gguf_header import header_copy
+from relpos.system.mappings import read_json
+
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 FETCHED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # of a model on the hub
+ADAPTER, ADAPTER_PICKLE = "adapter_config.json", "adapter_model.bin"  # of peft, which transformers opens by itself
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 PICKLE = (
-    "is a pickle, which can run any code when it is opened. Convert it where you trust it: "
-    "AutoModel.from_pretrained(folder).save_pretrained(other) writes safetensors"
+    "is a pickle, which can run any code when it is opened. If you trust it, convert it to safetensors: open it with "
+    "the class of transformers that its config.json names, and save_pretrained to another folder"
 )
 
 
@@ -89,43 +94,58 @@ def source_config(source: Source, trust_remote_code: bool = False, **changes: An
     """The configuration of a model whose files have been found; see `read_config`."""
     if source.gguf is None and not (source.folder / CONFIG).exists():
         raise FileNotFoundError(f"there is no model in {source.what}: it has no {CONFIG}.")
-    try:
-        return AutoConfig.from_pretrained(
-            source.folder, trust_remote_code=trust_remote_code, **source.options, **changes
-        )
-    except (StrictDataclassError, ValueError, TypeError, KeyError, OSError, ImportError) as error:
-        file = source.what if source.gguf else source.folder / CONFIG
-        raise ValueError(f"the configuration in {file} cannot be read: {_one_line(error)}") from error
+    with contextlib.ExitStack() as files:
+        folder = source.folder
+        if source.gguf is not None:
+            folder = files.enter_context(header_copy(folder / source.gguf)).parent
+        try:
+            config = AutoConfig.from_pretrained(
+                folder, trust_remote_code=trust_remote_code, **source.options, **changes
+            )
+        except (StrictDataclassError, ValueError, TypeError, KeyError, OSError, ImportError) as error:
+            file = source.what if source.gguf else source.folder / CONFIG
+            raise ValueError(f"the configuration in {file} cannot be read: {_one_line(error)}") from error
+    config.name_or_path = str(source.folder)
+    return config
 
 
-def check_weights(source: Source) -> None:
-    """Check that a folder's weights are whole safetensors files.
+def check_weights(source: Source) -> int:
+    """Check that a folder's weights are whole safetensors files, before anything opens them.
+
+    Returns:
+        Their size in bytes.
 
     Raises:
         FileNotFoundError: There are no weights, or a part of them is missing.
         ValueError: They are pickled, truncated, damaged, or hold integers where a model has real numbers.
     """
     if source.gguf is not None:
-        return
+        return (source.folder / source.gguf).stat().st_size
     folder = source.folder
-    if (folder / INDEX).exists():
-        parts = sorted(set(_index(folder / INDEX).values()))
-        missing = [name for name in parts if not (folder / name).exists()]
+    entries = read_json(folder / CONFIG)
+    name = entries.get("transformers_weights") or (WEIGHTS if (folder / WEIGHTS).exists() else INDEX)
+    if Path(str(name)).suffix in PICKLES:
+        raise ValueError(f"the model in {source.what} is not opened: {name} {PICKLE}.")
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
+    if (folder / ADAPTER).exists() and ADAPTER_PICKLE in pickles:
+        raise ValueError(f"the model in {source.what} is not opened: {ADAPTER_PICKLE} {PICKLE}.")
+    if not (folder / name).exists():
+        if pickles:
+            raise ValueError(f"the model in {source.what} is not opened: {pickles[0]} {PICKLE}.")
+        expected = WEIGHTS if name == INDEX else name
+        raise FileNotFoundError(f"there are no weights in {source.what}: it has no {expected}.")
+    parts = [str(name)]
+    if str(name).endswith(".index.json"):
+        parts = sorted(set(_index(folder / name).values()))
+        missing = [part for part in parts if not (folder / part).exists()]
         if missing:
             raise FileNotFoundError(
-                f"{source.what} is incomplete: {INDEX} names {len(parts)} files, and {missing[0]} is missing. "
+                f"{source.what} is incomplete: {name} names {len(parts)} files, and {missing[0]} is missing. "
                 "Copy or download it again."
             )
-    else:
-        parts = [WEIGHTS]
-        if not (folder / WEIGHTS).exists():
-            pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
-            if pickles:
-                raise ValueError(f"the model in {source.what} is not opened: {pickles[0]} {PICKLE}.")
-            raise FileNotFoundError(f"there are no weights in {source.what}: it has no {WEIGHTS}.")
-    quantized = "quantization_config" in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    for name in parts:
-        _check_file(folder / name, quantized)
+    for part in parts:
+        _check_file(folder / part, quantized="quantization_config" in entries)
+    return sum((folder / part).stat().st_size for part in parts)
 
 
 def _check_file(file: Path, quantized: bool) -> None:

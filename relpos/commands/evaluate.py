@@ -142,6 +142,15 @@ def evaluate(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    no_bos: Annotated[
+        bool,
+        typer.Option(
+            "--no-bos",
+            help="Score windows of text alone, without the special tokens that a model of others was trained to see "
+            "around them: docs/evaluation.md.",
+            rich_help_panel=TEXT,
+        ),
+    ] = False,
     context_parallel: Annotated[
         bool,
         typer.Option(
@@ -202,6 +211,7 @@ def evaluate(
             out=out,
             seed=seed,
             context_parallel=context_parallel,
+            bos=not no_bos,
             executor=executor,
         )
     if context_parallel and int(os.environ.get("RANK", "0")):

@@ -32,6 +32,14 @@ def explore(
         Path | None,
         typer.Option(metavar="FILE", help=f"File with text for the models to read.  {default('held-out text')}"),
     ] = None,
+    no_bos: Annotated[
+        bool,
+        typer.Option(
+            "--no-bos",
+            help="Let models of others read text alone, without the special tokens that they were trained to see "
+            "around it.",
+        ),
+    ] = False,
     export: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write one self-contained .html file instead, which needs no server."),
@@ -73,7 +81,7 @@ def explore(
     if export is not None and export.suffix.lower() not in (".html", ".htm"):  # before the work, not after it
         raise ValueError(f"cannot export to {export.name!r}: the name must end in .html.")
     words = None if text is None else next(read_file(text, "text")).text
-    exploration = open_exploration(what or [], length=length, text=words)
+    exploration = open_exploration(what or [], length=length, text=words, bos=not no_bos)
     if export is None:
         exploration.serve(host, port, not no_browser, typer.echo)
         return

@@ -10,8 +10,8 @@ from relpos.commands.options import console
 
 
 def is_model(name: str) -> bool:
-    """Whether a name can be that of a model: a folder, a .gguf file, or owner/name on the hub."""
-    return Path(name).is_dir() or name.endswith(".gguf") or "/" in name
+    """Whether a name can be that of a model: a folder, a file, or owner/name on the hub."""
+    return Path(name).exists() or name.endswith(".gguf") or "/" in name
 
 
 def show_model(name: str, as_json: bool) -> None:

@@ -103,6 +103,15 @@ def draw(
             rich_help_panel=SHOWN,
         ),
     ] = 0,
+    no_bos: Annotated[
+        bool,
+        typer.Option(
+            "--no-bos",
+            help="Let a model of others read text alone, without the special tokens that it was trained to see around "
+            "it.",
+            rich_help_panel=SHOWN,
+        ),
+    ] = False,
     label_tokens: Annotated[
         bool,
         typer.Option(
@@ -175,6 +184,7 @@ def draw(
         text=text,
         text_name="the text" if text_file is None else str(text_file),
         seed=seed,
+        bos=not no_bos,
         label_tokens=label_tokens,
         shared_scale=shared_scale,
         log=log,

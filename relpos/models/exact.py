@@ -13,10 +13,25 @@ from transformers.utils import logging
 SHOWN = 3  # names of tensors in a sentence
 
 
+class MissingTensorsError(ValueError):
+    """A file lacks tensors of a model, and fits it otherwise.
+
+    Args:
+        message: The sentence.
+        names: Of the missing tensors.
+    """
+
+    def __init__(self, message: str, names: Iterable[str]) -> None:
+        super().__init__(message)
+        self.names = sorted(names)
+
+
 def open_exactly(
     from_pretrained: Callable[..., Any], folder: Any, *args: Any, allow_unknown: bool = False, **options: Any
 ) -> Any:
     """Open a model with `from_pretrained`, if the file has exactly the model's tensors, in the same shapes.
+
+    Only safetensors are opened, unless `use_safetensors=False` is among the options: a pickle can run any code.
 
     Args:
         from_pretrained: The method of transformers, bound to the model's class.
@@ -29,8 +44,10 @@ def open_exactly(
         The model; with `output_loading_info=True` the model and transformers' description of what was loaded.
 
     Raises:
+        MissingTensorsError: Tensors are missing, and nothing else is wrong.
         ValueError: The file cannot be read, or tensors are missing, unknown or of other shapes.
     """
+    options.setdefault("use_safetensors", True)
     with_info = options.pop("output_loading_info", False)
     other_shapes = options.pop("ignore_mismatched_sizes", False)
     verbosity = logging.get_verbosity()
@@ -53,11 +70,14 @@ def open_exactly(
         ),
     ]
     if problems:
-        raise ValueError(
+        sentence = (
             f"the weights in {folder} do not fit its model: the file {'; it '.join(problems)}. It is damaged, or its "
             "config.json belongs to other weights. To initialise another model from the tensors that fit, build it and "
             "use load_state_dict(..., strict=False)."
         )
+        if info["missing_keys"] and len(problems) == 1:
+            raise MissingTensorsError(sentence, info["missing_keys"])
+        raise ValueError(sentence)
     return (model, info) if with_info else model
 
 

@@ -70,10 +70,11 @@ def training_sentence(training: dict[str, Any]) -> str:
 
 def input_sentence(sample: "ModelInput", windows: int) -> str:
     """The end of a sentence: on which text."""
+    special = f" {sample.framing.sentence}" if len(sample.framing) else ""
     if windows > 1:
-        return f"on {windows} windows of {len(sample.ids):,} tokens of held-out text."
+        return f"on {windows} windows of {len(sample.ids):,} tokens of held-out text.{special}"
     start = f", from token {sample.offset}" if sample.offset else ""
-    return f"on {len(sample.ids)} tokens of {sample.document}{start}."
+    return f"on {len(sample.ids)} tokens of {sample.document}{start}.{special}"
 
 
 def input_words(sample: "ModelInput") -> dict[str, Any]:
@@ -83,6 +84,7 @@ def input_words(sample: "ModelInput") -> dict[str, Any]:
         "offset": sample.offset,
         "tokens": len(sample.ids),
         "first_words": sample.words,
+        **({"special_tokens": sample.framing.as_json()} if len(sample.framing) else {}),
     }
 
 

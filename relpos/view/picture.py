@@ -107,6 +107,7 @@ def draw(
     text: str | None = None,
     text_name: str = "the text",
     seed: int = 0,
+    bos: bool = True,
     label_tokens: bool = False,
     shared_scale: bool = False,
     log: bool = False,
@@ -134,6 +135,8 @@ def draw(
             (mass, position).
         text_name: Name of the text in the caption.
         seed: Seed of the window of held-out text, or of the start values of an untrained encoding.
+        bos: Whether a model that others trained reads its text as it was trained: after BOS, or between CLS and SEP.
+            False draws the text alone. See docs/evaluation.md.
         label_tokens: Whether to label the axes with tokens; up to 64 tokens.
         shared_scale: Whether all panels share one colour scale.
         log: Whether a profile, the mass or the positional part has a logarithmic distance axis.
@@ -175,6 +178,7 @@ def draw(
             *request,
             input_free=show not in ("scores", "weights", "mass"),
             windows=WINDOWS if show in ("mass", "position") else 1,
+            bos=bos,
         )
         for item in several
     ]

@@ -130,6 +130,7 @@ def model_subject(
     text: tuple[str, str] | None,
     input_free: bool,
     windows: int = 1,
+    bos: bool = True,
 ) -> Subject:
     """A trained model on an input.
 
@@ -140,7 +141,7 @@ def model_subject(
         if fetched is not None:
             _refuse_sizes(what, fetched.layers[0].heads, heads, head_dim, options)
             return fetched
-    run = _open(what)
+    run = _open(what).reading(bos)
     images = _image_subject(run, heads, head_dim, options, layer, input_free and text is None)
     if images is not None:
         return images
@@ -277,8 +278,9 @@ def _inputs(
     from relpos.lab.runs.inputs import heldout_samples, text_sample
 
     if text is None:
-        trained = LENGTH if run.settings is None else run.trained_length
-        return heldout_samples(run, length or trained or LENGTH, seed, max(2, windows))
+        trained = run.trained_length or LENGTH
+        usual = min(trained, LENGTH) if run.settings is None else trained
+        return heldout_samples(run, length or usual, seed, max(2, windows))
     shown = text_sample(run, *text, length)
     try:
         return [shown, *heldout_samples(run, len(shown.ids), seed, 1)]

@@ -1,5 +1,6 @@
 """A model without weights, from its configuration: what can be known before anything is loaded."""
 
+import re
 from typing import Any
 
 import torch
@@ -7,7 +8,12 @@ import transformers
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-LAYERS = 10_000  # more than any model has
+from relpos.system.system_memory import memory_of_machine
+
+LAYERS = 10_000  # more than any model has; experts likewise
+PER_BYTE = 8  # parameters: of one bit each, which is fewer than any quantization has
+SMALL = 1_000_000  # parameters that do no harm
+REPEATED = re.compile("(layers?|experts|blocks|depth)$")  # names of entries: how often something is built
 
 
 def outline(config: PreTrainedConfig) -> PreTrainedModel:
@@ -22,9 +28,10 @@ def outline(config: PreTrainedConfig) -> PreTrainedModel:
     Raises:
         ValueError: No model can be built from it; the message has the reason.
     """
-    depth = max((getattr(each, "num_hidden_layers", None) or 0 for each in parts(config)), default=0)
-    if not isinstance(depth, int) or depth > LAYERS:
-        raise ValueError(f"the configuration has {depth!r} layers; up to {LAYERS:,} are read.")
+    for part in parts(config):
+        for name, value in part.to_dict().items():
+            if REPEATED.search(name) and isinstance(value, int) and value > LAYERS:
+                raise ValueError(f"the configuration has {name} = {value:,}; at most {LAYERS:,} are built.")
     try:
         with torch.device("meta"), no_init_weights():
             if type(config) in AutoModel._model_mapping:
@@ -34,6 +41,27 @@ def outline(config: PreTrainedConfig) -> PreTrainedModel:
     except Exception as error:  # a model's own code may raise anything for entries that contradict each other
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"no model can be built from this {type(config).__name__} ({reason}).") from error
+
+
+def check_sizes(config: PreTrainedConfig, where: str, file_bytes: int) -> None:
+    """Check the size of a model before it is built, since tensors that do not fit its files would be made first.
+
+    Args:
+        config: Of a model of transformers, or of ours.
+        where: Where it comes from, for the error.
+        file_bytes: The size of its files of weights.
+
+    Raises:
+        ValueError: It has more parameters than this machine has memory, or than its files can hold; or no model can be
+            built from the configuration.
+    """
+    count = sum(parameter.numel() for parameter in outline(config).parameters())
+    memory = memory_of_machine()
+    size = f"the configuration of {where} describes a model of {count:,} parameters, {4 * count / 2**30:,.1f} GB"
+    if 4 * count > memory:
+        raise ValueError(f"{size}; this machine has {memory / 2**30:,.1f} GB. Is this its size?")
+    if count > PER_BYTE * file_bytes + SMALL:
+        raise ValueError(f"{size}, and its weights have {file_bytes:,} bytes. Its configuration is of another model.")
 
 
 def parts(config: Any) -> list[Any]:

@@ -9,6 +9,8 @@ from relpos.checkpoints.positions.score_changes import sentence
 
 FAMILIES = {"distilbert", "m2m_100", "marian", "nllb-moe", "pegasus", "whisper", "xglm"}
 
+GROWING = ("m2m_100", "nllb-moe", "xglm")  # their table grows with the input
+
 
 def describe(place: Place) -> LayerPosition | None:
     """The table that is added to the embedding; None where it is learned."""
@@ -17,7 +19,7 @@ def describe(place: Place) -> LayerPosition | None:
         return None
     if kind == "distilbert" and not place.config.sinusoidal_pos_embds:
         return None
-    table = grown_table(place) if kind in ("m2m_100", "nllb-moe", "xglm") else table_of(place)
+    table = grown_table(place) if kind in GROWING else table_of(place)
     if table is None:
         return None
     rows, first = table

@@ -64,6 +64,7 @@ def evaluate(
     context_parallel: bool = False,
     workers: int | None = None,
     executor: Executor | None = None,
+    bos: bool = True,
     say: Callable[[str], object] | None = None,
 ) -> Evaluation:
     """Evaluate trained models at lengths that they were not trained on, and write the results and their curve.
@@ -99,6 +100,8 @@ def evaluate(
             of a single process with the same number of threads.
         executor: Where such parts run, instead of `workers` processes of this machine: a `RayExecutor` or a
             `SlurmExecutor` (docs/scale.md).
+        bos: Whether each window of a model that others trained begins as the model was trained: with BOS, or with CLS
+            and SEP around it. False scores windows of text alone. See docs/evaluation.md.
         say: Called with lines about the progress. Default: print them to standard error.
 
     Returns:
@@ -151,6 +154,7 @@ def evaluate(
         "last": last,
         "eval_tokens": eval_tokens,
         "seed": seed,
+        "bos": bos,
     }
     if executor is not None:
         score_in_parts(executor, named, folders, (None, *scalings), lengths, source, options, progress.print)

@@ -41,6 +41,7 @@ def evaluate(
     say: Callable[[str], object] = print,
     seed: int = SEED,
     processes: Processes | None = None,
+    bos: bool = True,
 ) -> dict[str, Any]:
     """Measure the loss of one run on a text at each length, and write the result as JSON.
 
@@ -62,6 +63,7 @@ def evaluate(
         say: Called with a line about the progress every few seconds.
         seed: Seed of the bootstrap resamples.
         processes: The processes that share every window; by default one.
+        bos: Whether each window of a model that others trained begins as it was trained; see docs/evaluation.md.
 
     Returns:
         The question, one row per length, "warnings" (sentences that a reader of the numbers must know), and "file",
@@ -90,7 +92,9 @@ def evaluate(
         say=say,
         seed=seed,
         processes=processes,
+        bos=bos,
     )
+    run = question.run
     corpus, text, units, split = question.corpus, question.text, question.units, question.split
     result: dict[str, Any] = {
         "protocol": protocol,
@@ -104,6 +108,7 @@ def evaluate(
         "step": run.result.get("step"),
         "corpus": {"name": corpus.name, "hash": corpus.hash, "documents": len(text.starts), "tokens": len(text)},
         "split": split,
+        "special_tokens": run.framing.as_json(),
         "options": {"stride": stride, "last": last, "eval_tokens": eval_tokens, "seed": seed},
         "intervals": {"over": units.name, "block": units.block},
         "warnings": [],
@@ -133,6 +138,7 @@ def evaluate(
         say(f"{question.words(length)}: {number}")
     result["versions"] = versions()
     result["warnings"] = [
+        *_on_special_tokens(run),
         *_on_masking(run),
         *_on_training_text(run, question.usual_split, split),
         *warnings(units, _unit_counts(result["rows"])),
@@ -156,6 +162,12 @@ def _on_training_text(run: Run, usual_split: SplitName, split: SplitName) -> lis
         "The run was trained on most of this text: the numbers of the split all are not those of unseen text. "
         "For these, evaluate the split heldout."
     ]
+
+
+def _on_special_tokens(run: Run) -> list[str]:
+    if not len(run.framing):
+        return []
+    return [f"{run.framing.sentence} Special tokens count in the length, and are not scored; --no-bos leaves them out."]
 
 
 def _on_masking(run: Run) -> list[str]:

@@ -5,7 +5,7 @@ The losses of each batch are kept in a file, so that parts of a question can be 
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -79,7 +79,8 @@ class Question:
         """
         if self.rope_scaling is None:
             return self._own
-        return self._scorer_of(scaled_run(self.run, self.rope_scaling, length))
+        scaled = scaled_run(self.run, self.rope_scaling, length)
+        return self._scorer_of(replace(scaled, framing=self.run.framing))
 
     def edges(self, length: int) -> NDArray[np.int64] | None:
         """The borders of the bins of positions; None for a protocol without bins."""
@@ -132,6 +133,7 @@ def ask(
     say: Callable[[str], object] = print,
     seed: int = SEED,
     processes: Processes | None = None,
+    bos: bool = True,
 ) -> Question:
     """Read the text and choose the windows. The arguments are those of `evaluation.evaluate`.
 
@@ -140,6 +142,8 @@ def ask(
         OSError: There is no such data.
     """
     lengths, processes = check_lengths(lengths), processes or Processes()
+    left_out = not bos and len(run.framing) > 0
+    run = run.reading(bos)
     run.family.check_scoring(run.model)
     if rope_scaling is not None:
         check_scaling(run, rope_scaling)
@@ -161,6 +165,7 @@ def ask(
         last=last,
         eval_tokens=eval_tokens,
         seed=seed or None,
+        bos=0 if left_out else None,
     )
     control_length, control_windows = _control(run, plan, stride) if protocol == "positions" else (0, [])
     work = sum(length * len(windows) for length, windows in plan.windows.items())

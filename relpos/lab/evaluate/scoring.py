@@ -80,6 +80,9 @@ class Scorer:
             self.identity["processes"] = processes.number
         if not self.family.causal:
             self.identity["masked"] = MASKED_EVERY
+        self.framing = run.framing
+        if len(self.framing):
+            self.identity["special tokens"] = [self.framing.before, self.framing.after]
 
     def score(self, windows: list[Window], length: int, words: str, edges: NDArray[np.int64] | None = None) -> Losses:
         """Score windows, or read their losses from the file.
@@ -97,6 +100,7 @@ class Scorer:
         if self.device.type == "cpu":
             needed = HIDDEN * int(self.model.config.get_text_config().hidden_size) * length // self.processes.number
             check_memory(f"reading {length:,} tokens", needed, "give a shorter length")
+        self.framing.room(length)  # there must be some
         size = max(1, AT_ONCE // length)
         batches = [windows[start : start + size] for start in range(0, len(windows), size)]
         about = [self.identity, length, size, windows, None if edges is None else edges.tolist()]
@@ -127,27 +131,36 @@ class Scorer:
         """
         total = 0
         for window in windows:
-            places = np.arange(window.first, window.start + length + 1)
-            total += int(sizes[self.text.ids[places]][self._predicted(places)].sum())
+            places = window.start + np.arange(1, length + 1)
+            total += int(sizes[self.text.ids[places]][self._scored(places, window.first)].sum())
         return total
 
-    def _predicted(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which places of the text hold a token that the model predicts.
+    def _scored(self, places: NDArray[np.int64], first: NDArray[np.int64] | int) -> NDArray[np.bool_]:
+        """Which tokens of windows are scored.
 
         A causal model predicts all of them, except the first token of each document if documents are separated; a
-        masked model predicts those that are masked.
+        masked model predicts those that are masked. Tokens that gave way to special tokens are not predicted: BOS
+        takes the place of a window's first token, which no causal model predicts anyway.
+
+        Args:
+            places: Places in the text of the tokens after the first of each window, (…, length).
+            first: The first place of each window that is scored, of a shape that broadcasts.
         """
-        if not self.family.causal:
-            return masked_places(places)
-        return ~np.isin(places, self.text.starts) if self.separate else np.ones_like(places, dtype=np.bool_)
+        length, framing = places.shape[-1], self.framing
+        scored: NDArray[np.bool_] = places >= first
+        if self.family.causal:
+            scored &= np.arange(length) >= len(framing.before) - 1
+            return scored & ~np.isin(places, self.text.starts) if self.separate else scored
+        within = np.arange(length)
+        scored &= (within >= len(framing.before)) & (within < length - len(framing.after))
+        return scored & masked_places(places)
 
     def _cells(self, batch: list[Window], length: int, edges: NDArray[np.int64] | None) -> list[list[float]]:
         """One entry per unit and bin with scored tokens: unit, bin, number of tokens and sum of their losses."""
         places = np.array([window.start for window in batch])[:, None] + np.arange(length + 1)  # (batch, length + 1)
         first, origin = np.array([window.first for window in batch]), np.array([window.origin for window in batch])
         documents = np.searchsorted(self.text.starts, places, side="right") - 1
-        scored = places[:, 1:] >= first[:, None]  # (batch, length)
-        scored &= self._predicted(places[:, 1:])
+        scored = self._scored(places[:, 1:], first[:, None])  # (batch, length)
         losses = self._losses(places, scored, documents).astype(np.float64)
         bins = np.zeros_like(documents[:, 1:])
         if edges is not None:
@@ -170,6 +183,7 @@ class Scorer:
         else:
             masked = self._tensor(masked_places(places[:, 1:]))
             read, documents = ids[:, 1:].masked_fill(masked, self.mask_token), documents[:, 1:]
+        read = self.framing.over(read)
         own = self.processes.own
         hidden = self.family.hidden(self.model, own(read), own(self._tensor(documents)) if self.separate else None)
         output = self.family.output(self.model, hidden)

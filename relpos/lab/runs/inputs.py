@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from relpos.checkpoints.framing import NO_FRAMING, Framing
 from relpos.lab.data.tokens import tokenize
 from relpos.lab.runs.run import Run
 
@@ -18,16 +19,18 @@ class ModelInput:
     """Token ids and where they come from.
 
     Attributes:
-        ids: Token ids (length,).
+        ids: Token ids (length,), with the special tokens of the run around those of the text.
         document: The name of the document.
-        offset: The position of the first token in the document.
+        offset: The position in the document of the first token of the text.
         words: The first words of the text.
+        framing: The special tokens around the text.
     """
 
     ids: Tensor
     document: str
     offset: int
     words: str
+    framing: Framing = NO_FRAMING
 
 
 def heldout_samples(run: Run, length: int, seed: int, count: int = 2) -> list[ModelInput]:
@@ -37,30 +40,31 @@ def heldout_samples(run: Run, length: int, seed: int, count: int = 2) -> list[Mo
 
     Args:
         run: The run.
-        length: Tokens per window.
+        length: Tokens per window, the special tokens of the run included.
         seed: The seed of the draw.
         count: The number of windows; fewer are returned if the text has fewer.
 
     Raises:
-        ValueError: The held-out text is shorter than one window.
+        ValueError: The held-out text is shorter than one window, or a window has no room for text.
     """
+    room = run.framing.room(length)
     corpus = run.corpus()
     tokens = tokenize(corpus, run.tokenizer)["heldout"]
     ends = np.append(tokens.starts[1:], len(tokens)) - 1  # the separators are left out
     windows = [
         (document, offset)
         for document, (start, end) in enumerate(zip(tokens.starts, ends, strict=True))
-        for offset in range(0, int(end - start) - length + 1, length)
-    ] or [(0, offset) for offset in range(0, len(tokens) - length + 1, length)]
+        for offset in range(0, int(end - start) - room + 1, room)
+    ] or [(0, offset) for offset in range(0, len(tokens) - room + 1, room)]
     if not windows:
-        raise ValueError(f"the held-out text of {corpus.name} has {len(tokens)} tokens, fewer than {length}.")
+        raise ValueError(f"the held-out text of {corpus.name} has {len(tokens)} tokens, fewer than {room}.")
     chosen = np.random.default_rng(seed).permutation(len(windows))[:count]
     samples = []
     for document, offset in (windows[place] for place in chosen):
         start = int(tokens.starts[document]) + offset
-        ids = torch.from_numpy(tokens.ids[start : start + length].astype(np.int64))
+        ids = torch.from_numpy(tokens.ids[start : start + room].astype(np.int64))
         name = next(itertools.islice(corpus.portion("heldout"), document, None)).name
-        samples.append(ModelInput(ids, name, offset, first_words(run, ids)))
+        samples.append(ModelInput(run.framing.around(ids), name, offset, first_words(run, ids), run.framing))
     return samples
 
 
@@ -71,7 +75,7 @@ def text_sample(run: Run, text: str, name: str, length: int | None) -> ModelInpu
         run: The run whose tokenizer is used.
         text: The text.
         name: What to call the text in captions and errors.
-        length: How many of its first tokens to take; all by default.
+        length: How many tokens to take, special tokens included: the first ones of the text. All by default.
 
     Raises:
         ValueError: The text has no tokens, or fewer than `length`.
@@ -79,9 +83,10 @@ def text_sample(run: Run, text: str, name: str, length: int | None) -> ModelInpu
     ids = torch.tensor(run.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
     if len(ids) == 0:
         raise ValueError(f"{name} has no tokens: give some text.")
-    if length is not None and length > len(ids):
-        raise ValueError(f"{name} has {len(ids)} tokens, fewer than the length {length}.")
-    return ModelInput(ids[:length], name, 0, first_words(run, ids))
+    room = None if length is None else run.framing.room(length)
+    if room is not None and room > len(ids):
+        raise ValueError(f"{name} has {len(ids)} tokens, fewer than the length {room}.")
+    return ModelInput(run.framing.around(ids[:room]), name, 0, first_words(run, ids), run.framing)
 
 
 def first_words(run: Run, ids: Tensor) -> str:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,12 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from relpos.checkpoints.opening import open_model, open_tokenizer
-from relpos.checkpoints.published import reader_of
-from relpos.checkpoints.source import Source, find_source, source_config
+from relpos.checkpoints.facts import longest
+from relpos.checkpoints.framing import NO_FRAMING, Framing, framing_of
+from relpos.checkpoints.opening import only_head, open_model, open_tokenizer
+from relpos.checkpoints.positions.outline import check_sizes
+from relpos.checkpoints.published import predicts_next_token, reader_of
+from relpos.checkpoints.source import Source, check_weights, find_source, source_config
 from relpos.checkpoints.transplant import THEIRS, transplant
 from relpos.errors import check_not_empty
 from relpos.lab.data.corpus import Corpus, open_corpus
@@ -25,8 +28,9 @@ from relpos.lab.runs.load_settings import load_settings
 from relpos.lab.runs.log_file import read_log
 from relpos.lab.runs.resolve import flatten
 from relpos.lab.runs.settings import Settings
+from relpos.models.exact import MissingTensorsError
 from relpos.models.family import Family, Reader, get_family
-from relpos.models.registry import family_of_type, model_types, opens
+from relpos.models.registry import PREFIX, family_of_type, model_types, opens
 from relpos.system.mappings import read_json, read_yaml
 from relpos.system.seal import SEAL, damage
 
@@ -45,6 +49,7 @@ class Run:
         settings: None for a model that `relpos train` did not write.
         about: Versions, corpus, number of parameters; empty for such a model.
         result: Steps, tokens, seconds and losses; empty if the run has not finished.
+        framing: The special tokens around each window of text that it reads; none for a run of `relpos train`.
     """
 
     folder: Path  # what it was opened from: a folder, a .gguf file, or a name on the hub
@@ -53,11 +58,20 @@ class Run:
     settings: Settings | None  # None for a model that relpos train did not write
     about: dict[str, Any]  # versions, corpus, number of parameters; empty for such a model
     result: dict[str, Any]  # steps, tokens, seconds, losses; empty if the run has not finished
+    framing: Framing = NO_FRAMING  # the special tokens around each window of text that it reads
 
     @cached_property
     def family(self) -> Reader:
         """The family of its model: how it is scored and drawn."""
         return reader_of(self.model)
+
+    def reading(self, bos: bool) -> "Run":
+        """The same run; without `bos`, one that reads windows of text alone, with no special tokens around them."""
+        if bos or not len(self.framing):
+            return self
+        plain = replace(self, framing=NO_FRAMING)
+        plain.__dict__["family"] = self.family  # which need not be checked again
+        return plain
 
     @property
     def encoding(self) -> str:
@@ -69,9 +83,7 @@ class Run:
         """The length of the windows it was trained on, as far as its folder says; None if it is not known."""
         if self.settings is not None:
             return self.settings.data.length
-        config = self.model.config.get_text_config()
-        length = self.family.position(self.model).get("length") or getattr(config, "max_position_embeddings", None)
-        return int(length) if length else None
+        return longest(self.model)
 
     @property
     def evaluation(self) -> Path:
@@ -193,9 +205,17 @@ def open_run(what: str | Path, position: Mapping[str, Any] | None = None, *, tru
     wrong = damage(folder, only=WEIGHTS) if (folder / SEAL).exists() else None
     if wrong is not None:
         raise ValueError(f"the checkpoint {folder} is damaged: {wrong}. Open another one, or the run's folder.")
+    check_sizes(config, source.what, check_weights(source))
     transformers.utils.logging.disable_progress_bar()  # of loading the weights, which is fast
-    model = family.model_class.from_pretrained(folder, config=config).eval()
-    return Run(Path(what), model, tokenizer, settings, about, result)
+    try:
+        model = family.model_class.from_pretrained(folder, config=config).eval()
+    except MissingTensorsError as error:
+        if settings is not None or position is not None or not only_head(family.model_class, error.names):
+            raise
+        return _open_published(source, position, trust_remote_code)  # without its head
+    trained_here = str(read_json(folder / "config.json")["model_type"]).startswith(PREFIX)
+    framing = NO_FRAMING if trained_here else framing_of(source, tokenizer, config, predicts_next_token(model))
+    return Run(Path(what), model, tokenizer, settings, about, result, framing)
 
 
 def _is_ours(folder: Path) -> bool:
@@ -214,12 +234,13 @@ def _open_published(source: Source, position: Mapping[str, Any] | None, trust_re
     if position is not None and not ours:
         _replace_rope(source, config, position)
     model = open_model(source, config, trust_remote_code)
-    if ours:
+    if ours and type(model) is THEIRS[config.model_type]:  # not if the file lacks the head
         model = transplant(model, position)
     tokenizer = open_tokenizer(source)
     if tokenizer is None and model.main_input_name == "input_ids":
         raise FileNotFoundError(f"there is no tokenizer in {source.what}: it has no tokenizer.json.")
-    return Run(Path(source.what), model, tokenizer, None, {}, {})
+    framing = framing_of(source, tokenizer, config, predicts_next_token(model))
+    return Run(Path(source.what), model, tokenizer, None, {}, {}, framing)
 
 
 def _replace_rope(source: Source, config: PreTrainedConfig, position: Mapping[str, Any]) -> None:

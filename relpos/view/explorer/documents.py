@@ -73,7 +73,7 @@ class Inputs:
         documents = self.documents()
         if not documents:
             return {"kind": "none"}
-        enough = [each for each in documents if each["tokens"] >= length]
+        enough = [each for each in documents if each["tokens"] + len(self.run.framing) >= length]
         chosen = enough[0] if enough else max(documents, key=lambda each: int(each["tokens"]))
         return {"kind": "document", "id": chosen["id"]}
 
@@ -108,7 +108,20 @@ class Inputs:
         )
 
     def read(self, given: Mapping[str, Any], length: int, seed: int) -> Reading:
-        """The tokens of a checked input, at most `length` of them."""
+        """The tokens of a checked input, at most `length` of them, with the model's special tokens around the text."""
+        if given["kind"] == "written":
+            before = self.read(given["of"], given["length"], seed)
+            ids = self.write(before.ids, given["tokens"])
+            written = len(ids) - len(before.ids)
+            note = f"The last {written} tokens were written by the model, the most likely token at each step."
+            return Reading(ids[:length], before.name, (*before.notes, note))
+        framing = self.run.framing
+        text = self._text(given, framing.room(length), seed)
+        special = (framing.sentence,) if len(framing) else ()
+        return Reading(framing.around(text.ids), text.name, (*text.notes, *special))
+
+    def _text(self, given: Mapping[str, Any], length: int, seed: int) -> Reading:
+        """The tokens of a text, at most `length` of them."""
         match given["kind"]:
             case "document":
                 assert self.heldout is not None
@@ -121,12 +134,6 @@ class Inputs:
                 if len(ids) == 0:
                     raise ValueError("the text has no tokens: give some text.")
                 return Reading(ids[:length].long(), "the text", _shorter("the text", len(ids), length))
-            case "written":
-                before = self.read(given["of"], given["length"], seed)
-                ids = self.write(before.ids, given["tokens"])
-                written = len(ids) - len(before.ids)
-                note = f"The last {written} tokens were written by the model, the most likely token at each step."
-                return Reading(ids[:length], before.name, (*before.notes, note))
         generator = torch.Generator().manual_seed(seed)
         size = int(self.run.model.config.get_text_config().vocab_size)
         ids = torch.randint(size, (length,), generator=generator)

@@ -118,7 +118,12 @@ class Exploration:
 
 @refuses_empty_strings
 def explore(
-    what: "What | Sequence[What]" = (), *, length: int | None = None, text: str | None = None, server: bool = False
+    what: "What | Sequence[What]" = (),
+    *,
+    length: int | None = None,
+    text: str | None = None,
+    bos: bool = True,
+    server: bool = False,
 ) -> Exploration:
     """Look into every layer and head of encodings and models, in the browser or in a notebook.
 
@@ -127,6 +132,8 @@ def explore(
             none, `serve` shows the pages of all encodings.
         length: Tokens at first. By default the trained length, or 512 for an encoding alone.
         text: Text for the models to read at first. By default a document of held-out text.
+        bos: Whether models that others trained read their text as they were trained: after BOS, or between CLS and
+            SEP. See docs/evaluation.md.
         server: Whether a notebook shows a running server, which computes what is asked for, instead of a page with
             the first view of everything.
 
@@ -143,19 +150,22 @@ def explore(
         >>> relpos.explore(["runs/cable", "runs/kerple"]).serve()
     """
     several = [what] if isinstance(what, str | Path) or not isinstance(what, Sequence) else list(what)
-    exploration = Exploration(open_subjects(several, length, text))
+    exploration = Exploration(open_subjects(several, length, text, bos))
     if server:
         exploration.start()
     return exploration
 
 
-def open_subjects(what: "Sequence[What]", length: int | None = None, text: str | None = None) -> list[Subject]:
+def open_subjects(
+    what: "Sequence[What]", length: int | None = None, text: str | None = None, bos: bool = True
+) -> list[Subject]:
     """The subjects of the explorer.
 
     Args:
         what: Names of encodings, and models: as `relpos.open` takes them, or open ones.
         length: Tokens by default.
         text: Text for the models to read at first.
+        bos: Whether models that others trained read their special tokens around it.
 
     Raises:
         ValueError: A name is unknown, or a model cannot be opened.
@@ -170,7 +180,7 @@ def open_subjects(what: "Sequence[What]", length: int | None = None, text: str |
         from relpos.view.explorer.model_subjects import ModelSubject
 
         run = _open(item) if isinstance(item, str | Path) else item
-        subjects.append(ModelSubject(identity, run, length, text))
+        subjects.append(ModelSubject(identity, run.reading(bos), length, text))
     return subjects
 
 
