@@ -15,6 +15,7 @@ NO_WEIGHTS = (
     "relpos never materialises the attention weights: set it to False, or call relpos.use(model, off=True) and "
     "model.set_attn_implementation('eager') to see them; relpos.mass has them by distance"
 )
+CHECKED = "_relpos_checked"  # attribute of the modules of a model that `relpos.use` has switched to ours
 HARMLESS = (  # keywords of other implementations that change no number here, and also none in "eager" and "sdpa"
     "sliding_window",  # windows are part of our masks
     "position_ids",  # q and k arrive rotated, and packed sequences are part of our masks
@@ -87,8 +88,14 @@ def relpos_attention(
         (batch, queries, heads, value_dim), and None for the weights, which are never materialised.
 
     Raises:
-        ValueError: The weights, a paged cache or an unknown keyword were given; or the mask is of an unknown kind.
+        ValueError: The model was not checked; the weights, a paged cache or an unknown keyword were given; or the mask
+            is of an unknown kind.
     """
+    if not getattr(module, CHECKED, False):
+        raise ValueError(
+            f"{type(module).__name__} runs on relpos by the name in its configuration, and relpos has not checked its "
+            "model: call relpos.use(model)."
+        )
     unknown = sorted(name for name, value in kwargs.items() if value is not None and name not in HARMLESS)
     if unknown:
         raise ValueError(

@@ -66,8 +66,7 @@ def probe_tokens(model: Any) -> int:
 
 def token_ids(model: Any, rows: int, tokens: int, seed: int) -> Tensor:
     """Different ids (rows, tokens), without those that have a meaning of their own, such as an image's."""
-    embedding = model.get_input_embeddings()
-    vocabulary = getattr(embedding, "num_embeddings", None) or getattr(model.config, "vocab_size", 8)
+    vocabulary = getattr(model.config.get_text_config(), "vocab_size", None) or TOKENS
     usual = torch.ones(vocabulary, dtype=torch.bool)
     special = [n for n in numbers_of(model, ("token_id", "token_index")) if n < vocabulary]
     usual[[0, *special]] = False

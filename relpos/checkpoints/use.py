@@ -11,12 +11,11 @@ from transformers.utils import logging
 
 from relpos.checkpoints import t5
 from relpos.checkpoints.forwards import replacements
-from relpos.checkpoints.interface import NO_WEIGHTS, relpos_attention
+from relpos.checkpoints.interface import CHECKED, NO_WEIGHTS, relpos_attention
 from relpos.checkpoints.masks import described_mask, interval_mask
 from relpos.checkpoints.probe import Forward, configurations, difference, probe_inputs, run, run_own, silent_layers
 from relpos.models.registry import PREFIX
 
-PLAIN = "relpos"  # what a user might give as attn_implementation
 NAME = "relpos.use"  # of our implementation, in transformers' interfaces
 REPLACED = "relpos_replaced"  # the same, for families outside the interface whose attention we replaced
 BEFORE = "_relpos_before"  # the implementations of a model's configurations before
@@ -102,9 +101,7 @@ def unwrap(model: Any) -> PreTrainedModel:
         return wrapped  # a run
     parts = model.named_modules() if isinstance(model, nn.Module) else getattr(model, "__dict__", {}).items()
     hint = next((f": give its .{name}" for name, part in parts if isinstance(part, PreTrainedModel)), "")
-    raise TypeError(
-        f"relpos.use takes a model of transformers (a PreTrainedModel), not {type(model).__name__}{hint}."
-    )
+    raise TypeError(f"relpos.use takes a model of transformers (a PreTrainedModel), not {type(model).__name__}{hint}.")
 
 
 def switch(model: PreTrainedModel, example: Mapping[str, Any] | None) -> None:
@@ -119,7 +116,7 @@ def switch(model: PreTrainedModel, example: Mapping[str, Any] | None) -> None:
     for seed in range(ATTEMPTS):
         with reference(model):
             before = run_own(model, probe_inputs(model, seed) if example is None else [example])
-        vars(model)[BEFORE] = [config._attn_implementation_internal for config in configs(model)]
+        vars(model)[BEFORE] = implementations(model)
         try:
             apply(model)
             after = run_ours(model, before.inputs)
@@ -136,13 +133,18 @@ def switch(model: PreTrainedModel, example: Mapping[str, Any] | None) -> None:
     raise ValueError(refusal(model, f"the numbers of {which} differ by {size:.1g} from those without relpos"))
 
 
+def implementations(model: PreTrainedModel) -> list[str]:
+    """The implementations of a model's configurations; transformers' default where a used model's was copied."""
+    names = [config._attn_implementation_internal for config in configs(model)]
+    return [model.get_correct_attn_implementation(None) if name in (NAME, REPLACED) else name for name in names]
+
+
 @contextmanager
 def reference(model: PreTrainedModel) -> Iterator[None]:
     """The implementation with which a model is compared: its own, but for `REFERENCES`."""
     before = [(config, config._attn_implementation_internal) for config in configs(model)]
-    for config, _ in before:
-        if config.model_type in REFERENCES:
-            config._attn_implementation_internal = REFERENCES[config.model_type]
+    for (config, _), implementation in zip(before, implementations(model), strict=True):
+        config._attn_implementation_internal = REFERENCES.get(config.model_type, implementation)
     try:
         yield
     finally:
@@ -177,27 +179,13 @@ def check_calls(model: PreTrainedModel, forward: Forward) -> None:
             raise ValueError(refusal(model, f"{name} ({kind}) did not call us in a forward"))
 
 
-class GuardedName(str):
-    """The name of our implementation, which refuses to stand for "relpos" in transformers' lists of names.
-
-    Any registered name is accepted for any model when it is built, also for one that would then run its own code, or
-    ours with wrong numbers. transformers compares the name with all that are registered before it builds anything.
-    """
-
-    __hash__ = str.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, str) and str.__eq__(other, PLAIN):
-            raise ValueError(
-                'attn_implementation="relpos" would run a model that relpos has not checked: build it without, then '
-                "call relpos.use(model)."
-            )
-        return str.__eq__(self, other)
-
-
 def register() -> None:
-    """Put our functions into transformers' interfaces. Doing it again changes nothing."""
-    AttentionInterface.register(GuardedName(NAME), relpos_attention)
+    """Put our functions into transformers' interfaces. Doing it again changes nothing.
+
+    Any registered name is accepted for any model when it is built, also for one that would then run its own code.
+    Hence "relpos" is no name there, so that transformers refuses attn_implementation="relpos" for all models.
+    """
+    AttentionInterface.register(NAME, relpos_attention)
     AttentionMaskInterface.register(NAME, interval_mask)
     AttentionMaskInterface.register(REPLACED, described_mask)
 
@@ -255,6 +243,7 @@ def apply(model: PreTrainedModel) -> None:
     for part in replaced:
         part.config._attn_implementation_internal = REPLACED
     for module in model.modules():
+        vars(module)[CHECKED] = True
         for method, function in replacements(module).items():
             vars(module)[method] = MethodType(function, module)
     t5.apply(model)
@@ -279,6 +268,7 @@ def restore(model: PreTrainedModel) -> None:
     if hook is not None:
         hook.remove()
     for module in model.modules():
+        vars(module).pop(CHECKED, None)
         for method in replacements(module):
             vars(module).pop(method, None)
     t5.undo(model)

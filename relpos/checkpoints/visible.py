@@ -123,7 +123,7 @@ class VisibleMask(Tensor):
 
         result = func(*tree_map(written, args), **tree_map(written, kwargs or {}))
         if changes_meaning(func, args, result):
-            raise TypeError(
+            raise ValueError(  # torch would swallow a TypeError
                 f"this model computes {func.overloadpacket.__name__} with its attention mask, which would change the "
                 "meaning of relpos's boolean one (True: seen): run it without relpos (relpos.use(model, off=True))."
             )
