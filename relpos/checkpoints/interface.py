@@ -91,21 +91,7 @@ def relpos_attention(
         ValueError: The model was not checked; the weights, a paged cache or an unknown keyword were given; or the mask
             is of an unknown kind.
     """
-    if not getattr(module, CHECKED, False):
-        raise ValueError(
-            f"{type(module).__name__} runs on relpos by the name in its configuration, and relpos has not checked its "
-            "model: call relpos.use(model)."
-        )
-    unknown = sorted(name for name, value in kwargs.items() if value is not None and name not in HARMLESS)
-    if unknown:
-        raise ValueError(
-            f"{type(module).__name__} gives attention {', '.join(unknown)}, which relpos does not know and will not "
-            "ignore: leave it out, or run the model without relpos (relpos.use(model, off=True))."
-        )
-    if output_attentions:
-        raise ValueError(f"output_attentions=True: {NO_WEIGHTS}.")
-    if cache is not None:
-        raise ValueError("relpos does not read the paged caches of continuous batching: use model.generate.")
+    check_call(module, cache, output_attentions, kwargs)
     batch, heads, queries, head_dim = query.shape
     biases: list[Bias] = [] if key_bias is None else [key_bias]
     visible = visible_of(attention_mask)
@@ -119,10 +105,7 @@ def relpos_attention(
             where["start"] = 0
     else:
         where = read_mask(attention_mask, batch, queries, key.shape[2], biases)
-    if indices is not None:
-        select_keys(where, selected_keys(indices[:, None], key.shape[2]))
-    if block_indices is not None:
-        select_keys(where, selected_blocks(module, block_indices, heads, key.shape[2]))
+    select_keys(where, selection(module, indices, block_indices, heads, key.shape[2]))
     if isinstance(position_bias, PositionBias):
         where["start"] = position_bias.start
         if position_bias.bias is not None:
@@ -137,6 +120,29 @@ def relpos_attention(
         listener(module, query, key, position, arguments)
     out = attention(query, key, value, position, dropout=dropout if module.training else 0.0, **arguments)
     return out.transpose(1, 2).contiguous(), None
+
+
+def check_call(module: nn.Module, cache: Any, output_attentions: bool | None, keywords: dict[str, Any]) -> None:
+    """Refuse what `relpos_attention` would have to ignore.
+
+    Raises:
+        ValueError: The model was not checked; or the weights, a paged cache or an unknown keyword were given.
+    """
+    if not getattr(module, CHECKED, False):
+        raise ValueError(
+            f"{type(module).__name__} runs on relpos by the name in its configuration, and relpos has not checked its "
+            "model: call relpos.use(model)."
+        )
+    if output_attentions:
+        raise ValueError(f"output_attentions=True: {NO_WEIGHTS}.")
+    if cache is not None:
+        raise ValueError("relpos does not read the paged caches of continuous batching: use model.generate.")
+    unknown = sorted(name for name, value in keywords.items() if value is not None and name not in HARMLESS)
+    if unknown:
+        raise ValueError(
+            f"{type(module).__name__} gives attention {', '.join(unknown)}, which relpos does not know and will not "
+            "ignore: leave it out, or run the model without relpos (relpos.use(model, off=True))."
+        )
 
 
 def read_mask(mask: Any, batch: int, queries: int, keys: int, biases: list[Bias]) -> dict[str, Any]:
@@ -158,25 +164,24 @@ def read_mask(mask: Any, batch: int, queries: int, keys: int, biases: list[Bias]
     if mask.is_floating_point():
         biases.append(dense(mask))
     elif mask.shape[1] == 1 and mask.shape[2] == 1:
-        # Recurrent Gemma's mask has one key while it decodes, which stands for all.
         where["padding"] = mask[:, 0, 0].expand(batch, keys)
     else:
         where["mask"] = mask
     return where
 
 
-def selected_keys(indices: Tensor, keys: int) -> Tensor:
-    """A boolean mask (…, queries, keys) of the keys that were selected by index, (…, queries, top_k)."""
-    seen = indices.new_zeros((*indices.shape[:-1], keys), dtype=torch.bool)
-    return seen.scatter(-1, indices.long(), True)
-
-
-def selected_blocks(module: nn.Module, indices: Tensor, heads: int, keys: int) -> Tensor:
-    """The same by blocks of keys, for all heads: (batch, heads, queries, keys).
+def selection(
+    module: nn.Module, indices: Tensor | None, block_indices: Tensor | None, heads: int, keys: int
+) -> Tensor | None:
+    """A boolean mask (batch, 1 or heads, queries, keys) of the keys that a sparse layer has selected; None for all.
 
     Raises:
         ValueError: The layer does not say how long a block is.
     """
+    if indices is not None:
+        return selected(indices[:, None], keys)
+    if block_indices is None:
+        return None
     size = getattr(getattr(module, "indexer", None), "block_size", None)
     if not isinstance(size, int):
         raise ValueError(
@@ -184,24 +189,36 @@ def selected_blocks(module: nn.Module, indices: Tensor, heads: int, keys: int) -
             "the model without relpos (relpos.use(model, off=True))."
         )
     blocks = -(-keys // size)
-    seen = selected_keys(torch.where(indices < 0, blocks, indices), blocks + 1)[..., :blocks]  # the last is dropped
-    return seen.repeat_interleave(size, -1)[..., :keys].repeat_interleave(heads // indices.shape[1], 1)
+    places = torch.where(block_indices < 0, blocks, block_indices)
+    seen = selected(places, blocks + 1)[..., :blocks]
+    return seen.repeat_interleave(size, -1)[..., :keys].repeat_interleave(heads // seen.shape[1], 1)
 
 
-def select_keys(where: dict[str, Any], selection: Tensor) -> None:
+def selected(indices: Tensor, places: int) -> Tensor:
+    """Which of some places are among the indices (…, top_k): boolean (…, places)."""
+    seen = indices.new_zeros((*indices.shape[:-1], places), dtype=torch.bool)
+    return seen.scatter(-1, indices.long(), True)
+
+
+def select_keys(where: dict[str, Any], seen: Tensor | None) -> None:
     """Let a call of attention see selected keys only.
 
     Args:
         where: Arguments of the call, which change.
-        selection: (batch, 1 or heads, queries, keys).
+        seen: (batch, 1 or heads, queries, keys), or None for all.
 
     Raises:
-        ValueError: The call has a mask by a function, which no boolean tensor can join.
+        ValueError: The call has a mask that is a function, which no boolean tensor can join.
     """
     mask = where.get("mask")
+    if seen is None:
+        return
     if mask is not None and not isinstance(mask, Tensor):
-        raise ValueError("relpos cannot select keys by index under a mask that is a function.")
-    where["mask"] = selection if mask is None else selection & mask
+        raise ValueError(
+            "relpos cannot select keys by index under a mask that is a function: run the model without relpos "
+            "(relpos.use(model, off=True))."
+        )
+    where["mask"] = seen if mask is None else seen & mask
 
 
 def only_hides(mask: Tensor) -> bool:

@@ -177,6 +177,11 @@ def interval_mask(
     tracing = torch.compiler.is_compiling()
     if getattr(config, "model_type", None) in ADDITIVE:
         return eager_mask(**arguments, **kwargs)
+    if q_length == kv_length == 1 and attention_mask is not None and attention_mask.shape[1] > kv_offset + 1:
+        # Recurrent Gemma's cache tells no length, since its first layers keep no keys: transformers makes a mask of one
+        # key, the first token, for all. The keys are the last ones.
+        total = attention_mask.shape[1]
+        return attention_mask[:, None, None, total - min(total, local_size or total) :].bool()
     if q_length == 1:  # the mask has one row: nothing can be saved, and no description changes while decoding
         return sdpa_mask(**arguments)
     if tracing:

@@ -138,7 +138,9 @@ def changes_meaning(func: Any, args: tuple[Any, ...], result: Any) -> bool:
         return False
     if func.overloadpacket in (aten.masked_fill, aten.masked_fill_):
         return isinstance(args[2], float)
-    if func.overloadpacket in (aten.cat, aten.constant_pad_nd):
+    if func.overloadpacket == aten.cat:  # T5Gemma 2 joins the masks of two kinds of keys
+        return not all(isinstance(x, VisibleMask) for x in args[0])
+    if func.overloadpacket == aten.constant_pad_nd:
         return True
     return any(isinstance(x, Tensor) and x.is_floating_point() for x in tree_leaves(result))
 
