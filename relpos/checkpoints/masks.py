@@ -5,10 +5,7 @@ recognised by their names, and their settings are read from their closures; test
 changes them. What is not recognised is evaluated: row by row if the function takes index tensors, else materialised.
 """
 
-import functools
-import importlib
 import inspect
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +24,7 @@ from transformers.masking_utils import (
 from relpos.checkpoints.visible import Visible, VisibleMask, traced_mask
 from relpos.encodings.call import MaskFunction
 
+ADDITIVE = {"deepseek_v4"}  # model types that join an additive bias to their mask, so that it has to be additive too
 DEFAULTS = {"q_offset": 0, "kv_offset": 0, "local_size": None, "use_vmap": False, "device": "cpu"}
 
 
@@ -160,7 +158,7 @@ def interval_mask(
 
     Returns:
         None where nothing is masked; a boolean row per sequence for a single query; else a mask that carries its
-        description (`visible_of`). Models outside the attention interface get the mask that they would get in "eager".
+        description (`visible_of`). Model types in `ADDITIVE` get the mask that they would get in "eager".
     """
     arguments = {
         "batch_size": batch_size,
@@ -177,8 +175,13 @@ def interval_mask(
         "device": device,
     }
     tracing = torch.compiler.is_compiling()
-    if not tracing and config is not None and not uses_interface(type(config).__module__):
+    if getattr(config, "model_type", None) in ADDITIVE:
         return eager_mask(**arguments, **kwargs)
+    if q_length == kv_length == 1 and attention_mask is not None and attention_mask.shape[1] > kv_offset + 1:
+        # Recurrent Gemma's cache tells no length, since its first layers keep no keys: transformers makes a mask of one
+        # key, the first token, for all. The keys are the last ones.
+        total = attention_mask.shape[1]
+        return attention_mask[:, None, None, total - min(total, local_size or total) :].bool()
     if q_length == 1:  # the mask has one row: nothing can be saved, and no description changes while decoding
         return sdpa_mask(**arguments)
     if tracing:
@@ -264,22 +267,3 @@ def traced(arguments: dict[str, Any], config: Any, both_directions: bool) -> Vis
     if window is not None and not chunked:
         pair = (window, window) if both_directions else (window - 1, 0)
     return Visible(batch, queries, keys, start, not both_directions, pair, documents, padding)
-
-
-@functools.cache
-def uses_interface(configuration_module: str) -> bool:
-    """Whether the models of a configuration call transformers' attention interface. Unknown models count as doing so.
-
-    Args:
-        configuration_module: Name of the module that defines the configuration.
-    """
-    package, _, last = configuration_module.rpartition(".")
-    if not package.startswith("transformers.models") or not last.startswith("configuration_"):
-        return True
-    name = f"{package}.{last.replace('configuration_', 'modeling_', 1)}"
-    try:
-        module = sys.modules.get(name) or importlib.import_module(name)
-        source = inspect.getsource(module)
-    except (ImportError, OSError):
-        return True
-    return "Attention(nn.Module)" not in source or ".get_interface(" in source

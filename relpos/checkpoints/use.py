@@ -11,16 +11,19 @@ from transformers.utils import logging
 
 from relpos.checkpoints import t5
 from relpos.checkpoints.forwards import replacements
-from relpos.checkpoints.interface import NO_WEIGHTS, relpos_attention
+from relpos.checkpoints.interface import CHECKED, NO_WEIGHTS, relpos_attention
 from relpos.checkpoints.masks import described_mask, interval_mask
-from relpos.checkpoints.probe import silent_layers
+from relpos.checkpoints.probe import Forward, configurations, difference, probe_inputs, run, run_own, silent_layers
 from relpos.models.registry import PREFIX
 
-NAME = "relpos"  # of our implementation, in transformers' interfaces
+NAME = "relpos.use"  # of our implementation, in transformers' interfaces
 REPLACED = "relpos_replaced"  # the same, for families outside the interface whose attention we replaced
 BEFORE = "_relpos_before"  # the implementations of a model's configurations before
 HOOK = "_relpos_hook"  # the hook of a model that refuses output_attentions
 Model = TypeVar("Model")
+
+ATTEMPTS = 3  # inputs on which a model's numbers may differ before it is refused
+REFERENCES = {"falcon": "sdpa"}  # by model type: its "eager" adds ALiBi twice
 
 OWN_LAYERS = {  # layers that keep their own code beside ours, by class
     "LongT5LocalAttention",  # blocks of the encoder: linear memory already
@@ -39,61 +42,152 @@ def use(model: Model, off: bool = False, *, example: Mapping[str, Any] | None = 
     sequences, windows, sinks, softcaps, dropout and gradient checkpointing work as before. What is not available is
     `output_attentions`, since the weights are never materialised.
 
+    The model is checked first: it runs a small forward by its own implementation and one on relpos, and what every
+    attention layer and the model return must agree. The text of this forward has a padded row, and enough tokens to
+    leave every window, chunk and top-k of the configuration, as far as a second or so of computing goes: 700 tokens for
+    135 million weights, 16 for 6 billion. What a model does beyond that is not compared.
+
     Args:
         model: Any model of transformers whose attention calls its interface; or BLOOM, DeBERTa, Falcon, MPNet, MPT. A
-            run from `relpos.open` stands for its model.
+            run from `relpos.open` stands for its model, and so do the wrappers PeftModel, DataParallel,
+            DistributedDataParallel and SentenceTransformer.
         off: Whether to undo it: the model then runs as before.
-        example: Inputs for one small forward, for models whose inputs cannot be guessed.
+        example: Inputs for the small forward, for models whose inputs cannot be guessed.
 
     Returns:
-        The same model, or run.
+        The same model, wrapper or run.
 
     Raises:
-        TypeError: It is no model of transformers.
-        ValueError: An attention layer of this family would not run on ours. The model is left as it was.
+        TypeError: It is not a model of transformers.
+        ValueError: An attention layer of this family would not run on ours, or would give other numbers. The model is
+            left as it was.
 
     Example:
         >>> model = relpos.use(AutoModelForCausalLM.from_pretrained("HuggingFaceTB/SmolLM2-135M"))
         >>> model.generate(**inputs)
     """
-    if isinstance(own := getattr(model, "model", None), PreTrainedModel) and not isinstance(model, nn.Module):
-        use(own, off, example=example)
+    inner = unwrap(model)
+    if inner.config.model_type.startswith(PREFIX):  # our own models run on our attention anyway
         return model
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"relpos.use takes a model of transformers (a PreTrainedModel), not {type(model).__name__}.")
-    if model.config.model_type.startswith(PREFIX):  # our own models run on our attention anyway
-        return model
-    in_use = BEFORE in vars(model)
-    if off:
-        if in_use:
-            restore(model)
-        return model
-    if in_use:
-        return model
-    if any(config.output_attentions for config in configs(model)):
-        raise ValueError(refusal(model, "its configuration has output_attentions=True, and " + NO_WEIGHTS))
-    check_family(model)
-    register()
-    vars(model)[BEFORE] = [config._attn_implementation_internal for config in configs(model)]
-    try:
-        apply(model)
-        calls, silent = silent_layers(model, example)
-        silent = [name for name in silent if type(model.get_submodule(name)).__name__ not in OWN_LAYERS]
-        if silent or not calls:
-            which = f"{silent[0]} ({type(model.get_submodule(silent[0])).__name__})" if silent else "no layer"
-            reason = f"{which} did not call us" if silent else "none of its layers called us"
-            raise ValueError(refusal(model, f"{reason} in a forward"))
-    except BaseException:
-        restore(model)
-        raise
+    in_use = BEFORE in vars(inner)
+    if off and in_use:
+        restore(inner)
+    elif not off and not in_use:
+        if any(config.output_attentions for config in configs(inner)):
+            raise ValueError(refusal(inner, "its configuration has output_attentions=True, and " + NO_WEIGHTS))
+        check_family(inner)
+        register()
+        switch(inner, example)
     return model
 
 
+def unwrap(model: Any) -> PreTrainedModel:
+    """The model of transformers that something is, wraps or holds.
+
+    Raises:
+        TypeError: There is none.
+    """
+    if isinstance(model, PreTrainedModel):
+        return model
+    if callable(base := getattr(model, "get_base_model", None)):  # peft
+        return unwrap(base())
+    if isinstance(model, nn.Module) and isinstance(wrapped := getattr(model, "module", None), nn.Module):
+        return unwrap(wrapped)  # DataParallel and DistributedDataParallel
+    if isinstance(model, nn.Sequential):  # sentence-transformers: a transformer, then pooling
+        for part in model:
+            if isinstance(wrapped := getattr(part, "auto_model", None), nn.Module):
+                return unwrap(wrapped)
+    if not isinstance(model, nn.Module) and isinstance(wrapped := getattr(model, "model", None), PreTrainedModel):
+        return wrapped  # a run
+    parts = model.named_modules() if isinstance(model, nn.Module) else getattr(model, "__dict__", {}).items()
+    hint = next((f": give its .{name}" for name, part in parts if isinstance(part, PreTrainedModel)), "")
+    raise TypeError(f"relpos.use takes a model of transformers (a PreTrainedModel), not {type(model).__name__}{hint}.")
+
+
+def switch(model: PreTrainedModel, example: Mapping[str, Any] | None) -> None:
+    """Switch a model to our attention, if a small forward gives the numbers that it gave before.
+
+    A selection (experts, top-k) may fall differently where two scores are equal to rounding. Such a difference is gone
+    with other inputs; a mistake is not.
+
+    Raises:
+        ValueError: It does not. The model is as it was.
+    """
+    for seed in range(ATTEMPTS):
+        with reference(model):
+            before = run_own(model, probe_inputs(model, seed) if example is None else [example])
+        vars(model)[BEFORE] = implementations(model)
+        try:
+            apply(model)
+            after = run_ours(model, before.inputs)
+            check_calls(model, after)
+            off = difference(before, after)
+        except BaseException:
+            restore(model)
+            raise
+        if off is None:
+            return
+        restore(model)
+    layer, size = off
+    which = f"{layer} ({type(model.get_submodule(layer)).__name__})" if layer else "its output"
+    raise ValueError(refusal(model, f"the numbers of {which} differ by {size:.1g} from those without relpos"))
+
+
+def implementations(model: PreTrainedModel) -> list[str]:
+    """The implementations of a model's configurations; transformers' default where a used model's was copied."""
+    names = [config._attn_implementation_internal for config in configs(model)]
+    return [model.get_correct_attn_implementation(None) if name in (NAME, REPLACED) else name for name in names]
+
+
+@contextmanager
+def reference(model: PreTrainedModel) -> Iterator[None]:
+    """The implementation with which a model is compared: its own, but for `REFERENCES`."""
+    before = [(config, config._attn_implementation_internal) for config in configs(model)]
+    for (config, _), implementation in zip(before, implementations(model), strict=True):
+        config._attn_implementation_internal = REFERENCES.get(config.model_type, implementation)
+    try:
+        yield
+    finally:
+        for config, implementation in before:
+            config._attn_implementation_internal = implementation
+
+
+def run_ours(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Forward:
+    """Run a model on our attention, with inputs that its own implementation accepts.
+
+    Raises:
+        ValueError: It fails.
+    """
+    try:
+        return run(model, inputs)
+    except Exception as error:  # a refusal of ours, or what a model's own code does with our masks
+        reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+        raise ValueError(refusal(model, reason.rstrip("."))) from error
+
+
+def check_calls(model: PreTrainedModel, forward: Forward) -> None:
+    """Refuse a model with an attention layer that did not run on ours.
+
+    Raises:
+        ValueError: With the name of the layer.
+    """
+    if not forward.called:
+        raise ValueError(refusal(model, "none of its layers called us in a forward"))
+    for name in silent_layers(model, forward):
+        kind = type(model.get_submodule(name)).__name__
+        if kind not in OWN_LAYERS:
+            raise ValueError(refusal(model, f"{name} ({kind}) did not call us in a forward"))
+
+
 def register() -> None:
-    """Put our functions into transformers' interfaces. Doing it again changes nothing."""
-    for name, mask in ((NAME, interval_mask), (REPLACED, described_mask)):
-        AttentionInterface.register(name, relpos_attention)
-        AttentionMaskInterface.register(name, mask)
+    """Put our functions into transformers' interfaces. Doing it again changes nothing.
+
+    Any registered name is accepted for any model when it is built, also for one that would then run its own code.
+    Hence "relpos" is no name there, so that transformers refuses attn_implementation="relpos" for all models.
+    """
+    AttentionInterface.register(NAME, relpos_attention)
+    AttentionMaskInterface.register(NAME, interval_mask)
+    AttentionMaskInterface.register(REPLACED, described_mask)
 
 
 def check_family(model: PreTrainedModel) -> None:
@@ -138,14 +232,7 @@ def submodels(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 
 def configs(model: PreTrainedModel) -> list[Any]:
     """All configurations of a model and of its parts, in a fixed order, each once."""
-    waiting = [part.config for part in submodels(model)]
-    found: dict[int, Any] = {}
-    while waiting:
-        config = waiting.pop(0)
-        if config is not None and id(config) not in found:
-            found[id(config)] = config
-            waiting += [getattr(config, name, None) for name in config.sub_configs]
-    return list(found.values())
+    return list({id(config): config for part in submodels(model) for config in configurations(part.config)}.values())
 
 
 def apply(model: PreTrainedModel) -> None:
@@ -156,6 +243,7 @@ def apply(model: PreTrainedModel) -> None:
     for part in replaced:
         part.config._attn_implementation_internal = REPLACED
     for module in model.modules():
+        vars(module)[CHECKED] = True
         for method, function in replacements(module).items():
             vars(module)[method] = MethodType(function, module)
     t5.apply(model)
@@ -180,6 +268,7 @@ def restore(model: PreTrainedModel) -> None:
     if hook is not None:
         hook.remove()
     for module in model.modules():
+        vars(module).pop(CHECKED, None)
         for method in replacements(module):
             vars(module).pop(method, None)
     t5.undo(model)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from relpos.encodings.call import Call, MaskFunction
 
@@ -87,8 +87,10 @@ class Visible:
 class VisibleMask(Tensor):
     """A boolean mask (batch, 1, queries, keys) that takes no memory: it is materialised only if a model computes on it.
 
-    transformers passes 4-D masks through unchanged, so the description reaches attention; whatever else a model does
-    with its mask (slicing, adding, repeating) is done with the mask itself and stays exact.
+    transformers passes 4-D masks through unchanged, so the description reaches attention. What keeps its meaning
+    (slicing, repeating, boolean operations, choosing by it) is done with the materialised mask and stays exact. What
+    would not is refused: True is a key that is seen, so that a mask converted to numbers and added to scores, or filled
+    with −∞, or extended by another model's additive mask, would hide what it shows.
     """
 
     visible: Visible
@@ -119,7 +121,28 @@ class VisibleMask(Tensor):
         def written(x: Any) -> Any:
             return x.visible.materialise().to(x.device) if isinstance(x, VisibleMask) else x
 
-        return func(*tree_map(written, args), **tree_map(written, kwargs or {}))
+        result = func(*tree_map(written, args), **tree_map(written, kwargs or {}))
+        if changes_meaning(func, args, result):
+            raise ValueError(  # torch would swallow a TypeError
+                f"this model computes {func.overloadpacket.__name__} with its attention mask, which would change the "
+                "meaning of relpos's boolean one (True: seen): run it without relpos (relpos.use(model, off=True))."
+            )
+        return result
+
+
+def changes_meaning(func: Any, args: tuple[Any, ...], result: Any) -> bool:
+    """Whether an operation on a `VisibleMask` yields something that is no longer a boolean mask, or fills it."""
+    aten = torch.ops.aten
+    chosen_by = {aten.where: 0, aten.masked_fill: 1, aten.masked_fill_: 1}.get(func.overloadpacket)
+    if chosen_by is not None and isinstance(args[chosen_by], VisibleMask):
+        return False
+    if func.overloadpacket in (aten.masked_fill, aten.masked_fill_):
+        return isinstance(args[2], float)
+    if func.overloadpacket == aten.cat:  # T5Gemma 2 joins the masks of two kinds of keys
+        return not all(isinstance(x, VisibleMask) for x in args[0])
+    if func.overloadpacket == aten.constant_pad_nd:
+        return True
+    return any(isinstance(x, Tensor) and x.is_floating_point() for x in tree_leaves(result))
 
 
 def traced_mask(visible: Visible, device: torch.device | str) -> Tensor:
