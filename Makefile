@@ -4,7 +4,7 @@
 #   make check     lint and the quick part of the suite, in about a minute: for daily work
 #   make test      the test suite        make test-all   and its slow part
 #   make lint      ruff and mypy         make bench      speed, as ratios in one run
-#   make explorer  the page of relpos explore, from explorer/ into relpos/view/explorer/static (needs node 20 or newer and npm)
+#   make explorer  the page of relpos explore, from explorer/ into relpos/explorer/static (needs node 20 or newer and npm)
 #   make readme    the README's table of encodings, from relpos ls --markdown
 #   make wheel     a wheel for other Linux machines into dist/, installed into a fresh environment and tried there
 #   make docs      the documentation site into site/, offline; make pages   the generated parts of docs/, from the code
@@ -35,7 +35,7 @@ test-all: $(INSTALLED) chromium build/sanitized/librelpos.so
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	RELPOS_LIBRARY=$(CURDIR)/build/sanitized/librelpos.so ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	  $(BIN)/python -m pytest -n 2 tests/test_native.py tests/test_native_skipping.py tests/test_native_mass.py
+	  $(BIN)/python -m pytest -n 2 tests/attend/test_native.py tests/attend/test_native_skipping.py tests/attend/test_native_mass.py
 
 # The kernel under the address and undefined-behaviour sanitizers, with its 16-lane code built for AVX2 too.
 build/sanitized/librelpos.so: $(INSTALLED) native/CMakeLists.txt $(wildcard native/src/*)
@@ -73,7 +73,7 @@ wheel: $(INSTALLED)
 	@echo "Building the source distribution, and the wheel from it: compiles the kernel, for some minutes."
 	$(BIN)/python -m build --no-isolation --outdir dist/unrepaired -Ccmake.define.RELPOS_REQUIRE_KERNEL=ON
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist dist/unrepaired/*.whl
-	$(BIN)/python tests/try_wheel.py dist/*.whl
+	$(BIN)/python tests/support/try_wheel.py dist/*.whl
 
 # Not quietly: mkdocs counts only the warnings that it would print. One thread: the notebooks train small models.
 docs: $(INSTALLED)

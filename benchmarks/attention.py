@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 import relpos
 from relpos.attend import native
-from relpos.encodings.call import Call
+from relpos.forms.call import Call
 
 HEADS, HEAD_DIM, WIDTH = 12, 64, 12 * 64
 LENGTHS = (49, 64, 256, 512, 1024, 2048, 4096, 16384, 65536)

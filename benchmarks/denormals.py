@@ -12,8 +12,8 @@ import time
 import torch
 
 from relpos.attend import native
-from relpos.encodings.call import Call
-from relpos.encodings.forms import Form, Toeplitz
+from relpos.forms.bias import Form, Toeplitz
+from relpos.forms.call import Call
 
 HEADS, HEAD_DIM, LENGTH = 2, 16, 1024
 

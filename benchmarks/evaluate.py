@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from train import ATTENTIONS, attention
 
-from relpos.lab.data.tokenizers import gpt2_tokenizer
-from relpos.lab.evaluate.evaluation import evaluate
-from relpos.lab.runs.run import Run
+from relpos.evaluation.evaluation import evaluate
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
+from relpos.runs.run import Run
+from relpos.text.tokenizers import gpt2_tokenizer
 
 LONG, COMPARED = 16384, 4096
 LIMIT = 4e9  # bytes at 16,384

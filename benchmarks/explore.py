@@ -33,8 +33,8 @@ def make_model(folder: Path, preset: str, encoding: str) -> Path:
     """A model with random weights and GPT-2's tokenizer, as a folder that relpos opens."""
     import torch
 
-    from relpos.lab.data.tokenizers import published_tokenizer
     from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
+    from relpos.text.tokenizers import published_tokenizer
 
     torch.manual_seed(0)
     tokenizer = published_tokenizer("gpt2")
@@ -157,7 +157,7 @@ def score_tiles(folder: Path, rounds: int) -> None:
 
 
 def many_clients(run: Path) -> None:
-    from relpos.view.explorer import limits
+    from relpos.explorer import limits
 
     server = Server(str(run), "kerple_log", "fire")
 

@@ -1,6 +1,6 @@
 """What relpos does with each family of transformers: opened, drawn, used, equal, and the memory of a long forward.
 
-    python benchmarks/families.py                        every family of tests/small_models.py and test_use_speech.py
+    python benchmarks/families.py                        every family of small_models.py and test_use_speech.py
     python benchmarks/families.py --families t5,bloom    these rows anew, the others as they are
 
 Each family is a small random model (2 layers, 4 heads), saved to a folder with a tokenizer. "Opened": `relpos.open`,
@@ -28,7 +28,8 @@ from attention import RESULTS, _memory
 
 import relpos
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "pretrained"))
 from small_models import FAMILIES, KINDS, batch, kind_of, logits_and_gradients, small_model
 from test_open import TEXT, saved, word_tokenizer
 from test_use_speech import SPEECH, long_sound, speech_batch, speech_model, states_and_gradients

@@ -21,9 +21,9 @@ from attention import RESULTS, _memory
 from transformers import BeitConfig, BeitModel, PreTrainedModel, SwinConfig, SwinModel
 
 import relpos
-from relpos.checkpoints.interface import LISTENERS
-from relpos.encodings.forms import terms
-from relpos.encodings.inputs import make_call
+from relpos.attend.arguments import make_call
+from relpos.forms.bias import terms
+from relpos.pretrained.interface import LISTENERS
 
 MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "Swin-T": (SwinModel, SwinConfig()),

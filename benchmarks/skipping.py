@@ -18,8 +18,8 @@ import torch
 
 import relpos
 from relpos.attend import native
-from relpos.encodings.call import Call
-from relpos.encodings.forms import Form, Toeplitz
+from relpos.forms.bias import Form, Toeplitz
+from relpos.forms.call import Call
 
 HEADS, HEAD_DIM, TOKENS = 12, 64, 4096
 LENGTHS = (512, 1024, 4096)

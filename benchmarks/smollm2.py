@@ -26,7 +26,7 @@ from PIL import Image
 
 import relpos
 from relpos.attend import native
-from relpos.view.curves import draw_curves
+from relpos.pictures.curves import draw_curves
 
 PICTURES = Path(__file__).parents[1] / "docs" / "smollm2"
 FILE = RESULTS / "smollm2.json"

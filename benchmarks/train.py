@@ -26,14 +26,14 @@ import transformers
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.encodings.encoding import Encoding
-from relpos.lab.data.tokens import Tokens, Windows
-from relpos.lab.runs.settings import OptimizerSettings
-from relpos.lab.train.clock import Clock
-from relpos.lab.train.trainer import RelposTrainer, parameter_groups
+from relpos.forms.encoding import Encoding
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM, gpt2
 from relpos.models import attention as attention_layer
 from relpos.models.presets import preset as preset_of
+from relpos.runs.settings import OptimizerSettings
+from relpos.text.tokens import Tokens, Windows
+from relpos.training.clock import Clock
+from relpos.training.trainer import RelposTrainer, parameter_groups
 
 # preset, length, batch, vocabulary, and how many times its tokens/s ours must have: {other: ratio}
 CASES = [

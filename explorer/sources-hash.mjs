@@ -12,4 +12,4 @@ const files = readdirSync(here, { recursive: true, withFileTypes: true })
   .sort((a, b) => Buffer.compare(Buffer.from(a), Buffer.from(b)));
 const hash = createHash("sha256");
 for (const path of files) hash.update(path).update("\0").update(readFileSync(join(here, path))).update("\0");
-writeFileSync(join(here, "../relpos/view/explorer/static/sources.sha256"), `${hash.digest("hex")}\n`);
+writeFileSync(join(here, "../relpos/explorer/static/sources.sha256"), `${hash.digest("hex")}\n`);

@@ -18,7 +18,7 @@ export default defineConfig({
     staticFolder,
   ],
   build: {
-    outDir: "../relpos/view/explorer/static",
+    outDir: "../relpos/explorer/static",
     emptyOutDir: true,
     target: "es2022",
     modulePreload: { polyfill: false },

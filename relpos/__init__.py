@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from relpos.attend import attention as attention
     from relpos.attend import mass as mass
     from relpos.attend import scores as scores
-    from relpos.checkpoints.transplant import transplant as transplant
-    from relpos.checkpoints.use import use as use
-    from relpos.encodings.encoding import Encoding as Encoding
-    from relpos.lab.compare.api import compare as compare
-    from relpos.lab.evaluate.api import evaluate as evaluate
-    from relpos.lab.paper.figures import draw_figures as figures
-    from relpos.lab.runs.run import open_run
-    from relpos.lab.train.api import train as train
+    from relpos.comparison.api import compare as compare
+    from relpos.evaluation.api import evaluate as evaluate
+    from relpos.explorer.explore import explore as explore
+    from relpos.forms.encoding import Encoding as Encoding
+    from relpos.paper.figures import draw_figures as figures
+    from relpos.pictures.picture import draw as draw
+    from relpos.pretrained.transplant import transplant as transplant
+    from relpos.pretrained.use import use as use
+    from relpos.runs.run import open_run
     from relpos.system.executors.interface import Resources as Resources
     from relpos.system.executors.local import LocalExecutor as LocalExecutor
     from relpos.system.executors.ray import RayExecutor as RayExecutor
     from relpos.system.executors.slurm import SlurmExecutor as SlurmExecutor
-    from relpos.view.explorer.explore import explore as explore
-    from relpos.view.picture import draw as draw
+    from relpos.training.api import train as train
 
     open = open_run
 
@@ -42,23 +42,23 @@ __version__ = "0.1.0"
 # What needs torch or more is imported on first use, so that `relpos --help` and `relpos ls` never wait for it.
 _LAZY = {  # name: module, and its name there
     "Cache": ("relpos.attend", "Cache"),
-    "Encoding": ("relpos.encodings.encoding", "Encoding"),
+    "Encoding": ("relpos.forms.encoding", "Encoding"),
     "LocalExecutor": ("relpos.system.executors.local", "LocalExecutor"),
     "RayExecutor": ("relpos.system.executors.ray", "RayExecutor"),
     "Resources": ("relpos.system.executors.interface", "Resources"),
     "SlurmExecutor": ("relpos.system.executors.slurm", "SlurmExecutor"),
     "attention": ("relpos.attend", "attention"),
-    "compare": ("relpos.lab.compare.api", "compare"),
-    "draw": ("relpos.view.picture", "draw"),
-    "evaluate": ("relpos.lab.evaluate.api", "evaluate"),
-    "explore": ("relpos.view.explorer.explore", "explore"),
-    "figures": ("relpos.lab.paper.figures", "draw_figures"),
+    "compare": ("relpos.comparison.api", "compare"),
+    "draw": ("relpos.pictures.picture", "draw"),
+    "evaluate": ("relpos.evaluation.api", "evaluate"),
+    "explore": ("relpos.explorer.explore", "explore"),
+    "figures": ("relpos.paper.figures", "draw_figures"),
     "mass": ("relpos.attend", "mass"),
-    "open": ("relpos.lab.runs.run", "open_run"),
+    "open": ("relpos.runs.run", "open_run"),
     "scores": ("relpos.attend", "scores"),
-    "train": ("relpos.lab.train.api", "train"),
-    "transplant": ("relpos.checkpoints.transplant", "transplant"),
-    "use": ("relpos.checkpoints.use", "use"),
+    "train": ("relpos.training.api", "train"),
+    "transplant": ("relpos.pretrained.transplant", "transplant"),
+    "use": ("relpos.pretrained.use", "use"),
 }
 __all__ = [  # without `open`: `from relpos import *` must not replace Python's own
     "Cache",

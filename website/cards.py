@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import relpos
-from relpos.encodings.cards import HEAD_DIM, HEADS, Card
-from relpos.encodings.options import options_of
-from relpos.encodings.positive import Between, Positive
 from relpos.encodings.registry import encoding_class
+from relpos.forms.cards import HEAD_DIM, HEADS, Card
+from relpos.forms.options import options_of
+from relpos.forms.positive import Between, Positive
 from website.blocks import block
 
 FORMS = {  # the form of a bias: what it costs, and what runs it

@@ -20,7 +20,9 @@ CAPTIONS = {
 def sources() -> str:
     """A hash of everything that a picture depends on."""
     code = ROOT / "relpos"
-    files = [Path(__file__), *sorted(code.glob("encodings/*.py")), *sorted(code.glob("view/*.py"))]
+    rooms = ("forms", "encodings", "maps", "pictures")
+    rooms = ("forms", "encodings", "maps", "pictures")
+    files = [Path(__file__), *(file for room in rooms for file in sorted(code.glob(f"{room}/*.py")))]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 

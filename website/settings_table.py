@@ -1,11 +1,11 @@
-"""The table of settings, from the dataclasses and comments of relpos/lab/runs/settings.py."""
+"""The table of settings, from the dataclasses and comments of relpos/runs/settings.py."""
 
 import ast
 import inspect
 import tokenize
 from io import StringIO
 
-from relpos.lab.runs import defaults, settings
+from relpos.runs import defaults, settings
 
 GROUPS = {
     "model": settings.ModelSettings,

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from relpos.attend import chunks, flex, native, reference
-from relpos.encodings.call import Call
-from relpos.encodings.forms import Form
-from relpos.encodings.tracing import is_transformed
-from relpos.errors import unknown
+from relpos.forms.bias import Form
+from relpos.forms.call import Call
+from relpos.forms.tracing import is_transformed
+from relpos.system.errors import unknown
 
 
 class Backend(Protocol):

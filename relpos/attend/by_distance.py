@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from relpos.attend import native, reference
+from relpos.attend.arguments import make_call
 from relpos.attend.checked import positioned
 from relpos.attend.chunks import block_size
-from relpos.encodings.call import Call, MaskFunction, document_ends
-from relpos.encodings.encoding import Encoding
-from relpos.encodings.forms import Form, Located, distances
-from relpos.encodings.inputs import check_tensors, make_call
-from relpos.encodings.tracing import without_autocast
+from relpos.forms.bias import Form, Located, distances
+from relpos.forms.call import Call, MaskFunction, document_ends
+from relpos.forms.checks import check_tensors
+from relpos.forms.encoding import Encoding
+from relpos.forms.tracing import without_autocast
 
 
 class Mass(NamedTuple):

@@ -6,9 +6,9 @@ from torch import Tensor
 from relpos.attend import native
 from relpos.attend.kept import Kept, increments
 from relpos.attend.native.running import Running
-from relpos.encodings.call import positions
-from relpos.encodings.checks import integer_at_least
-from relpos.encodings.encoding import Encoding
+from relpos.forms.call import positions
+from relpos.forms.checks import integer_at_least
+from relpos.forms.encoding import Encoding
 
 LEAST_ROOM = 64  # tokens
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from relpos.attend.arguments import check_finite
 from relpos.attend.backends import choose
 from relpos.attend.kept import Kept
 from relpos.attend.native.running import Running
-from relpos.encodings.call import Call
-from relpos.encodings.encoding import Encoding
-from relpos.encodings.forms import Form, take_heads
-from relpos.encodings.inputs import check_finite
+from relpos.forms.bias import Form, take_heads
+from relpos.forms.call import Call
+from relpos.forms.encoding import Encoding
 
 
 def attend(

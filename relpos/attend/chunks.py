@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from relpos.attend import reference
-from relpos.encodings.call import Call
-from relpos.encodings.forms import Form, Projected, Scaled, terms
-from relpos.encodings.tracing import is_transformed
+from relpos.forms.bias import Form, Projected, Scaled, terms
+from relpos.forms.call import Call
+from relpos.forms.tracing import is_transformed
 from relpos.system.allocator import give_back_freed_memory
 
 FASTEST_ON: tuple[str, ...] = ()

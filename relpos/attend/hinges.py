@@ -10,7 +10,7 @@ can be traced.
 import torch
 from torch import Tensor
 
-from relpos.encodings.forms import Scaled
+from relpos.forms.bias import Scaled
 
 
 def hinges(form: Scaled, inverse: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

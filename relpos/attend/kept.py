@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from relpos.attend import native
+from relpos.attend.arguments import check_finite
 from relpos.attend.native.running import Running
-from relpos.encodings.call import Call
-from relpos.encodings.encoding import Encoding
-from relpos.encodings.inputs import check_finite
-from relpos.encodings.rotation import Rotation, turn
+from relpos.forms.call import Call
+from relpos.forms.encoding import Encoding
+from relpos.forms.rotation import Rotation, turn
 
 LEAST_CAPACITY = 1024  # tokens
 LEAST_ROOM = 64  # tokens

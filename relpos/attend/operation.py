@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from relpos.attend import reference
+from relpos.attend.arguments import check_position, make_call, read_positions
 from relpos.attend.cache import Attempt, Cache, new_positions
 from relpos.attend.checked import attend, positioned
-from relpos.encodings.call import MaskFunction
-from relpos.encodings.checks import check_shape
-from relpos.encodings.encoding import Encoding
-from relpos.encodings.inputs import check_position, check_tensors, make_call, read_positions
-from relpos.encodings.tracing import without_autocast
+from relpos.forms.call import MaskFunction
+from relpos.forms.checks import check_shape, check_tensors
+from relpos.forms.encoding import Encoding
+from relpos.forms.tracing import without_autocast
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -125,7 +125,7 @@ def attention(
     with without_autocast(q.device), NOTHING if cache is None else Attempt(cache):
         if group is not None:
             # Imported here: builds of PyTorch without torch.distributed have no process groups.
-            from relpos.attend.distributed import attention_over_slices  # noqa: PLC0415
+            from relpos.attend.parallel import attention_over_slices  # noqa: PLC0415
 
             out, lse = attention_over_slices(
                 q,

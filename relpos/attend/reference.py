@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from relpos.attend.dropout import factors
-from relpos.encodings.call import Call, products
-from relpos.encodings.forms import Form
-from relpos.encodings.tracing import has_values
+from relpos.forms.bias import Form
+from relpos.forms.call import Call, products
+from relpos.forms.tracing import has_values
 
 FASTEST_ON: tuple[str, ...] = ()
 

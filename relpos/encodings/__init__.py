@@ -6,8 +6,8 @@ Every encoding's class can be imported from here: `from relpos.encodings import 
 import importlib
 from typing import Any
 
-from relpos.encodings.cards import Card, Option
 from relpos.encodings.registry import FILES, card, names, register
+from relpos.forms.cards import Card, Option
 
 __all__ = ["Card", "Option", "card", "names", "register"]
 

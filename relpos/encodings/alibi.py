@@ -5,9 +5,9 @@ from typing import Literal
 
 import torch
 
-from relpos.encodings.call import Call
-from relpos.encodings.encoding import Encoding
-from relpos.encodings.forms import Toeplitz
+from relpos.forms.bias import Toeplitz
+from relpos.forms.call import Call
+from relpos.forms.encoding import Encoding
 
 
 def geometric(heads: int) -> list[float]:

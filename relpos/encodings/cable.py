@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.encodings.call import Call
-from relpos.encodings.encoding import Encoding
-from relpos.encodings.forms import Form, RankOne
-from relpos.encodings.gate import Gate
+from relpos.forms.bias import Form, RankOne
+from relpos.forms.call import Call
+from relpos.forms.encoding import Encoding
+from relpos.forms.gate import Gate
 
 STEPS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "softplus": F.softplus}
 

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from relpos.encodings.call import Call
-from relpos.encodings.checks import integer_at_least
-from relpos.encodings.encoding import Encoding
-from relpos.encodings.forms import Scored
+from relpos.forms.bias import Scored
+from relpos.forms.call import Call
+from relpos.forms.checks import integer_at_least
+from relpos.forms.encoding import Encoding
 
 
 class Cope(Encoding):

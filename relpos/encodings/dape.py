@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from relpos.encodings.call import Call
-from relpos.encodings.checks import integer_at_least
-from relpos.encodings.encoding import Encoding
-from relpos.encodings.forms import Scored
-from relpos.encodings.options import options_of
 from relpos.encodings.registry import encoding, encoding_class
+from relpos.forms.bias import Scored
+from relpos.forms.call import Call
+from relpos.forms.checks import integer_at_least
+from relpos.forms.encoding import Encoding
+from relpos.forms.options import options_of
 
 
 class Dape(Encoding):

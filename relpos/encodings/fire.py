@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from relpos.encodings.call import Call
-from relpos.encodings.checks import integer_at_least, positive_number
-from relpos.encodings.encoding import Encoding
-from relpos.encodings.forms import Scaled
-from relpos.encodings.positive import Positive
+from relpos.forms.bias import Scaled
+from relpos.forms.call import Call
+from relpos.forms.checks import integer_at_least, positive_number
+from relpos.forms.encoding import Encoding
+from relpos.forms.positive import Positive
 
 
 class Fire(Encoding):

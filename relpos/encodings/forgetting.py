@@ -3,10 +3,10 @@
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.encodings.call import Call
-from relpos.encodings.encoding import Encoding
-from relpos.encodings.forms import RankOne
-from relpos.encodings.gate import Gate
+from relpos.forms.bias import RankOne
+from relpos.forms.call import Call
+from relpos.forms.encoding import Encoding
+from relpos.forms.gate import Gate
 
 
 class Forgetting(Encoding):

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from relpos.encodings.cable import CableNoWeight
-from relpos.encodings.call import Call
-from relpos.encodings.forms import Form, RankOne, Scored
+from relpos.forms.bias import Form, RankOne, Scored
+from relpos.forms.call import Call
 
 
 class KernelCable(CableNoWeight):

@@ -2,10 +2,10 @@
 
 import torch
 
-from relpos.encodings.call import Call
-from relpos.encodings.encoding import Encoding
-from relpos.encodings.forms import Toeplitz
-from relpos.encodings.positive import Between, Positive
+from relpos.forms.bias import Toeplitz
+from relpos.forms.call import Call
+from relpos.forms.encoding import Encoding
+from relpos.forms.positive import Between, Positive
 
 FLOOR = 1e-2  # the official code keeps both parameters at or above it
 

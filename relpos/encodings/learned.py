@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from relpos.encodings.checks import integer_at_least
-from relpos.encodings.encoding import Encoding
+from relpos.forms.checks import integer_at_least
+from relpos.forms.encoding import Encoding
 
 
 class Learned(Encoding):

@@ -1,6 +1,6 @@
 """No positional encoding: a causal model can infer positions from the causal mask alone."""
 
-from relpos.encodings.encoding import Encoding
+from relpos.forms.encoding import Encoding
 
 
 class Nope(Encoding):

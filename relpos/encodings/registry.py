@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
-from relpos.encodings.cards import Card, compute_card, read_cards, write_cards
-from relpos.encodings.options import check_names, options_of
-from relpos.errors import unknown
+from relpos.forms.cards import Card, compute_card, read_cards, write_cards
+from relpos.forms.options import check_names, options_of
+from relpos.system.errors import unknown
 from relpos.system.system_memory import check_memory
 
 if TYPE_CHECKING:
-    from relpos.encodings.encoding import Encoding
+    from relpos.forms.encoding import Encoding
 
 FILES = {  # name: file and class
     "alibi": ("alibi", "Alibi"),
@@ -76,7 +76,7 @@ def register(name: str, cls: type["Encoding"]) -> None:
         >>> relpos.register("saturating", Saturating)
         >>> relpos.encoding("saturating", heads=12, head_dim=64)
     """
-    from relpos.encodings.encoding import Encoding
+    from relpos.forms.encoding import Encoding
 
     if not (isinstance(cls, type) and issubclass(cls, Encoding)):
         raise TypeError(f"register needs a class derived from relpos.Encoding, not {cls!r}.")

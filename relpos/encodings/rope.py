@@ -5,10 +5,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from relpos.encodings.call import Call
-from relpos.encodings.encoding import Encoding
-from relpos.encodings.rope_scaling import Scaling, SectionOrder, read_parameters
-from relpos.encodings.rotation import Rotation
+from relpos.forms.call import Call
+from relpos.forms.encoding import Encoding
+from relpos.forms.rope_scaling import Scaling, SectionOrder, read_parameters
+from relpos.forms.rotation import Rotation
 
 
 class Rope(Encoding):

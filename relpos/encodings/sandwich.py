@@ -2,10 +2,10 @@
 
 import torch
 
-from relpos.encodings.call import Call
-from relpos.encodings.checks import integer_at_least, positive_number
-from relpos.encodings.encoding import Encoding
-from relpos.encodings.forms import Toeplitz
+from relpos.forms.bias import Toeplitz
+from relpos.forms.call import Call
+from relpos.forms.checks import integer_at_least, positive_number
+from relpos.forms.encoding import Encoding
 
 
 class Sandwich(Encoding):

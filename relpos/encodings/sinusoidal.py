@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from relpos.encodings.checks import positive_number
-from relpos.encodings.encoding import Encoding
+from relpos.forms.checks import positive_number
+from relpos.forms.encoding import Encoding
 
 
 class Sinusoidal(Encoding):

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from relpos.encodings.call import Call, document_ends
-from relpos.encodings.checks import positive_number
-from relpos.encodings.encoding import Encoding
+from relpos.forms.call import Call, document_ends
+from relpos.forms.checks import positive_number
+from relpos.forms.encoding import Encoding
 
 
 class Ssmax(Encoding):

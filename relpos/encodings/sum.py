@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.encodings.call import Call
-from relpos.encodings.encoding import PLACES, Encoding
-from relpos.encodings.forms import Form, Sum
-from relpos.encodings.options import options_of
 from relpos.encodings.registry import encoding, encoding_class
-from relpos.encodings.rotation import Rotation
+from relpos.forms.bias import Form, Sum
+from relpos.forms.call import Call
+from relpos.forms.encoding import PLACES, Encoding
+from relpos.forms.options import options_of
+from relpos.forms.rotation import Rotation
 
 
 class Together(Encoding):

@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from relpos.encodings.call import Call
-from relpos.encodings.checks import integer_at_least
-from relpos.encodings.encoding import Encoding
-from relpos.encodings.forms import Toeplitz
+from relpos.forms.bias import Toeplitz
+from relpos.forms.call import Call
+from relpos.forms.checks import integer_at_least
+from relpos.forms.encoding import Encoding
 
 
 def bucket(distance: Tensor, causal: bool, buckets: int = 32, max_distance: int = 128) -> Tensor:

@@ -5,9 +5,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from relpos.encodings.call import Call
-from relpos.encodings.checks import integer_at_least, positive_number
-from relpos.encodings.encoding import Encoding
+from relpos.forms.call import Call
+from relpos.forms.checks import integer_at_least, positive_number
+from relpos.forms.encoding import Encoding
 
 LENGTHS = {"llama4": 8192, "ministral3": 16384, "inkling": 8192}  # as in the configurations; inkling's has none
 

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from relpos.encodings.call import Call
-from relpos.encodings.checks import positive_number
-from relpos.encodings.encoding import Encoding
-from relpos.encodings.rotation import Rotation
+from relpos.forms.call import Call
+from relpos.forms.checks import positive_number
+from relpos.forms.encoding import Encoding
+from relpos.forms.rotation import Rotation
 
 
 class Xpos(Encoding):

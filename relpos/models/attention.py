@@ -7,9 +7,9 @@ from transformers import Cache
 from relpos.attend import attention
 from relpos.attend.checked import attend
 from relpos.attend.kept import Kept
-from relpos.encodings.call import Call
-from relpos.encodings.encoding import Encoding
-from relpos.encodings.tracing import without_autocast
+from relpos.forms.call import Call
+from relpos.forms.encoding import Encoding
+from relpos.forms.tracing import without_autocast
 from relpos.models.cache import remember
 from relpos.models.context import Context
 

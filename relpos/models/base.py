@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel, initialization
 
-from relpos.encodings.call import check_documents
-from relpos.encodings.encoding import Encoding
+from relpos.forms.call import check_documents
+from relpos.forms.encoding import Encoding
 from relpos.models.cache import make_growing, tokens_seen
 from relpos.models.exact import open_exactly
 from relpos.models.padding import read_mask

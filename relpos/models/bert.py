@@ -13,7 +13,7 @@ from transformers import BertConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
-from relpos.encodings.encoding import Encoding
+from relpos.forms.encoding import Encoding
 from relpos.models.attention import SelfAttention, split_heads
 from relpos.models.base import RelposModel, Tokens, check_inputs, read_tokens
 from relpos.models.config import PositionedConfig

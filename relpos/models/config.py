@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Self
 
-from relpos.encodings.encoding import Encoding
+from relpos.forms.encoding import Encoding
 from relpos.models.family import get_family
 from relpos.models.positions import Positions, layer_positions, make_encoding, make_positions
 from relpos.models.presets import preset

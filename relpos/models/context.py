@@ -52,7 +52,7 @@ class Context:
             length: Tokens per slice.
             documents: Ids of the slice's packed documents, (batch, length).
         """
-        from relpos.attend.distributed.slices import Slices  # noqa: PLC0415  (needs torch.distributed)
+        from relpos.attend.parallel.slices import Slices  # noqa: PLC0415  (needs torch.distributed)
 
         slices = Slices(self.group, self.group.size(), self.group.rank(), length)
         whole = slices.gather(documents)

@@ -9,7 +9,7 @@ from transformers import Cache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from relpos.attend.cache import new_positions
-from relpos.encodings.encoding import Encoding
+from relpos.forms.encoding import Encoding
 from relpos.models.base import RelposModel, Tokens, check_inputs, read_tokens
 from relpos.models.context import Context
 from relpos.models.logits import logits_of

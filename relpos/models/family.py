@@ -1,6 +1,6 @@
 """A family of models, as training, scoring and drawing see it.
 
-Nothing outside this folder and `relpos.checkpoints` knows the modules or the weights of a particular model. Other code
+Nothing outside this folder and `relpos.pretrained` knows the modules or the weights of a particular model. Other code
 asks the model's family to build it, for its hidden states, for what its output matrix multiplies, and for the queries
 and keys of its attention layers in order.
 """
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from relpos.attend.layer_call import LayerCall
-from relpos.encodings.encoding import Encoding
+from relpos.forms.encoding import Encoding
 from relpos.models.attention import SelfAttention
+from relpos.models.layer_call import LayerCall
 from relpos.models.positions import layer_positions
 from relpos.models.presets import Preset
 from relpos.models.registry import FAMILIES, entry, family_of_type, metric

@@ -13,7 +13,7 @@ from transformers import Cache, GPT2Config, PreTrainedModel, initialization
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
-from relpos.encodings.encoding import Encoding
+from relpos.forms.encoding import Encoding
 from relpos.models.attention import SelfAttention
 from relpos.models.config import PositionedConfig
 from relpos.models.decoder import CausalLM, Decoder

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import Cache, LlamaConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from relpos.encodings.encoding import Encoding
+from relpos.forms.encoding import Encoding
 from relpos.models.attention import SelfAttention, split_heads
 from relpos.models.config import PositionedConfig
 from relpos.models.decoder import CausalLM, Decoder

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from relpos.encodings.tracing import autocasts
+from relpos.forms.tracing import autocasts
 
 FEW = 8  # rows
 

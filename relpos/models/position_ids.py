@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from relpos.encodings.call import positions
+from relpos.forms.call import positions
 
 
 def read_position_ids(

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from relpos.encodings.encoding import Encoding
-from relpos.encodings.options import options_of
 from relpos.encodings.registry import encoding, encoding_class
+from relpos.forms.encoding import Encoding
+from relpos.forms.options import options_of
 
 Position = Mapping[str, Any]
 SELECTORS = ("layers", "every")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from relpos.errors import unknown
+from relpos.system.errors import unknown
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ To add one: write its file, add its line to `FAMILIES`. Imports nothing: the com
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from relpos.errors import unknown
+from relpos.system.errors import unknown
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-// Colours and ticks of maps, by the rules of relpos/view/colours.py: the same picture as in the figures.
+// Colours and ticks of maps, by the rules of relpos/pictures/colours.py: the same picture as in the figures.
 
 import { PLANES, TILE, type Plane } from "../data/source";
 import type { Range } from "../data/types";

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from relpos.attend.flex import scores
 from relpos.attend.reference import hide_padding
-from relpos.encodings.call import Call
-from relpos.encodings.forms import Form, Scored, terms
+from relpos.forms.bias import Form, Scored, terms
+from relpos.forms.call import Call
 
 FASTEST_ON: tuple[str, ...] = ("cuda",)
 WIDEST = 256  # head_dim or value_dim; above it FlexAttention's tiles do not fit into the shared memory of most GPUs

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
 from relpos.attend.flex.scores import Mask
-from relpos.encodings.call import Call, document_ends
+from relpos.forms.call import Call, document_ends
 
 Result = TypeVar("Result")
 BLOCK = 128  # FlexAttention's default; fewer queries than that are no block, and need none

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.attention import flex_attention as flex
 
 from relpos.attend.flex.scores import Score
-from relpos.encodings.rotation import Rotation
+from relpos.forms.rotation import Rotation
 
 NARROWEST = 16  # head_dim or value_dim; tensor cores multiply no smaller matrices
 GRAPHS = 64  # per form: one for each combination of arguments and dtype, one more where sizes change

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from relpos.attend.hinges import value_range
-from relpos.encodings.forms import Scaled
+from relpos.forms.bias import Scaled
 
 
 def pieces(form: Scaled) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from relpos.attend.flex.pieces import pieces
-from relpos.encodings.call import Call
-from relpos.encodings.forms import Form, Located, RankOne, Scaled, Toeplitz, terms
+from relpos.forms.bias import Form, Located, RankOne, Scaled, Toeplitz, terms
+from relpos.forms.call import Call
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # (score, b, h, query, key) -> score
 Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (b, h, query, key) -> seen

@@ -16,9 +16,9 @@ from relpos.attend.native.library import MAX_DIM, isa, isas
 from relpos.attend.native.operators import needs_operator, skipped_fraction
 from relpos.attend.native.ready import Ready
 from relpos.attend.native.running import Running
-from relpos.encodings.call import Call
-from relpos.encodings.forms import Form, RankOne, Scaled, Toeplitz, terms
-from relpos.encodings.tracing import is_transformed
+from relpos.forms.bias import Form, RankOne, Scaled, Toeplitz, terms
+from relpos.forms.call import Call
+from relpos.forms.tracing import is_transformed
 
 __all__ = [
     "FASTEST_ON",

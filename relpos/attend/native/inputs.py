@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relpos.attend.native import library
 from relpos.attend.native.library import Array
-from relpos.encodings.call import Call, document_ends
+from relpos.forms.call import Call, document_ends
 
 WORK_FOR_A_THREAD = 1 << 21  # multiplications of q·k, about 0.1 ms: starting a thread for less costs more than it saves
 FEW = 8  # queries; up to here the kernel reads keys and values faster than it computes with them, …

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from relpos.attend.native.inputs import Inputs, Keep
 from relpos.attend.native.library import constant
 from relpos.attend.native.toeplitz import LARGEST_BIAS, LOG2E
-from relpos.encodings.call import Call
-from relpos.encodings.forms import RankOne
+from relpos.forms.bias import RankOne
+from relpos.forms.call import Call
 
 FORM = "RANK_ONE"
 REACH, HEAVIEST, LARGEST_REACH = 30, 60, 120  # exponents of running totals and weights as the kernel receives them

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from relpos.attend.native import library, operators
 from relpos.attend.native.inputs import Inputs, Prepared
-from relpos.encodings.call import Call
-from relpos.encodings.forms import Form, terms
+from relpos.forms.bias import Form, terms
+from relpos.forms.call import Call
 
 FIELDS = [
     "form",

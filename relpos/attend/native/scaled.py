@@ -11,8 +11,8 @@ from relpos.attend.native import toeplitz
 from relpos.attend.native.inputs import Inputs, Keep, columns
 from relpos.attend.native.library import constant
 from relpos.attend.native.toeplitz import LOG2E
-from relpos.encodings.call import Call
-from relpos.encodings.forms import Scaled
+from relpos.forms.bias import Scaled
+from relpos.forms.call import Call
 
 FORM = "SCALED"
 

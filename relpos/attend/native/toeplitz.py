@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from relpos.attend.native.inputs import Inputs, Keep, columns
 from relpos.attend.native.library import constant
-from relpos.encodings.call import Call
-from relpos.encodings.forms import Toeplitz
+from relpos.forms.bias import Toeplitz
+from relpos.forms.call import Call
 
 FORM = "TOEPLITZ"
 LOG2E = math.log2(math.e)

@@ -1,0 +1,134 @@
+"""Attention over one sequence that is divided among the processes of a group.
+
+To add a scheme: write a module with `refuses` and `attention`, and add its line to `SCHEMES`.
+"""
+
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch import distributed as dist
+
+from relpos.attend.arguments import check_position, read_cu_seqlens, read_dropout, read_positions
+from relpos.attend.parallel import gather, heads, ring
+from relpos.attend.parallel.inputs import Inputs
+from relpos.attend.parallel.slices import Slices, agree, check_group
+from relpos.forms.call import MaskFunction
+from relpos.forms.encoding import Encoding
+from relpos.system.errors import unknown
+
+
+class Scheme(Protocol):
+    """What a scheme's module holds."""
+
+    def refuses(self, inputs: Inputs) -> str | None:
+        """Why the scheme cannot run a call, as a sentence; None if it can. All processes must answer the same."""
+
+    def attention(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """The output of this process's slice, (batch, heads, length, value_dim), and the log-sum-exp if asked for."""
+
+
+SCHEMES: dict[str, Scheme] = {"heads": heads, "ring": ring, "gather": gather}  # the first that can run a call is chosen
+
+
+def attention_over_slices(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position: Encoding | None,
+    *,
+    group: object,
+    scheme: str | None,
+    hidden: Tensor | None,
+    gates: Tensor | None,
+    documents: Tensor | None,
+    cu_seqlens: Tensor | None,
+    padding: Tensor | None,
+    positions: Tensor | None,
+    mask: Tensor | MaskFunction | None,
+    dropout: float,
+    seed: int | Tensor | None,
+    backend: str | None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of this process's slice over the whole sequence; the arguments are those of `relpos.attention`.
+
+    Returns:
+        The output of the slice, (batch, heads, length, value_dim), and the log-sum-exp if asked for.
+
+    Raises:
+        TypeError: An argument has a wrong type or dtype.
+        ValueError: The processes disagree, an argument cannot be used with a group, or the scheme cannot run this.
+    """
+    members = check_group(group)
+    if scheme is not None and scheme not in SCHEMES:
+        raise unknown("scheme", scheme, SCHEMES)
+    if isinstance(mask, Tensor):
+        raise ValueError(
+            "with a group, mask= must be a function (b, h, i, j) -> seen of indices in the whole sequence, no tensor."
+        )
+    shared = {name: value for name, value in options.items() if name != "sinks"}
+    given = [x is not None for x in (documents, cu_seqlens, padding, options["sinks"], mask)]
+    given_positions = tuple(positions.shape) if isinstance(positions, Tensor) else positions
+    kind = None if position is None else (type(position).__name__, repr(getattr(position, "options", None)))
+    slices = agree(
+        members, q, k, v, (shared, given, given_positions, kind, scheme, dropout, seed is None, str(q.dtype))
+    )
+    batch, number, length, head_dim = q.shape
+    if position is not None:
+        gates = check_position(position, batch, number, head_dim, length, hidden, gates, options["causal"])
+    if positions is not None:
+        positions = read_positions(positions, batch, length, position)
+    if cu_seqlens is not None:
+        documents = read_cu_seqlens(cu_seqlens, documents, batch, slices.total)
+    else:
+        documents = _gathered(slices, "documents", documents, batch)
+    share, seeds = read_dropout(dropout, seed)
+    if seeds is not None and seed is None:  # all processes drop by the seed of the first
+        seeds = seeds.to(q.device)
+        dist.broadcast(seeds, dist.get_global_rank(members, 0), group=members)
+        seeds = seeds.cpu()
+    inputs = Inputs(
+        slices,
+        q,
+        k,
+        v,
+        position,
+        gates if position is not None and position.needs_hidden else None,
+        {
+            **options,
+            "documents": documents,
+            "padding": _gathered(slices, "padding", padding, batch),
+            "positions": slices.gather(positions),
+            "mask": mask,
+            "dropout": share,
+            "seed": seeds,
+        },
+        backend,
+    )
+    return SCHEMES[choose_scheme(scheme, inputs)].attention(inputs)
+
+
+def choose_scheme(scheme: str | None, inputs: Inputs) -> str:
+    """The name of the scheme: the one asked for, or the first that can run the call.
+
+    Raises:
+        ValueError: The scheme asked for cannot run this call.
+    """
+    if scheme is None:
+        return next(name for name, module in SCHEMES.items() if module.refuses(inputs) is None)
+    reason = SCHEMES[scheme].refuses(inputs)
+    if reason is not None:
+        raise ValueError(
+            f"the scheme {scheme!r} cannot run this: {reason} Leave scheme= out to let another one run it."
+        )
+    return scheme
+
+
+def _gathered(slices: Slices, name: str, x: Tensor | None, batch: int) -> Tensor | None:
+    """Per-token integers of all slices; the shape is checked first, for other shapes would end in a deadlock."""
+    if x is not None and (not isinstance(x, Tensor) or x.shape != (batch, slices.length)):
+        found = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(
+            f"with a group, {name} is that of this process's slice, ({batch}, {slices.length}), not {found}."
+        )
+    return slices.gather(x)

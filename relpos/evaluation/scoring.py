@@ -1,0 +1,251 @@
+"""The losses of a text's tokens under a model, window by window. Finished batches are kept in a file."""
+
+import hashlib
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from relpos.evaluation.processes import Processes
+from relpos.evaluation.protocols import Window
+from relpos.evaluation.units import Units
+from relpos.models.loss import token_losses
+from relpos.runs.run import Run
+from relpos.system.files import write_bytes, writing
+from relpos.system.memory import begin_peak, peak
+from relpos.system.progress import Countdown
+from relpos.system.seal import signed, undamaged
+from relpos.system.system_memory import check_memory
+from relpos.text.masking import MASKED_EVERY, masked_places
+from relpos.text.tokens import IGNORED, Tokens
+
+HIDDEN = 16  # bytes of memory, at least, per token and entry of a hidden state: the states, and three more like them
+AT_ONCE = 4096  # tokens read at a time, or one window: memory grows with the length only
+
+
+@dataclass
+class Losses:
+    """Sums of losses by unit (a document, or a block of a single document) and bin of positions."""
+
+    units: NDArray[np.int64]  # (units,), the numbers of the documents or blocks that have scored tokens
+    sums: NDArray[np.float64]  # (units, bins)
+    counts: NDArray[np.int64]  # (units, bins)
+    read: int  # tokens
+    seconds: float
+    peak: int  # bytes
+
+    @property
+    def mean(self) -> float:
+        """The mean loss per token."""
+        return float(self.sums.sum() / self.counts.sum())
+
+
+class Scorer:
+    """Scores windows of one text with one model, and keeps the losses of each batch in a file.
+
+    The name of the file is a hash of everything that the losses depend on.
+
+    If it is killed, the next call resumes with the first batch that is not in the file, and ends with the same numbers.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        text: Tokens,
+        units: Units,
+        identity: dict[str, Any],
+        folder: Path,
+        countdown: Countdown,
+        processes: Processes,
+    ) -> None:
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.model, self.text, self.folder, self.countdown = run.model.to(self.device), text, folder, countdown
+        self.units, self.family, self.processes = units, run.family, processes
+        processes.divide(self.model)
+        self.mask_token = -1 if self.family.causal else run.tokenizer.mask_token_id
+        if self.mask_token is None:
+            raise ValueError(f"the tokenizer in {run.folder} has no mask token, which {self.family.title} needs.")
+        self.separate = run.settings is not None and run.settings.data.separate_documents  # as it was trained
+        self.identity = {**identity, "weights": run.checksum, "config": _config(run), "separate": self.separate}
+        if units.block is not None:
+            self.identity["block"] = units.block
+        if processes.number > 1:
+            self.identity["processes"] = processes.number
+        if not self.family.causal:
+            self.identity["masked"] = MASKED_EVERY
+        self.framing = run.framing
+        if len(self.framing):
+            self.identity["special tokens"] = [self.framing.before, self.framing.after]
+
+    def score(self, windows: list[Window], length: int, words: str, edges: NDArray[np.int64] | None = None) -> Losses:
+        """Score windows, or read their losses from the file.
+
+        Args:
+            windows: What the model reads and which tokens are scored.
+            length: Tokens per window.
+            words: Printed before the progress.
+            edges: Bounds of the bins of positions (bins + 1,); one bin by default.
+
+        Returns:
+            The sums of the losses.
+        """
+        self.processes.check_length(length)
+        if self.device.type == "cpu":
+            needed = HIDDEN * int(self.model.config.get_text_config().hidden_size) * length // self.processes.number
+            check_memory(f"reading {length:,} tokens", needed, "give a shorter length")
+        self.framing.room(length)  # there must be some
+        size = max(1, AT_ONCE // length)
+        batches = [windows[start : start + size] for start in range(0, len(windows), size)]
+        about = [self.identity, length, size, windows, None if edges is None else edges.tolist()]
+        key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
+        file = self.folder / f"{key}.jsonl"
+        known = self.processes.first_says(_read(file, mend=self.processes.writes))
+        self.countdown.skip(sum(len(batch) * length for number, batch in enumerate(batches) if number in known))
+        begin_peak(self.device)
+        for number, batch in enumerate(batches):
+            if number not in known:
+                begun = time.perf_counter()
+                cells = self._cells(batch, length, edges)
+                seconds = time.perf_counter() - begun
+                known[number] = {"batch": number, "seconds": seconds, "peak": peak(self.device), "cells": cells}
+                if self.processes.writes:
+                    _append(file, known[number])
+                self.countdown.step(len(batch) * length, f"{words}: window {number * size + len(batch)}/{len(windows)}")
+        bins = 1 if edges is None else len(edges) - 1
+        return _collect([known[number] for number in range(len(batches))], bins, len(windows) * length)
+
+    def bytes_of(self, windows: list[Window], length: int, sizes: NDArray[np.int64]) -> int:
+        """Bytes of the tokens that these windows score.
+
+        Args:
+            windows: What the model reads and which tokens are scored.
+            length: Tokens per window.
+            sizes: Bytes of each entry of the tokenizer (entries,).
+        """
+        total = 0
+        for window in windows:
+            places = window.start + np.arange(1, length + 1)
+            total += int(sizes[self.text.ids[places]][self._scored(places, window.first)].sum())
+        return total
+
+    def _scored(self, places: NDArray[np.int64], first: NDArray[np.int64] | int) -> NDArray[np.bool_]:
+        """Which tokens of windows are scored.
+
+        A causal model predicts all of them, except the first token of each document if documents are separated; a
+        masked model predicts those that are masked. Tokens that gave way to special tokens are not predicted: BOS
+        takes the place of a window's first token, which no causal model predicts anyway.
+
+        Args:
+            places: Places in the text of the tokens after the first of each window, (…, length).
+            first: The first place of each window that is scored, of a shape that broadcasts.
+        """
+        length, framing = places.shape[-1], self.framing
+        scored: NDArray[np.bool_] = places >= first
+        if self.family.causal:
+            scored &= np.arange(length) >= len(framing.before) - 1
+            return scored & ~np.isin(places, self.text.starts) if self.separate else scored
+        within = np.arange(length)
+        scored &= (within >= len(framing.before)) & (within < length - len(framing.after))
+        return scored & masked_places(places)
+
+    def _cells(self, batch: list[Window], length: int, edges: NDArray[np.int64] | None) -> list[list[float]]:
+        """One entry per unit and bin with scored tokens: unit, bin, number of tokens and sum of their losses."""
+        places = np.array([window.start for window in batch])[:, None] + np.arange(length + 1)  # (batch, length + 1)
+        first, origin = np.array([window.first for window in batch]), np.array([window.origin for window in batch])
+        documents = np.searchsorted(self.text.starts, places, side="right") - 1
+        scored = self._scored(places[:, 1:], first[:, None])  # (batch, length)
+        losses = self._losses(places, scored, documents).astype(np.float64)
+        bins = np.zeros_like(documents[:, 1:])
+        if edges is not None:
+            bins = np.searchsorted(edges, places[:, 1:] - origin[:, None] - 1, side="right") - 1
+        units = self.units.of(places[:, 1:])
+        cells, which = np.unique(np.stack([units[scored], bins[scored]]), axis=1, return_inverse=True)
+        counts, sums = np.bincount(which.reshape(-1)), np.bincount(which.reshape(-1), weights=losses[scored])
+        return [[*map(int, cell), int(n), float(s)] for cell, n, s in zip(cells.T, counts, sums, strict=True)]
+
+    @torch.inference_mode()
+    def _losses(
+        self, places: NDArray[np.int64], scored: NDArray[np.bool_], documents: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """The loss of every token that is scored: (batch, length)."""
+        ids = self._tensor(self.text.ids[places].astype(np.int64))  # (batch, length + 1)
+        counts = self._tensor(scored)
+        targets = ids[:, 1:].masked_fill(~counts, IGNORED)  # (batch, length)
+        if self.family.causal:
+            read, documents = ids[:, :-1], documents[:, :-1]  # each token is predicted from those before it
+        else:
+            masked = self._tensor(masked_places(places[:, 1:]))
+            read, documents = ids[:, 1:].masked_fill(masked, self.mask_token), documents[:, 1:]
+        read = self.framing.over(read)
+        own = self.processes.own
+        hidden = self.family.hidden(self.model, own(read), own(self._tensor(documents)) if self.separate else None)
+        output = self.family.output(self.model, hidden)
+        losses = token_losses(output.states, output.weight, own(targets), output.bias, softcap=output.softcap)
+        return self.processes.joined(losses.float())
+
+    def _tensor(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values).to(self.device)
+
+
+def _collect(batches: list[dict[str, Any]], bins: int, read: int) -> Losses:
+    cells = np.array([cell for batch in batches for cell in batch["cells"]], dtype=np.float64)  # (cells, 4)
+    units, which = np.unique(cells[:, 0].astype(np.int64), return_inverse=True)
+    place = (which.reshape(-1), cells[:, 1].astype(int))
+    sums, counts = np.zeros((len(units), bins)), np.zeros((len(units), bins), dtype=np.int64)
+    np.add.at(sums, place, cells[:, 3])
+    np.add.at(counts, place, cells[:, 2].astype(np.int64))
+    seconds = sum(batch["seconds"] for batch in batches)
+    return Losses(units, sums, counts, read, seconds, max(batch["peak"] for batch in batches))
+
+
+def _config(run: Run) -> dict[str, Any]:
+    entries: dict[str, Any] = run.model.config.to_dict()
+    return {name: value for name, value in entries.items() if name != "_name_or_path"}  # a folder may move
+
+
+def _read(file: Path, mend: bool) -> dict[int, dict[str, Any]]:
+    """The finished batches by number. Damaged lines are skipped, so that their batches are scored again.
+
+    Args:
+        file: The file.
+        mend: Whether to name the damaged lines and to remove them from the file. An incomplete last line, left by a
+            kill, is not damage.
+    """
+    batches: dict[int, dict[str, Any]] = {}
+    *lines, rest = file.read_bytes().split(b"\n") if file.exists() else [b""]
+    kept, damaged = [], []
+    for number, line in enumerate(lines, start=1):
+        entry = _entry(line)
+        if entry is None:
+            damaged.append(str(number))
+        else:
+            kept.append(line + b"\n")
+            batches.setdefault(entry["batch"], entry)
+    if mend and (damaged or rest):
+        if damaged:
+            words = f"line {damaged[0]} is" if len(damaged) == 1 else f"lines {', '.join(damaged)} are"
+            print(f"warning: {words} damaged in {file}: what they held is computed again.", file=sys.stderr)
+        write_bytes(file, b"".join(kept))
+    return batches
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """The batch in a line; None if the line is damaged."""
+    try:
+        return undamaged(json.loads(line))
+    except ValueError:
+        return None
+
+
+def _append(file: Path, entry: dict[str, Any]) -> None:
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("ab") as handle:
+            handle.write((json.dumps(signed(entry)) + "\n").encode())

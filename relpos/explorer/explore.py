@@ -1,0 +1,192 @@
+"""`relpos.explore`: the explorer from Python, and in a notebook."""
+
+import html
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from relpos.encodings.registry import names
+from relpos.explorer.subjects import EncodingSubject, Subject
+from relpos.system.errors import refuses_empty_strings, unknown
+from relpos.system.files import write_bytes
+
+if TYPE_CHECKING:
+    from relpos.explorer.server import Server
+    from relpos.runs.run import Run
+
+    What = str | Path | Run
+
+HEIGHT = 760  # pixels of the frame in a notebook
+
+
+class Exploration:
+    """Something to explore. A notebook displays it; `save` writes it to a file, `serve` opens it in the browser.
+
+    Args:
+        subjects: What is explored.
+    """
+
+    def __init__(self, subjects: Sequence[Subject]) -> None:
+        self.subjects = list(subjects)
+        self._server: Server | None = None
+        self._page: str | None = None
+
+    @property
+    def url(self) -> str | None:
+        """The address of the running server, if there is one."""
+        return None if self._server is None else self._server.url
+
+    def save(self, path: str | Path, progress: Callable[[float], None] = lambda done: None) -> Path:
+        """Write one self-contained .html file, which needs no server and no network.
+
+        Args:
+            path: The file; its folder is created.
+            progress: Called with the completed fraction.
+
+        Raises:
+            ValueError: The name does not end in .html, or there is nothing to show.
+        """
+        file = Path(path)
+        if file.suffix.lower() not in (".html", ".htm"):
+            raise ValueError(f"cannot export to {file.name!r}: the name must end in .html.")
+        from relpos.explorer.page_export import export_page
+
+        page = export_page(self.subjects, progress=progress)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(file, page.encode())
+        return file
+
+    @refuses_empty_strings
+    def serve(
+        self,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        browser: bool = True,
+        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+    ) -> None:
+        """Serve until interrupted (Ctrl-C).
+
+        Args:
+            host: The address to listen on. Any other than this machine's own makes a token, which is part of the URL.
+            port: The port; the next free one if it is taken.
+            browser: Whether to open the page in a browser.
+            say: Receives the address.
+        """
+        from relpos.explorer.server import Server
+
+        server = Server(self.subjects, host, port)
+        if server.moved is not None:
+            say(f"Port {server.moved} is taken; using {server.port}.")
+
+        def ready() -> None:
+            say(f"The explorer is at {server.url} (Ctrl-C stops it).")
+            if browser:
+                server.open_browser()
+
+        server.run(ready)
+
+    def start(self, port: int | None = None) -> str:
+        """Serve in the background, for a notebook, until `stop`.
+
+        Returns:
+            The address.
+        """
+        from relpos.explorer.server import Server
+
+        if self._server is None:
+            self._server = Server(self.subjects, port=port, framed=True)
+            self._server.start()
+        return self._server.url
+
+    def stop(self) -> None:
+        """End the server that `start` began."""
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+
+    def _repr_html_(self) -> str:
+        size = f'style="width: 100%; height: {HEIGHT}px; border: 0" title="The explorer"'
+        if self._server is not None:
+            return f'<iframe src="{html.escape(self._server.url)}" {size}></iframe>'
+        if self._page is None:
+            from relpos.explorer.page_export import export_page
+
+            self._page = export_page(self.subjects)
+        return f'<iframe srcdoc="{html.escape(self._page)}" sandbox="allow-scripts allow-downloads" {size}></iframe>'
+
+
+@refuses_empty_strings
+def explore(
+    what: "What | Sequence[What]" = (),
+    *,
+    length: int | None = None,
+    text: str | None = None,
+    bos: bool = True,
+    server: bool = False,
+) -> Exploration:
+    """Look into every layer and head of encodings and models, in the browser or in a notebook.
+
+    Args:
+        what: An encoding's name, a model as `relpos.open` takes it, an open `Run`, or several of them to compare. With
+            none, `serve` shows the pages of all encodings.
+        length: Tokens at first. By default the trained length, or 512 for an encoding alone.
+        text: Text for the models to read at first. By default a document of held-out text.
+        bos: Whether models that others trained read their text as they were trained: after BOS, or between CLS and
+            SEP. See docs/evaluation.md.
+        server: Whether a notebook shows a running server, which computes what is asked for, instead of a page with
+            the first view of everything.
+
+    Returns:
+        The exploration: a notebook displays it.
+
+    Raises:
+        ValueError: A name is unknown, or a model cannot be opened.
+        FileNotFoundError: There is no such model.
+
+    Example:
+        >>> relpos.explore("kerple_log").save("kerple.html")
+        PosixPath('kerple.html')
+        >>> relpos.explore(["runs/cable", "runs/kerple"]).serve()
+    """
+    several = [what] if isinstance(what, str | Path) or not isinstance(what, Sequence) else list(what)
+    exploration = Exploration(open_subjects(several, length, text, bos))
+    if server:
+        exploration.start()
+    return exploration
+
+
+def open_subjects(
+    what: "Sequence[What]", length: int | None = None, text: str | None = None, bos: bool = True
+) -> list[Subject]:
+    """The subjects of the explorer.
+
+    Args:
+        what: Names of encodings, and models: as `relpos.open` takes them, or open ones.
+        length: Tokens by default.
+        text: Text for the models to read at first.
+        bos: Whether models that others trained read their special tokens around it.
+
+    Raises:
+        ValueError: A name is unknown, or a model cannot be opened.
+        FileNotFoundError: There is no such model.
+    """
+    subjects: list[Subject] = []
+    for item in what:
+        identity = str(len(subjects))
+        if isinstance(item, str) and item in names():
+            subjects.append(EncodingSubject(identity, item, length))
+            continue
+        from relpos.explorer.model_subjects import ModelSubject
+
+        run = _open(item) if isinstance(item, str | Path) else item
+        subjects.append(ModelSubject(identity, run.reading(bos), length, text))
+    return subjects
+
+
+def _open(what: str | Path) -> "Run":
+    if not Path(what).exists() and len(Path(what).parts) == 1:
+        raise unknown("encoding or folder", str(what), names())
+    from relpos.runs.run import open_run
+
+    return open_run(what)

@@ -1,1 +1,0 @@
-"""The laboratory: data, training, runs, evaluation, comparisons and synthetic tasks."""

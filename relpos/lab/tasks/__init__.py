@@ -1,6 +1,0 @@
-"""Synthetic tasks of retrieval, copying and counting with exact answers: one file per task."""
-
-from relpos.lab.tasks.registry import names, task
-from relpos.lab.tasks.task import Example, Task
-
-__all__ = ["Example", "Task", "names", "task"]

@@ -1,0 +1,188 @@
+"""One attention layer on one input: any rows of its bias, scores or weights, materialised on request."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from relpos.attend import reference
+from relpos.attend.arguments import make_call
+from relpos.attend.checked import positioned
+from relpos.forms.bias import Form, Scaled, Toeplitz, terms
+from relpos.forms.call import Call, products
+from relpos.forms.encoding import Encoding
+from relpos.forms.rotation import Rotation
+from relpos.models.layer_call import LayerCall, Turns
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from relpos.models.family import Reader
+
+Values = Literal["bias", "scores", "weights"]  # what a map can hold
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The queries and keys of one layer for one sequence, and the bias that its encoding adds to their scores."""
+
+    number: int  # 1 is the first layer
+    heads: int
+    call: Call
+    form: Form | None
+    q: Tensor  # (1, heads, length, head_dim), rotated where the encoding rotates
+    k: Tensor  # (1, key_heads, length, head_dim), likewise; each key head serves heads / key_heads heads
+    reads_scores: bool  # whether the bias is computed from the scores
+    turned: Turns | None = None  # how q and k were rotated, if by frequencies
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return self.call.keys
+
+    @property
+    def causal(self) -> bool:
+        """Whether a query sees only keys up to its own position."""
+        return self.call.causal
+
+    @torch.no_grad()
+    def rows(self, show: Values, first: int, last: int) -> Tensor:
+        """Materialise the rows first…last of a map.
+
+        Args:
+            show: bias: what is added to the scores. scores: scaled q·k, rotated, with the bias, before the softmax.
+                weights: after the softmax.
+            first: Position of the first query.
+            last: Position of the last query, included.
+
+        Returns:
+            (heads, rows, keys), NaN where a query does not see a key. `keys` is last + 1 in a causal layer, since no
+            row sees further, and the length otherwise.
+        """
+        keys = last + 1 if self.causal else self.length
+        call = replace(self.call, queries=keys, keys=keys)
+        i = torch.arange(first, last + 1, device=call.device)
+        q, k = self.q[:, :, first : last + 1], self.k[:, :, :keys]
+        if show == "bias":
+            assert self.form is not None
+            visible = call.visible(i)
+            scores = products(q.to(call.dtype) * call.scale, k.to(call.dtype)) if self.reads_scores else None
+            values = self.form.block(i, call.j, scores, visible)
+        else:
+            compute = reference.logits if show == "scores" else reference.weights
+            values, _ = compute(q, k, self.form, call, i)
+            visible = call.visible(i)
+        return values.masked_fill(~visible, torch.nan)[0]
+
+    @property
+    def by_distance(self) -> bool:
+        """Whether the form of the bias makes it a function of the distance alone."""
+        parts = terms(self.form)
+        return bool(parts) and all(isinstance(part, Toeplitz) for part in parts)
+
+    def values_per_entry(self) -> int:
+        """Values that are materialised per query and key: one per head, or one per unit of a network."""
+        return max([self.heads, *(len(part.slope) for part in terms(self.form) if isinstance(part, Scaled))])
+
+
+def open_layer(number: int, seen: LayerCall) -> Layer:
+    """Make a layer from its queries and keys.
+
+    Args:
+        number: Number of the layer; 1 is the first.
+        seen: The queries and keys, and how the layer attends.
+
+    Returns:
+        The layer.
+
+    Raises:
+        ValueError: If the encoding does not fit the queries, or is defined for causal attention only.
+    """
+    position = seen.position
+    call = make_call(seen.q, seen.k, position, **seen.arguments)
+    q, k, form, call = positioned(seen.q, seen.k, position, call)
+    q, k = call.rotated(q, k)
+    reads_scores = position is not None and position.needs_scores
+    return Layer(number, q.shape[1], call, form, q, k, reads_scores, seen.turned or turns(call.rotation))
+
+
+def turns(rotation: Rotation | None) -> Turns | None:
+    """The frequencies of a rotation by tables; None if there is none, or if it stretches vectors as xPos does."""
+    if rotation is None or rotation.k_cos.shape[1] < 2:
+        return None
+    size = torch.hypot(rotation.k_cos, rotation.k_sin)
+    if not bool(torch.allclose(size, size[:, :1], rtol=1e-3)):
+        return None
+    angle = torch.atan2(rotation.k_sin[0, :2].double(), rotation.k_cos[0, :2].double())  # of two neighbours
+    return Turns(angle[1] - angle[0], rotation.layout)
+
+
+@torch.no_grad()
+def model_layers(family: "Reader", model: "PreTrainedModel", ids: Tensor, numbers: Sequence[int]) -> list[Layer]:
+    """The layers of a model for an input.
+
+    Args:
+        family: The model's family, `Run.family`.
+        model: The model.
+        ids: Token ids (length,).
+        numbers: Numbers of the layers; 1 is the first.
+
+    Raises:
+        ValueError: The input of a layer is not finite.
+    """
+    calls = family.calls(model, ids, numbers)
+    return [open_layer(number, call) for number, call in zip(numbers, calls, strict=True)]
+
+
+@torch.no_grad()
+def layers_without_input(
+    family: "Reader", model: "PreTrainedModel", length: int, numbers: Sequence[int]
+) -> list[Layer] | None:
+    """The layers of a model without an input: only their bias can be drawn.
+
+    The model is not run, which for a long input would take far longer than computing the bias.
+
+    Args:
+        family: The model's family, `Run.family`.
+        model: The model.
+        length: Number of tokens.
+        numbers: Numbers of the layers; 1 is the first.
+
+    Returns:
+        The layers, or None if the bias of one of them depends on the input.
+    """
+    calls = family.calls_without_input(model, length, numbers)
+    if calls is None:
+        return None
+    return [open_layer(number, call) for number, call in zip(numbers, calls, strict=True)]
+
+
+@torch.no_grad()
+def encoding_layer(position: Encoding, length: int, causal: bool = True) -> Layer:
+    """Make a layer of an encoding without a model.
+
+    An encoding that reads the layer's input or the scores gets random ones, N(0, 1). For the other encodings all tokens
+    are equal and differ in their position only.
+
+    Args:
+        position: The encoding.
+        length: Number of tokens.
+        causal: Whether a query sees only keys up to its own position.
+
+    Returns:
+        The layer, with number 1.
+
+    Raises:
+        ValueError: If the encoding is defined for causal attention only and `causal` is False.
+    """
+    heads, head_dim = position.heads, position.head_dim
+    hidden = torch.randn(1, length, position.width) if position.needs_hidden else None
+    if position.needs_scores:
+        q, k = torch.randn(2, 1, heads, length, head_dim)
+        return open_layer(1, LayerCall(q, k, position, {"hidden": hidden, "causal": causal}))
+    token = torch.zeros(1) if "embedding" in position.places else torch.randn(position.width)
+    x = position.embed(token.expand(1, length, position.width))
+    q = x[..., : heads * head_dim].reshape(1, length, heads, head_dim).transpose(1, 2)  # (1, heads, length, head_dim)
+    return open_layer(1, LayerCall(q, q, position, {"hidden": hidden, "causal": causal}))

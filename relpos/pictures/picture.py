@@ -1,0 +1,243 @@
+"""Draw any encoding or trained model: what `relpos draw` does."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from matplotlib.figure import Figure
+
+from relpos.encodings.registry import names
+from relpos.forms.checks import MOST_SEED, integer_at_least
+from relpos.forms.encoding import Encoding
+from relpos.maps.cells import PIXELS
+from relpos.maps.heads.head_classes import HeadClass
+from relpos.maps.heads.mass_profiles import MassProfile
+from relpos.maps.layers import Values
+from relpos.maps.map import Map, compute_map
+from relpos.pictures.attention_pictures import WINDOWS, Drawn, Request, mass_picture, position_picture
+from relpos.pictures.captions import make_caption, untrained_line
+from relpos.pictures.contact_sheet import draw_sheet
+from relpos.pictures.defaults import COLUMNS
+from relpos.pictures.figures import WIDTHS, save, write
+from relpos.pictures.heatmaps import draw_heads
+from relpos.pictures.offset_tables import offsets_picture
+from relpos.pictures.picture_arrays import ARRAY_FORMATS, Arrays, describe_arrays, map_arrays, save_arrays
+from relpos.pictures.picture_checks import (
+    BY_DISTANCE,
+    check_arguments,
+    check_directions,
+    check_files,
+    chosen_heads,
+    token_labels,
+    values_shown,
+)
+from relpos.pictures.picture_json import picture_numbers, save_json
+from relpos.pictures.profiles import draw_profiles, draw_together
+from relpos.pictures.subjects import Subject, encoding_subject, label_apart, model_subject
+from relpos.system.errors import refuses_empty_strings, unknown
+
+if TYPE_CHECKING:
+    from relpos.runs.run import Run
+
+    What = str | Path | Encoding | Run
+
+Show = Literal["bias", "scores", "weights", "profile", "mass", "position"]
+SHOWS: tuple[Show, ...] = get_args(Show)
+SHEET_PIXELS = 128  # most cells per side of a small panel
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawn figure and the numbers behind it. A notebook displays it.
+
+    Attributes:
+        figure: The matplotlib figure.
+        maps: One per layer, or one per encoding: `mean`, minimum and maximum of each cell, (heads, cells, cells).
+        caption: The text below the figure.
+        numbers: What was drawn and measured, as in the JSON file.
+        arrays: Every array behind the figure by name, as in the .npz file: "layer1.mean" of a heat map, (heads,
+            queries, keys); "layer1.mass", (heads, distances). docs/figures.md lists names, shapes and units.
+        profiles: One per layer, if the mass is drawn.
+        classes: The class of each head, if the mass is drawn.
+    """
+
+    figure: Figure
+    maps: list[Map]  # one per layer, or one per encoding
+    caption: str
+    numbers: dict[str, Any]  # the JSON: what was drawn and measured
+    arrays: Arrays
+    profiles: list[MassProfile] = field(default_factory=list)  # one per layer, if the mass is drawn
+    classes: list[list[HeadClass]] = field(default_factory=list)  # likewise, one per head
+
+    def save(self, path: str | Path) -> Path:
+        """Write the figure or its numbers to a file, creating its folder.
+
+        Args:
+            path: A .png, .pdf or .svg file for the figure. A .json file for the numbers, with the names and shapes of
+                the arrays and the values of small ones; a .npz or .safetensors file for all arrays.
+
+        Returns:
+            The path.
+
+        Raises:
+            ValueError: The name has another ending.
+        """
+        file = Path(path)
+        check_files(file)
+        if file.suffix.lower() == ".json":
+            return save_json(file, {**self.numbers, "arrays": describe_arrays(self.arrays)})
+        if file.suffix.lower() in ARRAY_FORMATS:
+            return save_arrays(file, self.arrays, self.numbers)
+        return save(self.figure, file)
+
+    def _repr_png_(self) -> bytes:
+        return write(self.figure, ".png")
+
+
+@refuses_empty_strings
+def draw(
+    what: "What | Sequence[What]",
+    *,
+    show: Show | None = None,
+    layer: int | Literal["last", "all"] = "last",
+    head: Sequence[int] = (),
+    length: int | None = None,
+    causal: bool | None = None,
+    text: str | None = None,
+    text_name: str = "the text",
+    seed: int = 0,
+    bos: bool = True,
+    label_tokens: bool = False,
+    shared_scale: bool = False,
+    log: bool = False,
+    width: float = WIDTHS[COLUMNS],
+    heads: int | None = None,
+    head_dim: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    title: str = "",
+    progress: Callable[[float], None] = lambda done: None,
+) -> Picture:
+    """Draw what an encoding adds to attention, untrained or in a trained model.
+
+    Args:
+        what: An encoding's name or instance, the folder of a run or of a checkpoint, or an open `Run`. A sequence of
+            them is drawn as profiles in one panel.
+        show: "bias", "scores" (before the softmax), "weights" (after the softmax), "profile" (value against distance),
+            "mass" (attention against distance, with the class of each head) or "position" (the positional part of the
+            scores). By default the bias, or the scores if the encoding adds no bias.
+        layer: "last", "all" (a contact sheet), or a number; 1 is the first layer.
+        head: Heads to draw; 1 is the first. All by default.
+        length: Number of tokens. By default the trained length, or 512 for an encoding alone.
+        causal: Whether a query sees only keys up to its own position. True by default for an encoding alone; False
+            draws both directions. A trained model attends as it was trained, and another value is refused.
+        text: Text for the model to read. By default a window of its held-out text; four windows for means over text
+            (mass, position).
+        text_name: Name of the text in the caption.
+        seed: Seed of the window of held-out text, or of the start values of an untrained encoding.
+        bos: Whether a model that others trained reads its text as it was trained: after BOS, or between CLS and SEP.
+            False draws the text alone. See docs/evaluation.md.
+        label_tokens: Whether to label the axes with tokens; up to 64 tokens.
+        shared_scale: Whether all panels share one colour scale.
+        log: Whether a profile, the mass or the positional part has a logarithmic distance axis.
+        width: Width of the figure in inches. By default two columns of a printed page.
+        heads: Number of heads of an encoding by name; 12 by default.
+        head_dim: Size of a head of an encoding by name; 64 by default.
+        options: Other options of an encoding by name.
+        title: Text before the caption.
+        progress: Called with the completed fraction.
+
+    Returns:
+        The picture, with its maps, arrays and numbers.
+
+    Raises:
+        ValueError: If an argument is unknown or out of range, or if arguments exclude each other.
+        FileNotFoundError: If there is no such folder, or no finished model in it.
+
+    Example:
+        >>> picture = draw("alibi", heads=4, length=64, causal=False)
+        >>> picture.arrays["layer1.mean"].shape
+        (4, 64, 64)
+        >>> picture.save("alibi.png"), picture.save("alibi.npz")
+        (PosixPath('alibi.png'), PosixPath('alibi.npz'))
+    """
+    if show not in (None, *SHOWS):
+        raise unknown("kind of picture", str(show), SHOWS)
+    for name, size in (("length", length), ("heads", heads), ("head_dim", head_dim)):
+        if size is not None:  # 0 is not the default
+            integer_at_least(name, size)
+    integer_at_least("seed", seed, 0, MOST_SEED)
+    several = list(what) if isinstance(what, Sequence) and not isinstance(what, str) else [what]
+    check_arguments(several, show, layer, shared_scale, log)
+    request = (heads, head_dim, options or {}, length, seed, layer, None if text is None else (text, text_name))
+    subjects = [
+        encoding_subject(item, *request, causal=causal is not False)
+        if isinstance(item, Encoding) or item in names()
+        else model_subject(
+            item,
+            *request,
+            input_free=show not in ("scores", "weights", "mass"),
+            windows=WINDOWS if show in ("mass", "position") else 1,
+            bos=bos,
+        )
+        for item in several
+    ]
+    subjects = label_apart(subjects)
+    check_directions(subjects, causal)
+    chosen = [chosen_heads(head, subject.layers[0].heads) for subject in subjects]
+    labels = token_labels(subjects[0], label_tokens, layer == "all" or show in BY_DISTANCE)
+    how = Request(chosen[0], width, log, untrained_line(subjects), title, seed, progress, shared_scale)
+    if subjects[0].tables is not None and show in (None, "position"):
+        return _picture(offsets_picture(subjects[0], how))
+    if show == "mass" or (show == "position" and _has_no_bias(subjects[0])):
+        return _picture((mass_picture if show == "mass" else position_picture)(subjects[0], how))
+    show = "profile" if show == "position" else show
+    maps = _compute_maps(subjects, values_shown(subjects, show), progress)
+    caption = title + make_caption(subjects, maps, show == "profile")
+    banner = untrained_line(subjects)
+    if len(subjects) > 1:
+        by_label = dict(zip((subject.label for subject in subjects), maps, strict=True))
+        figure = draw_together(by_label, [number - 1 for number in head] or None, caption, width, log, banner)
+    elif show == "profile":
+        figure = draw_profiles(maps, chosen[0], caption, width, log, banner)
+    elif layer == "all":
+        figure = draw_sheet(maps, chosen[0], caption, shared_scale, width, banner)
+    else:
+        figure = draw_heads(maps[0], chosen[0], caption, labels, shared_scale, width, banner)
+    if len(subjects) == 1:
+        numbers = picture_numbers(subjects[0], maps, figure, chosen[0], seed)
+        return Picture(figure, maps, caption, numbers, map_arrays(maps))
+    profiles = [
+        picture_numbers(subject, [layer_map], figure, its_heads, seed)
+        for subject, layer_map, its_heads in zip(subjects, maps, chosen, strict=True)
+    ]
+    arrays: Arrays = {}
+    for subject, layer_map in zip(subjects, maps, strict=True):
+        arrays |= map_arrays([layer_map], subject.label)
+    return Picture(figure, maps, caption, {"profiles": profiles}, arrays)
+
+
+def _has_no_bias(subject: Subject) -> bool:
+    """Whether the positional part of a model is not its bias. An encoding alone is its positional part."""
+    return subject.tokens is not None and any(layer.form is None for layer in subject.layers)
+
+
+def _picture(drawn: Drawn) -> Picture:
+    profiles, classes = list(drawn.profiles), [list(heads) for heads in drawn.classes]
+    return Picture(drawn.figure, list(drawn.maps), drawn.caption, drawn.numbers, drawn.arrays, profiles, classes)
+
+
+def _compute_maps(subjects: list[Subject], values: Values, progress: Callable[[float], None]) -> list[Map]:
+    """The maps of all layers of all subjects."""
+    layers = [
+        (layer, None if subject.others is None else subject.others[place])
+        for subject in subjects
+        for place, layer in enumerate(subject.layers)
+    ]
+    pixels = SHEET_PIXELS if len(layers) > 1 else PIXELS
+    maps = []
+    for place, (layer, other) in enumerate(layers):
+        maps.append(
+            compute_map(layer, values, other, pixels, lambda done, place=place: progress((place + done) / len(layers)))  # type: ignore[misc]
+        )
+    return maps

@@ -1,0 +1,48 @@
+"""Falcon: rotary, or ALiBi divided by √head_dim.
+
+transformers' "eager" code adds ALiBi twice (in the mask and in the layer); its default, "sdpa", adds it once, as the
+published Falcon did. We follow "sdpa".
+"""
+
+from typing import Any
+
+from torch import Tensor
+from transformers.models.falcon.modeling_falcon import apply_rotary_pos_emb
+
+from relpos.pretrained.biases import by_key
+from relpos.pretrained.interface import relpos_attention
+
+
+def forward(
+    self: Any,
+    hidden_states: Tensor,
+    alibi: Tensor | None,
+    attention_mask: Any,
+    position_ids: Tensor | None = None,
+    layer_past: Any = None,
+    use_cache: bool = False,
+    output_attentions: bool = False,
+    position_embeddings: tuple[Tensor, Tensor] | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """In place of `FalconAttention.forward`; alibi is (batch × heads, 1, keys)."""
+    query, key, value = (x.transpose(1, 2) for x in self._split_heads(self.query_key_value(hidden_states)))
+    batch, _, queries, _ = query.shape
+    if alibi is None:
+        assert position_embeddings is not None
+        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+    if layer_past is not None:
+        key, value = layer_past.update(key, value, self.layer_idx)
+    bias = None if alibi is None else alibi.view(batch, self.num_heads, -1) * self.inv_norm_factor
+    out, _ = relpos_attention(
+        self,
+        query,
+        key,
+        value,
+        attention_mask,
+        scaling=self.inv_norm_factor,
+        dropout=0.0 if alibi is None else self.attention_dropout.p,  # with rotary their code drops nothing
+        output_attentions=output_attentions,
+        key_bias=None if bias is None else by_key(bias),
+    )
+    return self.dense(out.reshape(batch, queries, -1)), None

@@ -1,0 +1,341 @@
+"""Check settings, and fill in the defaults that depend on other settings."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from relpos.encodings.registry import card, encoding_class, names
+from relpos.models.presets import preset
+from relpos.models.registry import DEFAULT, entry
+from relpos.runs import defaults
+from relpos.runs.settings import DataSettings, ModelSettings, Settings
+from relpos.system.errors import unknown
+from relpos.system.system_memory import check_memory
+from relpos.tasks import task
+from relpos.text.tokenizer_names import bpe_entries
+
+if TYPE_CHECKING:
+    from relpos.forms.encoding import Encoding
+
+MASKINGS = ("token", "word")
+LOSSES = ("answers", "all")  # the tokens of a task's sequences that have a loss
+MOST_STEPS = 10**9  # of a run: more than any reaches
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that a setting may have.
+
+    Attributes:
+        least: The smallest; with `above`, all allowed numbers are larger.
+        most: The largest.
+        above: Whether `least` itself is not allowed.
+        below: Numbers must be smaller than this.
+    """
+
+    least: float = 0
+    most: float = math.inf
+    above: bool = False
+    below: float = math.inf
+
+    def holds(self, value: float) -> bool:
+        """Whether a number is allowed."""
+        return (
+            math.isfinite(value)
+            and (value > self.least if self.above else value >= self.least)
+            and value <= self.most
+            and value < self.below
+        )
+
+    def __str__(self) -> str:
+        words = [f"above {self.least:,}" if self.above else f"at least {self.least:,}"]
+        words += [f"at most {self.most:,}"] if self.most < math.inf else []
+        words += [f"below {self.below:,}"] if self.below < math.inf else []
+        return " and ".join(words if len(words) > 1 else [*words, "finite"])
+
+
+COUNT = Range(1, MOST_STEPS)
+RANGES = {  # of the settings that are not just at least 0
+    "model.vocab_size": COUNT,
+    "model.dropout": Range(0, below=1),
+    "data.length": Range(2),
+    "data.mask_share": Range(0, above=True, below=1),
+    "data.task_shortest": Range(1),
+    "optimizer.final_lr_ratio": Range(0, 1),
+    "optimizer.warmup_steps": Range(0, MOST_STEPS),
+    "optimizer.beta1": Range(0, below=1),
+    "optimizer.beta2": Range(0, below=1),
+    "optimizer.table_eps": Range(0, above=True),  # AdamW divides by it where the gradient is 0
+    "run.tokens": Range(0, above=True),
+    "run.minutes": Range(0, above=True),
+    "run.seed": Range(0, below=2**32),  # as numpy takes it
+    **{
+        f"run.{name}": COUNT
+        for name in (
+            "steps",
+            "batch_size",
+            "micro_batch_size",
+            "log_every",
+            "eval_every",
+            "eval_windows",
+            "save_every",
+            "keep_checkpoints",
+            "context_parallel",
+        )
+    },
+}
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one dictionary by dotted key; the options of the encoding stay a dictionary."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and prefix + str(key) != "model.options":
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def resolve(settings: Settings) -> Settings:
+    """Check settings, and fill in every default that depends on another setting.
+
+    Args:
+        settings: They are changed in place.
+
+    Returns:
+        The same settings.
+
+    Raises:
+        ValueError: Settings are out of range, unknown, or contradict each other.
+    """
+    model, data, optimizer, run = settings.model, settings.data, settings.optimizer, settings.run
+    if model.start is None:
+        _resolve_model(settings)
+    else:
+        _resolve_start(settings, model.start)
+    _check_numbers(settings)
+    if run.precision not in (None, "float32", "bfloat16"):
+        raise unknown("precision", run.precision, ("float32", "bfloat16"))
+    check_context(settings)
+    if run.steps is not None and run.tokens is not None:
+        raise ValueError("give steps or tokens, not both: one follows from the other.")
+    if run.tokens is not None:
+        run.steps = math.ceil(run.tokens / (run.batch_size * data.length))
+        if run.steps > MOST_STEPS:
+            raise ValueError(f"run.tokens={run.tokens:g} are {run.steps:,} steps; at most {MOST_STEPS:,} are possible.")
+        run.tokens = None
+    if run.steps is None and run.minutes is None:
+        run.steps = defaults.STEPS if data.task is None else defaults.TASK_STEPS
+    if optimizer.warmup_steps is None:
+        optimizer.warmup_steps = min(715, (run.steps or defaults.STEPS) // 10)
+    run.out = run.out or _default_folder(settings)
+    if model.start is not None and Path(run.out).resolve() == Path(model.start).resolve():
+        raise ValueError(f"{run.out} is the model that the run starts from: choose another --out.")
+    return settings
+
+
+def _resolve_model(settings: Settings) -> None:
+    """Fill in the settings of a new model, its data and its learning rate."""
+    model, data, optimizer = settings.model, settings.data, settings.optimizer
+    model.family = model.family or DEFAULT
+    family, size = entry(model.family), preset(model.preset or defaults.PRESET)
+    model.preset = model.preset or defaults.PRESET
+    model.encoding = model.encoding or defaults.ENCODING
+    model.dropout = model.dropout or 0.0
+    _check_options(model, model.encoding)
+    _resolve_data(data, size.tokenizer)
+    _resolve_masking(data, model.family)
+    if optimizer.lr is None:
+        optimizer.lr = size.lr * family.lr_scale
+    fill_length(model, data.length)
+
+
+def _resolve_start(settings: Settings, start: str) -> None:
+    """Refuse settings that contradict the model that a run starts from; fill in its data and learning rates.
+
+    Its family and encoding are filled in when it is opened.
+    """
+    model, data, optimizer = settings.model, settings.data, settings.optimizer
+    contradicting = {
+        "model.preset": model.preset,
+        "model.vocab_size": model.vocab_size,
+        "data.tokenizer": data.tokenizer,
+        "data.task": data.task,
+        "data.masking": data.masking,
+    }
+    for key, value in contradicting.items():
+        if value is not None:
+            raise ValueError(
+                f"a run that starts from a model has its sizes, tokenizer and vocabulary: leave out {key}={value}, or "
+                f"--from {start}."
+            )
+    if model.family is not None and not entry(model.family).causal:
+        raise ValueError(f"only a GPT-2 or a Llama can be started from, not {entry(model.family).title}.")
+    if model.encoding is not None:
+        _check_options(model, model.encoding)
+    _resolve_data(data, None)
+    if optimizer.lr is None:
+        optimizer.lr = defaults.START_LR
+
+
+def _check_options(model: ModelSettings, encoding: str) -> None:
+    """Refuse an unknown encoding, and options that it does not have."""
+    if encoding not in names():
+        raise unknown("encoding", encoding, names())
+    for option in model.options:
+        if option not in card(encoding).options:
+            raise unknown(f"option of {encoding}", option, card(encoding).options)
+
+
+def _default_folder(settings: Settings) -> str:
+    """runs/ENCODING-PRESET, after the task, and after the family unless it is the default; or runs/MODEL-ENCODING."""
+    model, task_name = settings.model, settings.data.task
+    if model.start is not None:
+        return f"runs/{Path(model.start).resolve().name.removesuffix('.gguf')}-{model.encoding or 'tuned'}"
+    words = [task_name, model.family if model.family != DEFAULT else None, model.encoding, model.preset]
+    return f"runs/{'-'.join(word for word in words if word)}"
+
+
+def check_encoding(settings: Settings) -> None:
+    """Build the encodings once, so that options they refuse are refused before any work. Imports torch.
+
+    Raises:
+        TypeError: An option has a value of another type than the encoding takes.
+        ValueError: An option has a value that the encoding does not take, a rule of the plan is not valid, the
+            encoding is not defined for attention in both directions and the family needs it, or it cannot embed as
+            many positions as a window has tokens.
+    """
+    from relpos.models.positions import make_positions
+
+    model = settings.model
+    assert model.preset is not None
+    assert model.family is not None
+    size = preset(model.preset)
+    made = make_positions(model.position(), model.share_position, size.layers, size.heads, size.head_dim)
+    positions = [position for position in (made.embedding, made.shared, *made.layers) if position is not None]
+    check_window(settings, positions, size.width)
+    if entry(model.family).causal:
+        return
+    for position in positions:
+        if not position.bidirectional:
+            raise ValueError(
+                f"{model.encoding} is defined for causal attention only, and {entry(model.family).title} attends in "
+                f"both directions: choose another encoding. {position.advice_for_both_directions}"
+            )
+
+
+def check_window(settings: Settings, positions: Iterable["Encoding"], width: int) -> None:
+    """Refuse encodings that cannot embed every position of a window.
+
+    Args:
+        settings: The settings of the run.
+        positions: The encodings of its model.
+        width: Size of the embedding.
+
+    Raises:
+        ValueError: The windows are longer than a table of positions, or than fits into memory.
+    """
+    import torch
+
+    length = settings.data.length
+    embedding = [position for position in positions if "embedding" in position.places]
+    if not embedding or settings.data.separate_documents:  # whose positions begin again with every document
+        return
+    check_memory(f"embedding data.length={length:,} tokens", 4 * length * width, "make data.length smaller")
+    for position in embedding:
+        try:
+            position.embed(torch.zeros(1, length, width))
+        except ValueError as error:
+            raise ValueError(
+                f"data.length={length} does not fit the encoding {settings.model.encoding}: {error}"
+            ) from None
+
+
+def check_context(settings: Settings) -> None:
+    """Refuse to divide windows among processes where that cannot be.
+
+    Raises:
+        ValueError: The windows cannot be divided evenly, or the family attends in both directions.
+    """
+    processes, length, family = settings.run.context_parallel, settings.data.length, settings.model.family
+    if processes == 1:
+        return
+    if length % processes:
+        raise ValueError(
+            f"windows of {length} tokens cannot be divided among {processes} processes evenly: data.length must be a "
+            f"multiple of run.context_parallel."
+        )
+    if family is not None and not entry(family).causal:
+        raise ValueError(
+            f"run.context_parallel divides windows of causal models, and {entry(family).title} attends in both "
+            "directions: leave it at 1."
+        )
+
+
+def _check_numbers(settings: Settings) -> None:
+    """Refuse numbers that are out of range."""
+    for key, value in flatten(dataclasses.asdict(settings)).items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            allowed = RANGES.get(key, Range())
+            if not allowed.holds(value):
+                raise ValueError(f"{key} must be {allowed}, not {value}.")
+
+
+def _resolve_data(data: DataSettings, tokenizer: str | None) -> None:
+    """Fill in the data: text or a task, never both. The tokenizer is None if it is that of a model."""
+    if data.task is None:
+        data.source = data.source or defaults.CORPUS
+        data.tokenizer = data.tokenizer or tokenizer
+        if data.tokenizer is not None:
+            bpe_entries(data.tokenizer)  # a wrong name is refused before the text is read
+        for key in ("task_loss", "task_shortest"):
+            if getattr(data, key) is not None:
+                raise ValueError(f"data.{key} is for a task: give one with --task, or leave it out.")
+        return
+    for key in ("source", "tokenizer", "subset", "separate_documents", "keep_line_ends"):
+        if getattr(data, key):
+            raise ValueError(
+                f"a run is trained either on a task or on text: leave out data.{key}={getattr(data, key)}, or the task "
+                f"{data.task}."
+            )
+    data.task_loss = data.task_loss or "answers"
+    if data.task_loss not in LOSSES:
+        raise unknown("task_loss", data.task_loss, LOSSES)
+    shortest = data.length if data.task_shortest is None else data.task_shortest
+    task(data.task).check_length(shortest)
+    if shortest > data.length:
+        raise ValueError(f"data.task_shortest={shortest} is over data.length={data.length}.")
+
+
+def _resolve_masking(data: DataSettings, family: str) -> None:
+    """Fill in how tokens are masked, for a family that predicts masked tokens; the others have no masks."""
+    if entry(family).causal:
+        if data.masking is not None:
+            raise ValueError(
+                "data.masking is for families that predict masked tokens; "
+                f"{entry(family).title} predicts the next token."
+            )
+        return
+    if data.task is not None:
+        raise ValueError(
+            f"tasks are for families that predict the next token, and {entry(family).title} predicts masked tokens: "
+            "choose another --family."
+        )
+    data.masking = data.masking or MASKINGS[0]
+    if data.masking not in MASKINGS:
+        raise unknown("masking", data.masking, MASKINGS)
+
+
+def fill_length(model: ModelSettings, length: int) -> None:
+    """Give the trained length to the encodings that have an option for it (learned, fire, scaled rope)."""
+    assert model.encoding is not None
+    model.options = encoding_class(model.encoding).options_for_length(model.options, length)
+    model.plan = [
+        encoding_class(rule["name"]).options_for_length(rule, length)
+        if isinstance(rule, dict) and rule.get("name") in names()
+        else rule
+        for rule in model.plan
+    ]

@@ -1,0 +1,314 @@
+"""Opening a trained model: the folder of a run, any model of transformers in a folder or on the hub, a GGUF file."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from relpos.models.exact import MissingTensorsError
+from relpos.models.family import Family, Reader, get_family
+from relpos.models.registry import PREFIX, family_of_type, model_types, opens
+from relpos.pretrained.facts import longest
+from relpos.pretrained.framing import NO_FRAMING, Framing, framing_of
+from relpos.pretrained.opening import only_head, open_model, open_tokenizer
+from relpos.pretrained.positions.outline import check_sizes
+from relpos.pretrained.published import predicts_next_token, reader_of
+from relpos.pretrained.source import Source, check_weights, find_source, source_config
+from relpos.pretrained.transplant import THEIRS, transplant
+from relpos.runs.checkpoints import CLOCK, WEIGHTS, step_of
+from relpos.runs.load_settings import load_settings
+from relpos.runs.log_file import read_log
+from relpos.runs.resolve import flatten
+from relpos.runs.settings import Settings
+from relpos.system.errors import check_not_empty
+from relpos.system.mappings import read_json, read_yaml
+from relpos.system.seal import SEAL, damage
+from relpos.text.corpus import Corpus, open_corpus
+from relpos.text.tokenizers import published_tokenizer
+from relpos.text.tokens import Tokens, tokenize
+
+ABOUT, RESULT = "run.yaml", "result.json"  # in a run's folder: its settings with versions and data, and its result
+EVALUATION = "evaluation"  # the folder in it of what was measured
+
+
+@dataclass
+class Run:
+    """A model with its tokenizer, and how it was trained, if that is known.
+
+    Attributes:
+        folder: What it was opened from: a folder, a .gguf file, or a name on the hub.
+        model: The model of transformers, in evaluation mode.
+        tokenizer: None for a model that does not read text.
+        settings: None for a model that `relpos train` did not write.
+        about: Versions, corpus, number of parameters; empty for such a model.
+        result: Steps, tokens, seconds and losses; empty if the run has not finished.
+        framing: The special tokens around each window of text that it reads; none for a run of `relpos train`.
+    """
+
+    folder: Path  # what it was opened from: a folder, a .gguf file, or a name on the hub
+    model: PreTrainedModel  # in evaluation mode
+    tokenizer: PreTrainedTokenizerFast  # None for a model that does not read text
+    settings: Settings | None  # None for a model that relpos train did not write
+    about: dict[str, Any]  # versions, corpus, number of parameters; empty for such a model
+    result: dict[str, Any]  # steps, tokens, seconds, losses; empty if the run has not finished
+    framing: Framing = NO_FRAMING  # the special tokens around each window of text that it reads
+
+    @cached_property
+    def family(self) -> Reader:
+        """The family of its model: how it is scored and drawn."""
+        return reader_of(self.model)
+
+    def reading(self, bos: bool) -> "Run":
+        """The same run; without `bos`, one that reads windows of text alone, with no special tokens around them."""
+        if bos or not len(self.framing):
+            return self
+        plain = replace(self, framing=NO_FRAMING)
+        plain.__dict__["family"] = self.family  # which need not be checked again
+        return plain
+
+    @property
+    def encoding(self) -> str:
+        """The name of its encoding."""
+        return str(self.family.position(self.model)["name"])
+
+    @property
+    def trained_length(self) -> int | None:
+        """The length of the windows it was trained on, as far as its folder says; None if it is not known."""
+        if self.settings is not None:
+            return self.settings.data.length
+        return longest(self.model)
+
+    @property
+    def evaluation(self) -> Path:
+        """The folder for what is measured: in its own folder, or for a model without one, in the current folder."""
+        return self.folder / EVALUATION if self.folder.is_dir() else Path(EVALUATION, self.folder.name)
+
+    @property
+    def checksum(self) -> str:
+        """A hash of its weights and their names."""
+        digest = hashlib.sha256()
+        for name, parameter in sorted(self.model.named_parameters()):
+            digest.update(name.encode())
+            digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def training(self) -> dict[str, Any]:
+        """How long the model was trained, as far as its folder says.
+
+        Returns:
+            Steps, tokens, seconds, held-out loss, learning rates and versions; empty for a folder that is not a run's.
+        """
+        settings, folder = self.settings, self.folder
+        if settings is None:
+            return {}
+        rates = ("lr", "position_lr", "table_lr", "table_eps")
+        origin = {
+            "corpus": self.about.get("corpus", {}).get("name"),
+            "versions": self.about.get("versions"),
+            "threads": self.about.get("threads"),
+            **{key: getattr(settings.optimizer, key) for key in rates},
+        }
+        if (folder / ABOUT).exists():
+            kept = ("tokens", "seconds", "loss", "heldout", "heldout_at_start")
+            return {"steps": self.result.get("step"), **{key: self.result.get(key) for key in kept}, **origin}
+        step = step_of(folder)  # a checkpoint: what was known then
+        losses = [entry["heldout"] for entry in read_log(folder.parent) if entry["step"] == step and "heldout" in entry]
+        return {
+            "steps": step,
+            "tokens": step * settings.run.batch_size * settings.data.length,
+            "seconds": round(read_json(folder / CLOCK)["seconds"], 1),
+            "heldout": losses[-1] if losses else None,
+            **origin,
+        }
+
+    def corpus(self, name: str | None = None, split: str = "heldout") -> Corpus:
+        """The corpus it was trained on, or another by name.
+
+        Raises:
+            ValueError: The model does not read this text, or none at all.
+        """
+        if self.model.main_input_name != "input_ids":
+            raise ValueError(f"{type(self.model).__name__} reads {self.model.main_input_name}, not text.")
+        data = None if self.settings is None else self.settings.data
+        if data is not None and data.task is not None:
+            raise ValueError(
+                f"{self.folder} was trained on the task {data.task} and its vocabulary has no other words: "
+                f"evaluate it with relpos evaluate {self.folder} --task {data.task}."
+            )
+        keep = data is not None and data.keep_line_ends
+        if data is None or data.source is None:
+            return open_corpus(name or "sotu", split=split, keep_line_ends=keep)
+        if name is None or name == data.source:
+            return open_corpus(data.source, data.text_field, data.subset, split=split, keep_line_ends=keep)
+        return open_corpus(name, split=split, keep_line_ends=keep)
+
+    def trained_on(self, name: str | None = None) -> bool:
+        """Whether a corpus is the one it was trained on: by its name, its path or its content."""
+        if self.settings is None or "corpus" not in self.about:
+            return False  # how it was trained is not known
+        own = str(self.settings.data.source)
+        if name is None or name == own or Path(name).resolve() == Path(own).resolve():
+            return True
+        try:
+            return self.corpus(name).hash == str(self.about["corpus"]["hash"])
+        except ValueError:  # too short to be split, so it was not trained on
+            return False
+
+    def heldout(self, corpus: str | None = None) -> Tokens:
+        """The held-out tokens of its corpus, or of another."""
+        return tokenize(self.corpus(corpus), self.tokenizer)["heldout"]
+
+
+def open_run(what: str | Path, position: Mapping[str, Any] | None = None, *, trust_remote_code: bool = False) -> Run:
+    """Open a run, one of its checkpoints, or a model that other people trained.
+
+    A GPT-2, Llama or BERT opens as a model of our family of that name, with its own positions; it can be transplanted
+    and fine-tuned. Every other model opens as the model of transformers that it is, and runs on our attention where
+    `relpos.use` can run it.
+
+    Args:
+        what: A folder with a model in safetensors, a .gguf file, or a name on the Hugging Face hub, which is downloaded
+            to the hub's usual cache; HF_HUB_OFFLINE=1 reads only that.
+        position: Replaces the encoding in the configuration: the same weights with, for example, a scaled rope. For a
+            model of transformers only {"rope_parameters": {…}}.
+        trust_remote_code: Whether to run the code of a checkpoint that transformers does not know.
+
+    Returns:
+        The model in evaluation mode and in float32, its tokenizer, and how it was trained if the folder says so.
+
+    Raises:
+        FileNotFoundError: There is no such model, or files of it are missing.
+        ValueError: A file is pickled, damaged, or belongs to another model.
+
+    Example:
+        >>> run = relpos.open("runs/cable")
+        >>> run.encoding, run.trained_length, run.result["heldout"]
+        >>> relpos.open("HuggingFaceTB/SmolLM2-135M").model.generate(...)
+    """
+    check_not_empty("what", what)  # Path("") is the current folder
+    source = find_source(what)
+    folder = source.folder
+    if source.gguf is not None or (not (folder / ABOUT).exists() and not _is_ours(folder)):
+        return _open_published(source, position, trust_remote_code)
+    family, config = _read_config(folder, position)
+    home = folder if (folder / ABOUT).exists() else folder.parent  # a checkpoint lies in its run's folder
+    settings, about = read_about(home) if (home / ABOUT).exists() else (None, {})
+    result = read_json(home / RESULT) if about and (home / RESULT).exists() else {}
+    tokenizer = _read_tokenizer(folder, int(config.vocab_size), family.tokenizer)
+    wrong = damage(folder, only=WEIGHTS) if (folder / SEAL).exists() else None
+    if wrong is not None:
+        raise ValueError(f"the checkpoint {folder} is damaged: {wrong}. Open another one, or the run's folder.")
+    check_sizes(config, source.what, check_weights(source))
+    transformers.utils.logging.disable_progress_bar()  # of loading the weights, which is fast
+    try:
+        model = family.model_class.from_pretrained(folder, config=config).eval()
+    except MissingTensorsError as error:
+        if settings is not None or position is not None or not only_head(family.model_class, error.names):
+            raise
+        return _open_published(source, position, trust_remote_code)  # without its head
+    trained_here = str(read_json(folder / "config.json")["model_type"]).startswith(PREFIX)
+    framing = NO_FRAMING if trained_here else framing_of(source, tokenizer, config, predicts_next_token(model))
+    return Run(Path(what), model, tokenizer, settings, about, result, framing)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder has a model of one of our families, by our own type or as transformers published it."""
+    file = folder / "config.json"
+    if not file.exists():
+        return True  # which is refused with a sentence about our folders
+    entries = read_json(file)
+    return opens(entries.get("model_type"), entries.get("architectures"))
+
+
+def _open_published(source: Source, position: Mapping[str, Any] | None, trust_remote_code: bool) -> Run:
+    """Open a model that relpos train did not write."""
+    config = source_config(source, trust_remote_code)
+    ours = config.model_type in THEIRS and opens(config.model_type, config.architectures)
+    if position is not None and not ours:
+        _replace_rope(source, config, position)
+    model = open_model(source, config, trust_remote_code)
+    if ours and type(model) is THEIRS[config.model_type]:  # not if the file lacks the head
+        model = transplant(model, position)
+    tokenizer = open_tokenizer(source)
+    if tokenizer is None and model.main_input_name == "input_ids":
+        raise FileNotFoundError(f"there is no tokenizer in {source.what}: it has no tokenizer.json.")
+    framing = framing_of(source, tokenizer, config, predicts_next_token(model))
+    return Run(Path(source.what), model, tokenizer, None, {}, {}, framing)
+
+
+def _replace_rope(source: Source, config: PreTrainedConfig, position: Mapping[str, Any]) -> None:
+    """Change the rope parameters of a model of transformers, the only entry of its positions that can be replaced."""
+    if position.keys() - {"name"} != {"rope_parameters"}:
+        raise ValueError(f"{source.what} is a model of transformers: only its rope_parameters can be replaced.")
+    own = getattr(config, "rope_parameters", None)
+    if not own or any(isinstance(value, Mapping) for value in own.values()):
+        has = "rope parameters that differ by layer" if own else "no rope parameters"
+        raise ValueError(f"the rope of {source.what} cannot be scaled: its configuration has {has}.")
+    config.rope_parameters = {**own, **position["rope_parameters"]}
+
+
+def read_about(folder: Path) -> tuple[Settings, dict[str, Any]]:
+    """Read a run's run.yaml: its settings, and versions, data and sizes.
+
+    Raises:
+        FileNotFoundError: There is no run.yaml.
+        ValueError: It is damaged, or entries are missing.
+    """
+    file = folder / ABOUT
+    tree = read_yaml(file)
+    flat = flatten({key: value for key, value in tree.items() if key != "about"})
+    about = tree.get("about")
+    lacking = [] if isinstance(about, dict) and about else ["about"]
+    lacking += [key for key in ("model.encoding", "data.length") if flat.get(key) is None]
+    if flat.get("data.source") is None and flat.get("data.task") is None:
+        lacking.append("data.source")
+    if lacking or not isinstance(about, dict):
+        raise ValueError(
+            f"{file} is not what relpos train wrote: it has no {' and no '.join(lacking)}. "
+            "Restore the file, or train in another folder."
+        )
+    return load_settings(str(file), {}), about
+
+
+def _read_config(folder: Path, position: Mapping[str, Any] | None) -> tuple[Family, PreTrainedConfig]:
+    file = folder / "config.json"
+    if not file.exists():
+        begun = " A run has been started there: rerun relpos train to finish it." if (folder / ABOUT).exists() else ""
+        raise FileNotFoundError(f"there is no model in {folder}: it has no config.json.{begun}")
+    model_type = read_json(file).get("model_type")
+    name = family_of_type(model_type)
+    if name is None:
+        raise ValueError(
+            f"{folder} holds a model of type {model_type!r}; those that can be opened are {', '.join(model_types())}."
+        )
+    family = get_family(name)
+    try:
+        entries = {} if position is None else {"position": dict(position)}
+        return family, family.config_class.from_pretrained(folder, **entries)
+    except StrictDataclassError as error:
+        raise ValueError(f"{file} is not a configuration of {family.title}: {' '.join(str(error).split())}") from None
+
+
+def _read_tokenizer(folder: Path, vocabulary: int, usual: str | None) -> PreTrainedTokenizerFast:
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        if usual is not None and vocabulary >= len(published := published_tokenizer(usual)):
+            return published
+        raise FileNotFoundError(f"{folder} has no tokenizer.json, and its model has {vocabulary} entries.")
+    read_json(file)
+    try:
+        tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # tokenizers raises plain Exceptions
+        raise ValueError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}") from error
+    if len(tokenizer) > vocabulary:
+        raise ValueError(
+            f"{file} belongs to another model: it has {len(tokenizer)} entries, and the model has {vocabulary}."
+        )
+    return tokenizer

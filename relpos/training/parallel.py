@@ -1,0 +1,127 @@
+"""Train several models at the same time, each in a process of its own.
+
+python -m relpos.training.parallel THREADS SETTINGS
+
+trains one of them; SETTINGS is a JSON object of settings by dotted key. The number of threads is fixed because it
+decides the order in which sums are added: with the same number, the same kind of CPU computes the same weights.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+from relpos.runs.load_settings import load_settings
+from relpos.runs.log_file import read_log
+from relpos.system.processes import Children, Exit, end_with_parent
+from relpos.system.progress import StatusLine, clock_time
+
+POLL = 0.2  # seconds between two looks at the processes
+EVERY = 15.0  # seconds between two lines of progress outside a terminal
+FAILED = 2  # exit code of a training that has printed its error in a sentence
+
+
+def train_in_parallel(
+    trainings: Mapping[str, Mapping[str, Any]], workers: int, threads: int, every: float = EVERY
+) -> Generator[tuple[str, str | None]]:
+    """Train several models, each in a process of its own, with one line of progress for all.
+
+    Args:
+        trainings: The settings of each training by name: dotted keys, with run.out and run.steps or run.minutes.
+        workers: How many trainings run at the same time.
+        threads: The number of threads of each training.
+        every: Seconds between two lines of progress where standard error is not a terminal.
+
+    Yields:
+        The name of each training when it ends, and None or a sentence that says what went wrong.
+
+    Example:
+        >>> settings = {"model.encoding": "alibi", "run.steps": 100, "run.out": "runs/alibi"}
+        >>> for name, error in train_in_parallel({"alibi": settings}, workers=1, threads=1):
+        ...     print(name, error or "trained")
+    """
+    children: Children[str] = Children(threads)
+    waiting = list(trainings)
+    line = StatusLine(every)
+    try:
+        while waiting or children.running:
+            ended = children.ended()
+            while waiting and len(children.running) < workers:
+                name = waiting.pop(0)
+                settings = json.dumps(dict(trainings[name]))
+                children.start(name, ["-m", "relpos.training.parallel", str(threads), settings])
+            for name, end in ended.items():
+                line.clear()
+                yield name, _error(end)
+            if children.running:
+                line.update(lambda: _progress(trainings, children.running, len(waiting), workers))
+                time.sleep(POLL)
+    finally:
+        line.clear()
+        children.stop()  # the checkpoints of those that are still running stay
+
+
+def _error(end: Exit) -> str | None:
+    if end.code == 0:
+        return None
+    return end.last_line if end.code == FAILED and end.last_line else end.reason()
+
+
+def _progress(trainings: Mapping[str, Mapping[str, Any]], running: list[str], waiting: int, workers: int) -> str:
+    shares = {name: _share_done(trainings[name]) for name in running}
+    words = [f"{len(trainings) - len(running) - waiting} of {len(trainings)} trained"]
+    words += [f"{name} {f'{share:.0%}' if seconds else 'starting'}" for name, (share, seconds) in shares.items()]
+    speeds = [share / seconds for share, seconds in shares.values() if share > 0 and seconds > 0]
+    if speeds:
+        left = makespan([1 - share for share, _ in shares.values()] + [1.0] * waiting, workers)
+        words.append(f"about {clock_time(left * len(speeds) / sum(speeds))} left")
+    return "  ".join(words)
+
+
+def _share_done(settings: Mapping[str, Any]) -> tuple[float, float]:
+    """How much of a training is done, from 0 to 1, and the seconds that this took."""
+    last = (read_log(Path(settings["run.out"])) or [{"step": 0, "seconds": 0.0}])[-1]
+    shares = [0.0]
+    if settings.get("run.steps"):
+        shares.append(last["step"] / settings["run.steps"])
+    if settings.get("run.minutes"):
+        shares.append(last["seconds"] / (60 * settings["run.minutes"]))
+    return min(1.0, max(shares)), last["seconds"]
+
+
+def makespan(jobs: list[float], workers: int) -> float:
+    """The time at which the last job ends if every worker that becomes free takes the next job.
+
+    Args:
+        jobs: The duration of each job, in the order in which they are taken.
+        workers: The number of workers.
+    """
+    free = [0.0] * workers
+    for job in jobs:
+        free.sort()
+        free[0] += job
+    return max(free)
+
+
+def main() -> int:
+    """Train with the settings of the command line."""
+    threads, settings = sys.argv[1:]
+    end_with_parent()
+    try:
+        checked = load_settings(None, json.loads(settings))  # before the slow imports
+        import torch
+
+        from relpos.training.training import silent, train
+
+        torch.set_num_threads(int(threads))
+        train(checked, silent)
+    except (ValueError, TypeError, OSError) as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""The attention that the kernel counts by distance is that of materialised weights."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from native_cases import FAMILIES, documents, normal, rotation
+from torch import Tensor
+
+from relpos.attend import native, reference
+from relpos.attend.native import library
+from relpos.forms.call import Call, document_ends
+
+pytestmark = [
+    pytest.mark.skipif(not native.available()[0], reason=native.available()[1]),
+    pytest.mark.usefixtures("two_threads"),
+]
+ISAS = library.isas() if native.available()[0] else []
+
+
+def by_definition(q: Tensor, k: Tensor, form, call: Call) -> tuple[Tensor, Tensor]:
+    """Means over the queries that see a key, from all weights in float64."""
+    logits, visible = reference.logits(*call.rotated(q, k), form, call, call.i)
+    logits = logits.masked_fill(~visible, -torch.inf)
+    if call.sinks is not None:
+        logits = torch.cat([logits, call.sinks[:, None, None].expand(*logits.shape[:3], 1)], -1)
+    weights = logits.softmax(-1)[..., : call.keys].nan_to_num()  # (batch, heads, queries, keys)
+    rows = (visible.expand_as(weights).any(-1)).sum(-1).clamp(min=1)  # (batch, heads)
+    first = torch.zeros(1, call.queries, dtype=torch.long)
+    if call.documents is not None:
+        first = document_ends(call.documents)[0][:, call.first : call.first + call.queries]
+    is_first = (call.j == first[:, :, None])[:, None]  # (1 or batch, 1, queries, keys)
+    column = call.i[:, None] - call.j + call.zero
+    rest = weights.masked_fill(is_first, 0.0).flatten(2)
+    sums = torch.zeros(*weights.shape[:2], len(call.distances), dtype=torch.float64)
+    seen = (column >= 0).flatten()  # a causal call has no distances of the future
+    sums.index_add_(2, column.flatten()[seen], rest[:, :, seen])
+    return sums / rows[..., None], (weights * is_first).sum((-1, -2)) / rows
+
+
+def means(q: Tensor, k: Tensor, form, call: Call) -> tuple[Tensor, Tensor]:
+    """The same by the kernel."""
+    by_distance, first_key, rows = native.mass(q, k, form, call)
+    return by_distance / rows.clamp(min=1)[..., None], first_key / rows.clamp(min=1)
+
+
+CALLS = {
+    "plain": lambda: {},
+    "start": lambda: {"start": 20},
+    "window": lambda: {"window": (40, 10)},
+    "documents": lambda: {"documents": torch.stack([documents(50, 50, 70), documents(120, 50)])},
+    "padding": lambda: {"padding": torch.rand(2, 170) > 0.4},
+    "no key": lambda: {"padding": torch.zeros(2, 170, dtype=torch.bool)},
+    "sinks": lambda: {"sinks": torch.randn(4, dtype=torch.float64)},
+    "softcap": lambda: {"softcap": 1.0},
+    "rotation": lambda: {"rotation": rotation(2, 100, 170, 12, "half")},
+}
+
+
+@pytest.mark.parametrize(
+    ("causal", "name"),
+    [
+        pytest.param(causal, name, marks=[] if causal or name in ("plain", "window") else pytest.mark.slow)
+        for causal in (True, False)
+        for name in CALLS
+    ],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mass_is_that_of_the_weights(family, causal, name):
+    torch.manual_seed(0)
+    q, k, _, _ = normal(2, 4, 2, 100, 170, 24)
+    options = CALLS[name]() | {"causal": causal, "scale": 0.2, "batch": 2, "heads": 4}
+    call = Call(100, 170, dtype=torch.float64, **options)
+    numbers = FAMILIES[family].numbers(2, 4, call)
+    expected = by_definition(q, k, FAMILIES[family].form(numbers, call), call)
+    call = Call(100, 170, **options)
+    numbers = {n: x if n == "total" else x.float() for n, x in numbers.items()}
+    chosen = library.isa()
+    try:
+        for isa in ISAS:
+            library.use(isa)
+            ours = means(q.float(), k.float(), FAMILIES[family].form(numbers, call), call)
+            for a, b in zip(ours, expected, strict=True):
+                torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-6)
+    finally:
+        library.use(chosen)
+    if name not in ("sinks", "no key"):
+        seen = ours[0].sum(-1) + ours[1]
+        torch.testing.assert_close(seen, torch.ones_like(seen), rtol=0.0, atol=1e-5)
+
+
+def test_mass_of_queries_beyond_the_keys():
+    torch.manual_seed(1)
+    q, k, _, _ = normal(1, 2, 2, 150, 70, 16)
+    options = {"causal": False, "start": 40, "batch": 1, "heads": 2}
+    expected = by_definition(q, k, None, Call(150, 70, dtype=torch.float64, **options))
+    for a, b in zip(means(q.float(), k.float(), None, Call(150, 70, **options)), expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-6)
+
+
+def test_mass_does_not_depend_on_the_threads():
+    q, k, _, _ = (x.float() for x in normal(1, 3, 1, 500, 500, 16))
+    results = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        results.append(native.mass(q, k, None, Call(500, 500)))
+    for other in results[1:]:
+        for a, b in zip(other, results[0], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=0.0)
+
+
+MEMORY = """
+import re, torch
+from pathlib import Path
+from relpos.attend import native
+from relpos.forms.call import Call
+torch.set_num_threads(2)
+def peak():
+    return 1024 * int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
+def run(length):
+    q, k = (torch.randn(1, 1, length, 8) for _ in range(2))
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak()
+    native.mass(q, k, None, Call(length, length))
+    return (peak() - before) / length
+run(256)
+print(run(16384))
+"""
+
+
+def test_mass_takes_memory_linear_in_the_length():
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"-?[\d.e+]+\n", done.stdout)
+    assert float(done.stdout) < 200  # bytes per token; weights would be 65,536

@@ -1,0 +1,374 @@
+"""The command line, as a user meets it."""
+
+import inspect
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import typing
+
+import pytest
+import typer.main
+from rich.console import Console
+from typer.testing import CliRunner
+
+import relpos
+from relpos.cli import app, choices, main
+from relpos.cli import compare as compare_command
+from relpos.comparison import summary
+from relpos.comparison.comparison import make_comparison
+from relpos.evaluation import defaults as evaluation_defaults
+from relpos.evaluation.protocols import ScoredWindows, plan_windows
+from relpos.models.presets import PRESETS
+from relpos.runs.load_settings import load_settings, recipes
+from relpos.tasks import names as task_names
+from relpos.text import corpus
+
+COMMANDS = sorted(typer.main.get_command(app).commands)
+
+
+def test_ls_prints_every_encoding():
+    printed = CliRunner().invoke(app, ["ls"]).stdout
+    assert [line.split()[0] for line in printed.splitlines()[1:]] == relpos.names()
+
+
+def test_ls_json_lists_every_card():
+    cards = json.loads(CliRunner().invoke(app, ["ls", "--json"]).stdout)
+    assert [card["name"] for card in cards] == relpos.names()
+    assert all(card["formula"] and card["paper"] for card in cards)
+
+
+def test_ls_prints_a_markdown_table_with_links_to_the_papers():
+    lines = CliRunner().invoke(app, ["ls", "--markdown"]).stdout.splitlines()
+    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1  # as many cells in every row
+    assert [line.split("`")[1] for line in lines[2:]] == relpos.names()
+    (alibi,) = [line for line in lines if line.startswith("| `alibi` |")]
+    assert "| score |" in alibi
+    assert "[2108.12409](https://arxiv.org/abs/2108.12409)" in alibi
+
+
+def test_ls_of_one_shows_formula_and_options():
+    printed = CliRunner().invoke(app, ["ls", "rope"]).stdout
+    assert relpos.card("rope").formula in printed
+    assert all(option in printed for option in relpos.card("rope").options)
+
+
+@pytest.mark.parametrize("name", relpos.names())
+def test_ls_of_one_prints_its_texts_with_their_brackets(name):
+    printed = " ".join(CliRunner().invoke(app, ["ls", name]).stdout.split())  # lines may be folded
+    card = relpos.card(name)
+    for text in (card.formula, card.paper, *(option.meaning for option in card.options.values())):
+        assert " ".join(text.split()) in printed
+
+
+def test_draw_writes_the_picture_with_its_options(tmp_path):
+    out = tmp_path / "alibi.svg"
+    arguments = ["draw", "alibi", "--heads", "3", "--length", "20", "--option", "slopes=press", "--out", str(out)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "slopes=press" in result.stdout
+    assert "Head 3" in out.read_text()  # text stays text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["ls", "kerpel_log"], "Did you mean 'kerple_log'?"),
+        (["draw", "alibii"], "Did you mean 'alibi'?"),
+        (["draw", "alibi", "--option", "slope=press"], "Did you mean 'slopes'?"),
+        (["draw", "alibi", "--option", "slopes"], "key=value"),
+        (["draw", "rope", "--head-dim", "7"], "head_dim 7"),
+        (["draw", "alibi", "--length", "8", "--out", "x.gif"], ".png, .pdf, .svg"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_input_gets_one_sentence(arguments, sentence, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["relpos", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert len(said.splitlines()) == 1
+
+
+def test_wrong_input_ends_the_process_with_code_2_and_no_traceback():
+    command = [sys.executable, "-m", "relpos.cli", "ls", "kerpel_log"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr == f"relpos: {relpos_error()}\n"  # and no traceback
+
+
+def relpos_error() -> str:
+    """What Python says of the same mistake."""
+    with pytest.raises(ValueError, match="kerpel_log") as refused:
+        relpos.card("kerpel_log")
+    return str(refused.value)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("missing", "command", "extra"),
+    [("matplotlib", ["draw", "alibi"], "figures"), ("yaml", ["train"], "lab"), ("accelerate", ["train"], "lab")],
+)
+def test_what_is_not_installed_is_named_with_the_command_that_installs_it(missing, command, extra):
+    code = f"""
+import sys
+sys.modules[{missing!r}] = None
+from relpos.cli import main
+sys.argv[1:] = {command!r}
+main()
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert f"pip install 'relpos[{extra}]'" in result.stderr
+
+
+# Empty strings, and numbers out of range
+
+
+def parameters_of(*kinds):
+    """Command and option of every parameter that is of these types, or a list of them; None for an argument."""
+    for name, command in typer.main.get_command(app).commands.items():
+        hints = typing.get_type_hints(inspect.unwrap(command.callback))
+        for parameter in command.params:
+            hint = str(hints.get(parameter.name, bool))
+            if any(re.search(rf"\b{kind}\b", hint) for kind in kinds):
+                yield name, parameter.opts[0] if parameter.param_type_name == "option" else None
+
+
+NEEDED = {"draw": ["alibi"], "evaluate": ["runs/none"]}  # arguments that a command cannot do without
+
+
+def refusal(arguments, monkeypatch, capsys):
+    """What main prints for arguments that it refuses."""
+    monkeypatch.setattr(sys, "argv", ["relpos", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "option"), [*parameters_of("str", "Path", "int", "float")])
+def test_an_empty_string_is_refused_with_the_name_of_its_option(command, option, monkeypatch, capsys):
+    arguments = [command, *NEEDED.get(command, []), *([] if option is None else [option]), ""]
+    said = refusal(arguments, monkeypatch, capsys)
+    name = option or said.removeprefix("relpos: ").split()[0]
+    assert said == f"relpos: {name} is empty (an unset shell variable?): give a value, or leave it out.\n"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+@pytest.mark.parametrize(("command", "option"), [*parameters_of("float")])
+def test_an_amount_out_of_range_is_refused_with_the_name_of_its_option(command, option, value, monkeypatch, capsys):
+    assert option in refusal([command, *NEEDED.get(command, []), option, value], monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(("command", "option"), [*parameters_of("int")])
+def test_a_count_out_of_range_is_refused_with_the_name_of_its_option(command, option, monkeypatch, capsys):
+    assert option in refusal([command, *NEEDED.get(command, []), option, "-1"], monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["compare", "--encodings", ","], "--encodings takes names separated by commas, not ','."),
+        (["compare", "--lengths", "512,1"], "--lengths takes whole numbers of at least 2, as in 512,1024"),
+        (["evaluate", "runs/none", "--rope-scaling", ", ,"], "--rope-scaling takes names separated by commas"),
+        (["evaluate", "runs/none", "--memory", "0GB", "--slurm"], "--memory takes a size such as 8GB"),
+        (["train", "data.source="], "data.source is empty"),
+        (["draw", "rope", "--option", "scaling="], "--option scaling is empty"),
+        (["train", "--seed", str(2**32)], "--seed"),
+        (["compare", "--ray", " "], "--ray is empty"),
+        (["draw", "alibi", "--out", "  "], "--out is empty"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_value_that_holds_nothing_is_refused(arguments, sentence, monkeypatch, capsys):
+    assert sentence in refusal(arguments, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "name"),
+    [
+        ("train", {"encoding": ""}, "encoding"),
+        ("train", {"data": ""}, "data"),
+        ("train", {"out": ""}, "out"),
+        ("train", {"overrides": {"data.source": ""}}, "overrides['data.source']"),
+        ("evaluate", {"runs": ["runs/cable", ""]}, "runs"),
+        ("evaluate", {"runs": "runs/cable", "data": ""}, "data"),
+        ("compare", {"encodings": ["alibi", ""]}, "encodings"),
+        ("compare", {"out": ""}, "out"),
+        ("draw", {"what": ""}, "what"),
+        ("draw", {"what": "alibi", "layer": ""}, "layer"),
+        ("draw", {"what": "alibi", "options": {"slopes": ""}}, "options['slopes']"),
+        ("figures", {"out": ""}, "out"),
+        ("figures", {"runs": ""}, "runs"),
+        ("explore", {"what": ["alibi", ""]}, "what"),
+        ("open", {"what": ""}, "what"),
+    ],
+)
+def test_python_refuses_empty_strings_too(function, arguments, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=rf"^{re.escape(name)} is empty"):
+        getattr(relpos, function)(**arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_setting_in_a_file_is_refused(tmp_path):
+    (tmp_path / "settings.yaml").write_text("data: {source: ''}")
+    with pytest.raises(ValueError, match=r"^data\.source is empty"):
+        load_settings(str(tmp_path / "settings.yaml"), {})
+
+
+def test_completion_of_an_empty_word_is_not_refused():
+    words = {"_RELPOS_COMPLETE": "complete_bash", "COMP_WORDS": "relpos draw --layer '' --show ", "COMP_CWORD": "5"}
+    printed = CliRunner().invoke(app, [], prog_name="relpos", env=words).stdout
+    assert printed.split() == list(choices.SHOWS)
+
+
+# Help
+
+
+def help_of(command):
+    """The help of a command on one line."""
+    printed = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "400"}).output
+    return " ".join(printed.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_defaults_in_one_style(command):
+    printed = help_of(command)
+    assert "Usage:" in printed
+    assert not re.search(r"\(default|unless given|unless told", printed)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_not_cut_in_a_terminal_of_80_columns(command):
+    printed = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
+    assert not re.search(r"\w…", printed)
+
+
+@pytest.mark.parametrize(
+    ("command", "groups"),
+    [
+        ("train", ("Model", "Data", "Training", "Run")),
+        ("evaluate", ("Text", "Task", "Output")),
+        ("compare", ("Encodings and model", "Training", "Evaluation", "Run")),
+        ("draw", ("What is shown", "How it looks", "An untrained encoding")),
+    ],
+)
+def test_help_has_groups_and_examples(command, groups):
+    printed = help_of(command)
+    assert all(f"─ {group} ─" in printed for group in groups)
+    assert printed.count(f"• relpos {command}") >= 3
+
+
+def test_help_of_compare_has_the_defaults_of_a_comparison(tmp_path):
+    plan = make_comparison(tmp_path / "comparison")
+    printed = help_of("compare")
+    values = {
+        "encodings": ", ".join(plan.encodings),
+        "length": plan.length,
+        "seeds": plan.seeds,
+        "steps": plan.settings["run.steps"],
+        "batch-size": plan.settings["run.batch_size"],
+        "eval-tokens": plan.eval_tokens,
+        "positions": f"{plan.positions // plan.length} × the trained length",
+        "lengths": ", ".join(str(length // plan.length) for length in plan.lengths) + " × the trained length",
+    }
+    for option, value in values.items():
+        stated = re.search(rf"--{option} [N<][^\[]*\[default: (.*?)\]", printed)[1]
+        assert stated.startswith(str(value)), option
+
+
+def test_help_of_evaluate_has_the_defaults_of_each_protocol():
+    printed = help_of("evaluate")
+    for protocol, tokens in evaluation_defaults.EVAL_TOKENS.items():
+        assert re.search(rf"--eval-tokens .*?\[default: [^\]]*{protocol}: {tokens:,}", printed)
+
+
+# Choices and completion
+
+
+def test_choices_are_those_of_the_code():
+    from relpos.forms.rope_scaling import SCALINGS
+    from relpos.pictures.picture import SHOWS
+
+    assert evaluation_defaults.SPLITS == corpus.SPLITS
+    assert choices.SHOWS == SHOWS
+    assert recipes() == choices.RECIPES
+    assert set(evaluation_defaults.ROPE_SCALINGS) < set(SCALINGS)
+    for protocol in evaluation_defaults.PROTOCOLS:
+        assert isinstance(plan_windows(tokens_of(200), [64], protocol), ScoredWindows)
+
+
+def tokens_of(count):
+    import numpy as np
+
+    from relpos.text.tokens import Tokens
+
+    return Tokens(np.zeros(count, dtype=np.uint16), np.array([0]))
+
+
+@pytest.mark.parametrize("scaling", evaluation_defaults.ROPE_SCALINGS)
+def test_a_rope_scaling_that_is_offered_needs_no_further_parameters(scaling):
+    rope = {"rope_type": scaling, "factor": 2.0, "max_position_embeddings": 16, "original_max_position_embeddings": 16}
+    assert relpos.encoding("rope", heads=2, head_dim=8, rope_parameters=rope).rope.scaling == scaling
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("relpos ls kc", ["kcable"]),
+        ("relpos train --preset ", list(PRESETS)),
+        ("relpos train --encoding kerple", ["kerple_log", "kerple_power"]),
+        ("relpos train --family ll", ["llama"]),
+        ("relpos train --task ", task_names()),
+        ("relpos train --config paper-s", ["paper-small"]),
+        ("relpos compare --encodings alibi,kerple_p", ["alibi,kerple_power"]),
+        ("relpos compare --preset sm", ["small"]),
+        ("relpos evaluate runs/x --protocol ", ["windows", "last", "sliding", "positions"]),
+        ("relpos evaluate runs/x --split ", ["heldout", "all"]),
+        ("relpos evaluate runs/x --rope-scaling yarn:4,li", ["yarn:4,linear"]),
+        ("relpos evaluate runs/x --task pass", ["passkey"]),
+        ("relpos draw kerple", ["kerple_log", "kerple_power"]),
+        ("relpos draw ru", ["runs/"]),
+        ("relpos draw runs/", ["runs/a/", "runs/b/"]),
+        ("relpos draw alibi --show ", ["bias", "scores", "weights", "profile", "mass", "position"]),
+        ("relpos figures --preset n", ["nano"]),
+    ],
+)
+def test_the_shell_completes_choices_without_heavy_imports(line, completed, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    code = """
+import atexit, sys
+heavy = ("torch", "transformers", "matplotlib", "datasets", "yaml")
+atexit.register(lambda: print(*[name for name in heavy if name in sys.modules], file=sys.stderr))
+from relpos.cli import app
+app(prog_name="relpos")
+"""
+    words = {"_RELPOS_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    env = {**os.environ, **words}
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert run.stdout.split() == completed
+    assert run.stderr.strip() == ""
+
+
+# Tables
+
+
+def test_the_table_of_a_comparison_prints_brackets_as_they_are(tmp_path, monkeypatch):
+    """rich would read [red] as a style, and [/] as the end of one."""
+    make_comparison(tmp_path, ["alibi"], lengths=[256])
+    names = ["sum[red]", "alibi[/]"]
+    monkeypatch.setattr(summary, "make_table", lambda plan, records: {name: {256: "1.5"} for name in names})
+    monkeypatch.setattr(summary, "make_standings", lambda plan, records: {})
+    stream = io.StringIO()
+    monkeypatch.setattr(compare_command, "console", lambda: Console(file=stream, width=80))
+    compare_command._print_table(tmp_path)
+    assert all(name in stream.getvalue() for name in names)

@@ -1,0 +1,358 @@
+"""Comparing encodings: what is held equal, resuming after a kill, several processes in a folder, and failed trials."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SMALL_RUN
+from torch.nn import functional as F
+
+from relpos.comparison.comparison import Trial, load_comparison, make_comparison
+from relpos.comparison.defaults import ENCODINGS
+from relpos.comparison.execution import compare
+from relpos.comparison.summary import make_table, notes, read_records
+from relpos.comparison.trial import LOCK, LOG, RECORD, read_record
+from relpos.runs.run import open_run
+from relpos.training import trainer as trainer_module
+from relpos.training.training import train
+
+pytestmark = pytest.mark.usefixtures("world")
+SHARED = {key: value for key, value in SMALL_RUN.items() if key != "model.encoding"}
+WRONG = "learned:length=8"  # it can be made, but not trained on windows of 16
+WRONG_FOLDER = "learned-length=8"
+LENGTHS = [16, 32]
+
+
+@pytest.fixture(scope="module")
+def shared(world):
+    """Settings that all trials share; and threads of one, so that numbers are the same to the bit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "cpu_count", lambda: 1)
+        yield {**SHARED, "data.source": str(world / "text.txt")}
+
+
+def test_the_default_encodings_are_those_that_the_family_supports(tmp_path, shared):
+    for family, expected in (("gpt2", list(ENCODINGS)), ("bert", [name for name in ENCODINGS if name != "fire"])):
+        comparison = make_comparison(tmp_path / family, settings={**shared, "model.family": family})
+        assert comparison.encodings == expected
+
+
+@dataclass
+class Whole:
+    """A comparison that was never stopped; one of its encodings cannot be built, and a second seed was added later."""
+
+    out: Path
+    before: dict[Path, int]  # files of its first seed and when they were written, before the second was added
+    attempts: int  # at the wrong encoding's first seed, by then
+
+
+@pytest.fixture(scope="module")
+def whole(world, shared):
+    out = world / "whole"
+    make_comparison(out, ["alibi", "learned", WRONG], 1, LENGTHS, settings=shared)
+    assert [trial.encoding for trial in compare(out, workers=2)] == [WRONG]
+    before = {file: file.stat().st_mtime_ns for file in out.glob("*-s0/*.*") if WRONG_FOLDER not in str(file)}
+    attempts = read_record(out, Trial(WRONG, 0))["attempts"]
+    make_comparison(out, seeds=2)
+    assert [trial.name for trial in compare(out, workers=2)] == [Trial(WRONG, 0).name, Trial(WRONG, 1).name]
+    return Whole(out, before, attempts)
+
+
+def main_process(out: Path) -> subprocess.Popen[bytes]:
+    """The command in a process of its own, which hears Ctrl-C even where the tests run in the background."""
+    code = """
+import os, signal
+os.cpu_count = lambda: 1
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from relpos.cli import main
+main()
+"""
+    return subprocess.Popen([sys.executable, "-c", code, "compare", "--out", str(out)])
+
+
+def wait_until(true, seconds=300.0):
+    """Counted in naps, not by the clock: on a busy machine the tests may be halted as long as they like."""
+    for _ in range(int(seconds / 0.02)):
+        if true():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it has not come about")
+
+
+def ended(*processes: subprocess.Popen[bytes]) -> list[int]:
+    """How these processes ended; waits for them."""
+    try:
+        wait_until(lambda: all(process.poll() is not None for process in processes))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [process.returncode for process in processes]
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+
+
+def holder(out: Path, trial: Trial) -> int:
+    return int((out / trial.name / LOCK).read_text().split()[1])
+
+
+class TestAComparison:
+    def test_trains_and_evaluates_every_encoding_with_every_seed(self, whole):
+        for encoding in ("alibi", "learned"):
+            for seed in range(2):
+                record, folder = read_record(whole.out, Trial(encoding, seed)), whole.out / f"{encoding}-s{seed}"
+                result = json.loads((folder / "result.json").read_text())
+                assert result["step"] == record["training"]["step"] == SMALL_RUN["run.steps"]
+                assert record["training"]["tokens_per_second"] > 0
+                assert record["training"]["peak_memory_bytes"] > 50 * 2**20
+                assert record["about"]["parameters"] > 10**6
+                assert [row["length"] for row in record["windows"]["rows"]] == LENGTHS
+                assert ("positions" in record) == (seed == 0)
+                assert "\nstarting\n" in (folder / LOG).read_text()
+
+    def test_tells_the_perplexity_that_the_model_has(self, whole):
+        """Computed here by PyTorch, window by window."""
+        run = open_run(whole.out / "alibi-s1")
+        ids = torch.from_numpy(run.heldout().ids.astype("int64"))
+        windows = [ids[start : start + 17] for start in range(0, (len(ids) - 1) // 32 * 32, 16)]
+        with torch.no_grad():
+            losses = [F.cross_entropy(run.model(one[None, :-1]).logits[0], one[1:]) for one in windows]
+        rows = read_record(whole.out, Trial("alibi", 1))["windows"]["rows"]
+        assert rows[0]["perplexity"] == pytest.approx(torch.stack(losses).mean().exp().item(), rel=1e-4)
+
+    def test_has_other_numbers_with_another_seed(self, whole):
+        comparison = load_comparison(whole.out)
+        assert make_table(comparison, read_records(comparison, whole.out))["alibi"][16].deviation > 0
+
+    def test_learned_refuses_what_is_past_its_table(self, whole):
+        comparison = load_comparison(whole.out)
+        records = read_records(comparison, whole.out)
+        table = make_table(comparison, records)
+        assert table["learned"][16].mean > 1
+        assert str(table["learned"][32]) == "refused"
+        assert any("`learned` refused at 32: learned has 16 positions" in note for note in notes(comparison, records))
+
+    def test_reports_a_failed_trial_in_its_row(self, whole):
+        comparison = load_comparison(whole.out)
+        records = read_records(comparison, whole.out)
+        assert str(make_table(comparison, records)[WRONG][16]) == "failed"
+        assert "learned has 8 positions" in records[Trial(WRONG, 1)]["error"]
+        assert any("learned-length=8-s1` failed:" in note for note in notes(comparison, records))
+        assert "Traceback" in (whole.out / Trial(WRONG, 1).name / LOG).read_text()
+
+    def test_keeps_what_is_finished_and_tries_what_failed_again(self, whole):
+        assert len(whole.before) > 10
+        assert {file: file.stat().st_mtime_ns for file in whole.before} == whole.before
+        assert (whole.attempts, read_record(whole.out, Trial(WRONG, 0))["attempts"]) == (1, 2)
+
+
+@dataclass
+class Interrupted:
+    """The first seed alone, killed in its middle; then two processes went on with it at once."""
+
+    out: Path
+    dead: int  # the process that held the trial in which it was killed
+    finished: int  # when the first trial was
+
+
+@pytest.fixture(scope="module")
+def interrupted(world, shared):
+    out = world / "interrupted"
+    make_comparison(out, ["alibi", "learned"], 1, LENGTHS, settings=shared)
+    process = main_process(out)
+    try:
+        wait_until((out / "learned-s0" / "log.jsonl").exists)
+    finally:
+        process.kill()
+        process.wait()
+    dead = holder(out, Trial("learned", 0))
+    wait_until(lambda: gone(dead), 60)
+    finished = (out / "alibi-s0" / RECORD).stat().st_mtime_ns
+    assert "windows" not in read_record(out, Trial("learned", 0))
+    assert ended(main_process(out), main_process(out)) == [0, 0]
+    return Interrupted(out, dead, finished)
+
+
+class TestResuming:
+    def test_a_trial_ends_with_the_process_that_started_it_and_its_lock_is_taken_over(self, interrupted):
+        assert holder(interrupted.out, Trial("learned", 0)) != interrupted.dead
+
+    def test_finished_trials_are_not_touched(self, interrupted):
+        assert (interrupted.out / "alibi-s0" / RECORD).stat().st_mtime_ns == interrupted.finished
+        assert (interrupted.out / "alibi-s0" / LOG).read_text().count("\nstarting\n") == 1
+
+    def test_the_table_is_that_of_a_comparison_never_stopped(self, interrupted, whole):
+        comparison = load_comparison(interrupted.out)
+        table, straight = (
+            make_table(comparison, read_records(comparison, out)) for out in (interrupted.out, whole.out)
+        )
+        assert table == straight
+        assert table["alibi"][32].mean > 1
+
+    def test_two_processes_do_each_trial_once(self, interrupted):
+        for trial in load_comparison(interrupted.out).trials():
+            assert read_record(interrupted.out, trial)["attempts"] == 1
+        log = (interrupted.out / "learned-s0" / LOG).read_text()
+        assert log.count("\nstarting\n") + log.count("\nresuming from") == 2  # once before the kill, once after
+
+
+def test_a_trial_whose_process_is_killed_is_one_failed_row(world, shared):
+    out = world / "killed"
+    make_comparison(out, ["alibi"], 1, LENGTHS, settings=shared)
+    said: list[str] = []
+    thread = threading.Thread(target=lambda: compare(out, say=said.append))
+    thread.start()
+    lock = out / "alibi-s0" / LOCK
+    wait_until(lambda: lock.exists() and lock.read_text())
+    os.kill(holder(out, Trial("alibi", 0)), signal.SIGKILL)
+    thread.join(120)
+    assert "ended by SIGKILL" in read_record(out, Trial("alibi", 0))["error"]
+    assert "1 of 1 trials, 1 failed" in said[-1]
+
+
+def test_ctrl_c_stops_the_trials(world, shared):
+    out = world / "stopped"
+    make_comparison(out, ["alibi"], 1, LENGTHS, settings=shared)
+    process = main_process(out)
+    lock = out / "alibi-s0" / LOCK
+    wait_until(lambda: lock.exists() and lock.read_text())
+    process.send_signal(signal.SIGINT)
+    assert ended(process) == [130]
+    assert gone(holder(out, Trial("alibi", 0)))
+    assert read_record(out, Trial("alibi", 0)) == {}
+
+
+def test_encodings_start_alike_and_read_the_same_in_the_same_order(world, shared, monkeypatch):
+    comparison = make_comparison(world / "alike", ["alibi", "cable", "learned"], 1, LENGTHS, settings=shared)
+    seen: dict[str, list[torch.Tensor]] = {}
+    starts: dict[str, dict[str, torch.Tensor]] = {}
+    step = trainer_module.RelposTrainer.training_step
+
+    def watched(self, model, inputs, *args, **kwargs):
+        name = model.config.position["name"]
+        starts.setdefault(name, {key: value.clone() for key, value in model.state_dict().items()})
+        seen.setdefault(name, []).append(inputs["input_ids"].clone())
+        return step(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(trainer_module.RelposTrainer, "training_step", watched)
+    for trial in comparison.trials():
+        train(comparison.settings_of(trial, world / "alike"))
+    order = torch.stack(seen["alibi"])
+    assert len(order) == 18  # two micro-batches a step
+    assert not torch.equal(order[0], order[1])
+    for name in ("cable", "learned"):
+        assert torch.equal(torch.stack(seen[name]), order)
+        common = starts[name].keys() & starts["alibi"].keys()
+        assert len(common) > 40
+        assert all(torch.equal(starts[name][key], starts["alibi"][key]) for key in common)
+
+
+def test_a_trial_that_the_clock_ended_at_once_is_noted(tmp_path):
+    comparison = make_comparison(tmp_path, ["alibi"], 1, settings={"run.minutes": 1.0})
+    records = {Trial("alibi", 0): {"training": {"step": 1, "warning": "1 minutes were enough for 1 step only."}}}
+    assert "`alibi-s0`: 1 minutes were enough for 1 step only." in notes(comparison, records)
+
+
+class TestMakingAComparison:
+    def test_takes_every_encoding_once_before_any_again(self, tmp_path):
+        trials = make_comparison(tmp_path, ["alibi", "rope"], 2).trials()
+        assert [trial.name for trial in trials] == ["alibi-s0", "rope-s0", "alibi-s1", "rope-s1"]
+
+    def test_goes_on_as_it_was_and_takes_more(self, tmp_path):
+        first = make_comparison(tmp_path, ["alibi"], 1, [64], settings={"data.length": 32, "run.minutes": 2.0})
+        assert first.lengths == [32, 64]
+        assert make_comparison(tmp_path) == first
+        more = make_comparison(tmp_path, ["rope:base=500000", "alibi"], 2, [128])
+        assert more.encodings == ["alibi", "rope:base=500000"]
+        assert (more.seeds, more.lengths, more.settings) == (2, [32, 64, 128], first.settings)
+        assert load_comparison(tmp_path) == more
+
+    def test_an_end_said_in_another_way_is_the_same(self, tmp_path):
+        make_comparison(tmp_path, ["alibi"], settings={"run.steps": 10})
+        make_comparison(tmp_path, settings={"run.tokens": 10 * 2 * 256})
+
+    @pytest.mark.parametrize(
+        ("other", "sentence"),
+        [
+            ({"settings": {"run.steps": 11}}, "run.steps=10, but run.steps=11 was requested"),
+            ({"settings": {"run.minutes": 3.0}}, "run.steps=10, but run.steps=None was requested"),
+            ({"settings": {"data.length": 128}}, "data.length=256, but data.length=128 was requested"),
+            ({"settings": {"optimizer.weight_decay": 0.5}}, "choose another --out"),
+            ({"eval_tokens": 5}, "eval_tokens=131072, but eval_tokens=5 was requested"),
+        ],
+    )
+    def test_another_comparison_in_the_folder_is_refused_and_nothing_is_lost(self, tmp_path, other, sentence):
+        comparison = make_comparison(tmp_path, ["alibi"], settings={"run.steps": 10})
+        with pytest.raises(ValueError, match=sentence):
+            make_comparison(tmp_path, **other)
+        assert load_comparison(tmp_path) == comparison
+
+    @pytest.mark.parametrize(
+        ("given", "sentence"),
+        [
+            ({"encodings": ["alibii"]}, "Did you mean 'alibi'?"),
+            ({"encodings": ["alibi", ""]}, "'' is not an encoding"),
+            ({"encodings": ["../alibi"]}, "is not an encoding"),
+            ({"encodings": ["rope:base"]}, "key=value"),
+            ({"encodings": ["alibi", "rope:bass=3"]}, "unknown option of rope 'bass'. Did you mean 'base'"),
+            ({"encodings": ["alibi", "rope:base=-3"]}, "rope:base=-3 cannot be built: base must be a positive number"),
+            ({"encodings": ["alibi", "rope:scaling=yran"]}, "Did you mean 'yarn'"),
+            ({"encodings": ["alibi", "dape:base=rope"]}, "dape:base=rope cannot be built"),
+            ({"settings": {"data.task": "recall"}}, "a comparison measures perplexity on text"),
+            ({"settings": {"data.source": "/nowhere/a.txt"}}, "there is no file or folder /nowhere/a.txt"),
+            ({"settings": {"data.tokenizer": "bpe-1"}}, "unknown tokenizer 'bpe-1'"),
+            ({"seeds": 0}, "seeds must be at least 1"),
+            ({"lengths": [256, 1]}, "lengths must be at least 2"),
+            ({"settings": {"run.seed": 1}}, "what a comparison varies"),
+            ({"settings": {"model.options.base": 1}}, "what a comparison varies"),
+            ({"settings": {"run.stepss": 1}}, "Did you mean 'run.steps'"),
+        ],
+    )
+    def test_what_is_wrong_is_said_before_anything_is_begun(self, tmp_path, given, sentence):
+        with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+            make_comparison(tmp_path / "out", **given)
+        assert not list(tmp_path.rglob("*.yaml"))
+
+    def test_an_encoding_that_cannot_be_made_is_not_added(self, tmp_path):
+        comparison = make_comparison(tmp_path, ["alibi"])
+        with pytest.raises(ValueError, match="unknown option of rope 'bass'"):
+            make_comparison(tmp_path, ["rope:bass=3"])
+        assert load_comparison(tmp_path) == comparison
+
+    def test_its_command_makes_it_again(self, tmp_path):
+        import shlex
+
+        from typer.testing import CliRunner
+
+        from relpos.cli import app
+
+        comparison = make_comparison(tmp_path, ["alibi", "rope:base=500000"], 2, [512], settings={"run.minutes": 2.5})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("relpos.comparison.api.run_trials", lambda *args, **kwargs: {})
+            arguments = shlex.split(comparison.command(tmp_path / "again"))[1:]
+            result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+        again = load_comparison(tmp_path / "again")
+        again.commands = comparison.commands
+        assert again == comparison
+
+    def test_no_comparison_in_a_folder_is_said(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="there is no comparison"):
+            load_comparison(tmp_path)
+        (tmp_path / "comparison.yaml").write_text("encodings: [alibi]")
+        with pytest.raises(ValueError, match="does not describe a comparison"):
+            load_comparison(tmp_path)

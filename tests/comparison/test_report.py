@@ -1,0 +1,330 @@
+"""The report of a comparison: its numbers are those of the trials, and it stands alone."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from relpos.comparison.comparison import Comparison, Trial, make_comparison
+from relpos.comparison.report import write_report
+from relpos.comparison.summary import (
+    Cell,
+    change,
+    findings,
+    format_number,
+    make_standings,
+    make_table,
+    notes,
+    read_records,
+)
+from relpos.comparison.trial import finished, write_record
+from relpos.pictures.blocks import Code, Heading, Image, Items, Table, Text, to_html, to_markdown
+
+LENGTHS = [32, 64, 128]
+PERPLEXITIES = {  # two seeds each, at 32, 64 and 128
+    "alibi": ([20.0, 19.5, 19.25], [21.0, 20.0, 19.75]),
+    "rope": ([19.0, 26.03, 1234.5], [20.0, 27.4, 2469.0]),
+    "learned": ([18.0, None, None], [19.0, None, None]),
+}
+DOCUMENTS = 12
+
+
+def units(perplexity: float | None, documents: int = DOCUMENTS) -> dict[str, list[float]] | None:
+    """Documents that are harder or easier for everybody, with this perplexity in all."""
+    if perplexity is None:
+        return None
+    hard = np.linspace(-0.5, 0.5, documents)
+    loss = 100 * (np.log(perplexity) + hard)
+    return {"number": list(range(documents)), "loss": loss.tolist(), "tokens": [100] * documents}
+
+
+def record(encoding: str, seed: int, values: list[float | None]) -> dict[str, object]:
+    """What a trial leaves that has found these perplexities."""
+    rows = []
+    for length, value in zip(LENGTHS, values, strict=True):
+        row = {"length": length, "perplexity": value, "low": None, "high": None, "error": None, "units": units(value)}
+        row |= {"tokens_per_second": 1000.0 + length, "peak_memory_bytes": 2**30}
+        row |= {"bits_per_byte": None if value is None else np.log2(value) / 4}
+        rows.append(row if value else {**row, "error": f"{encoding} has 32 positions.", "tokens_per_second": None})
+    training = {"step": 7, "tokens": 1792, "seconds": 12.0, "tokens_per_second": 500.0 + 100 * seed}
+    bins = [{"from": 0, "to": 16, "loss": 3.0, "control": 3.0}, {"from": 16, "to": 64, "loss": 4.0, "control": 2.5}]
+    bins = [{**bin_, "low": None, "high": None} for bin_ in bins]
+    about = {"parameters": 12345, "corpus": {"name": "sotu", "hash": "f" * 64}, "tokens": {"train": 9, "heldout": 5}}
+    return {
+        "encoding": encoding,
+        "seed": seed,
+        "error": None,
+        "attempts": 1,
+        "seconds": 14.0,
+        "training": {**training, "peak_memory_bytes": 2**29},
+        "windows": {"rows": rows},
+        **({} if seed else {"positions": {"rows": rows[1:2], "bins": bins if values[1] else []}}),
+        "about": {**about, "versions": {"relpos": "0.1.0", "torch": "2.13.0"}},
+        "machine": {"cpu": "A", "cores": 2, "threads": 1, "memory_bytes": 2**34, "system": "Linux 6"},
+    }
+
+
+@pytest.fixture
+def comparison(tmp_path) -> Comparison:
+    return make_comparison(
+        tmp_path, ["alibi", "rope", "learned"], 2, LENGTHS, settings={"data.length": 32, "run.steps": 7}
+    )
+
+
+@pytest.fixture
+def out(tmp_path, comparison) -> Path:
+    for encoding, seeds in PERPLEXITIES.items():
+        for seed, values in enumerate(seeds):
+            trial = Trial(encoding, seed)
+            (tmp_path / trial.name).mkdir()
+            write_record(tmp_path, trial, record(encoding, seed, values))
+    return tmp_path
+
+
+def rows(markdown: str) -> dict[str, list[str]]:
+    """The cells of the first table by encoding."""
+    table = markdown.split("\n\n| encoding", 1)[1].split("\n\n", 1)[0]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return {line[0].strip("`"): line[1:] for line in lines}
+
+
+def table(markdown: str, title: str) -> dict[str, list[str]]:
+    """The cells of the table below a heading, by encoding."""
+    return rows(markdown.split(f"## {title}\n", 1)[1])
+
+
+class TestTheReport:
+    def test_has_the_mean_and_deviation_of_the_parts_numbers(self, out):
+        cells = rows(write_report(out)[1].read_text())
+        for encoding, (first, second) in PERPLEXITIES.items():
+            for cell, values in zip(cells[encoding], zip(first, second, strict=True), strict=True):
+                if None in values:
+                    assert cell == "refused"
+                    continue
+                mean, deviation = (float(text.replace(",", "")) for text in cell.strip("*").split(" ± "))
+                assert mean == pytest.approx(np.mean(values), abs=0.5 if values[0] > 1000 else 0.005)
+                assert deviation == pytest.approx(np.std(values, ddof=1), abs=0.5 if values[0] > 1000 else 0.005)
+
+    def test_marks_what_does_not_differ_from_the_lowest_and_the_trained_length(self, out):
+        """At 32 rope is now above learned with one seed and below it with the other; alibi is above it with both."""
+        for seed, value in enumerate((19.9, 17.5)):
+            write_record(out, Trial("rope", seed), record("rope", seed, [value, *PERPLEXITIES["rope"][seed][1:]]))
+        html, markdown = (path.read_text() for path in write_report(out))
+        bold = {encoding: [cell.startswith("**") for cell in cells] for encoding, cells in rows(markdown).items()}
+        assert bold == {"alibi": [False, True, True], "rope": [True, False, False], "learned": [True, False, False]}
+        assert "19.75 ± 0.35" in re.findall(r"<strong>(.*?)</strong>", html)
+        assert "every encoding that does not differ from it significantly" in markdown
+        assert "| 32 (trained) | 64 | 128 |" in markdown
+        assert '<th class="marked">32 (trained)</th>' in html
+
+    def test_has_the_differences_that_pass_with_their_intervals(self, out):
+        cells = table(write_report(out)[1].read_text(), "Differences between encodings")
+        assert cells["learned"] == ["lowest", "–", "–"]
+        assert cells["alibi"][1:] == ["lowest", "lowest"]
+        mean = np.mean([np.log(19 / 18), np.log(20 / 19)])
+        assert cells["rope"][0].startswith(f"{mean:+.3f}* (+")
+
+    def test_has_bits_per_byte_where_they_were_counted(self, out):
+        cells = table(write_report(out)[1].read_text(), "Bits per byte")
+        values = np.log2([20.0, 21.0]) / 4
+        assert cells["alibi"][0] == f"{values.mean():.4f} ± {values.std(ddof=1):.4f}"
+        assert cells["learned"][1] == "–"
+
+    def test_of_a_single_seed_marks_nothing_and_says_why(self, tmp_path):
+        make_comparison(tmp_path, ["alibi", "rope"], 1, LENGTHS, settings={"data.length": 32, "run.steps": 7})
+        for encoding in ("alibi", "rope"):
+            (tmp_path / Trial(encoding, 0).name).mkdir()
+            write_record(tmp_path, Trial(encoding, 0), record(encoding, 0, PERPLEXITIES[encoding][0]))
+        html, markdown = (path.read_text() for path in write_report(tmp_path))
+        assert "**" not in markdown.split("What each costs")[0]
+        assert "<strong>" not in html
+        assert "Nothing is bold at 32, 64, 128: with one seed the variation between seeds is not known" in markdown
+        assert "a difference between two trained models" in markdown
+
+    def test_of_a_single_finished_trial_marks_nothing_and_calls_nothing_lowest(self, out):
+        for trial in ("alibi-s0", "alibi-s1", "rope-s0", "rope-s1", "learned-s1"):
+            (out / trial / "trial.json").unlink()
+        html, markdown = (path.read_text() for path in write_report(out))
+        assert "<strong>" not in html
+        assert "Nothing is bold at 32: only one encoding has a number." in markdown
+        assert "At the trained length" not in markdown
+
+    def test_of_few_documents_marks_nothing_and_says_why(self, out, monkeypatch):
+        for encoding, seeds in PERPLEXITIES.items():
+            for seed, values in enumerate(seeds):
+                trial = record(encoding, seed, values)
+                for row, value in zip(trial["windows"]["rows"], values, strict=True):
+                    row["units"] = units(value, documents=2)
+                write_record(out, Trial(encoding, seed), trial)
+        html, markdown = (path.read_text() for path in write_report(out))
+        assert "<strong>" not in html
+        assert "2 documents or blocks are too few for a test (at least 10)" in markdown
+
+    def test_repeats_what_an_evaluation_warns_of(self, out):
+        trial = record("alibi", 0, PERPLEXITIES["alibi"][0])
+        trial["positions"]["warnings"] = ["The 95 % intervals rest on 2 documents."]
+        write_record(out, Trial("alibi", 0), trial)
+        assert "over documents. The 95 % intervals rest on 2 documents." in write_report(out)[1].read_text()
+
+    def test_without_bytes_has_no_table_of_bits(self, out, comparison):
+        for encoding, seeds in PERPLEXITIES.items():
+            for seed, values in enumerate(seeds):
+                trial = record(encoding, seed, values)
+                for row in trial["windows"]["rows"]:
+                    row["bits_per_byte"] = None
+                write_record(out, Trial(encoding, seed), trial)
+        markdown = write_report(out)[1].read_text()
+        assert rows(markdown)["alibi"][0] == "20.50 ± 0.71"
+        assert "Bits per byte" not in markdown
+
+    def test_of_lengths_added_later_is_not_finished(self, out, comparison):
+        records = read_records(comparison, out)
+        assert all(finished(records[trial], comparison, trial) for trial in comparison.trials())
+        more = make_comparison(out, lengths=[256])
+        assert not any(finished(records[trial], more, trial) for trial in more.trials())
+
+    def test_wraps_its_commands_and_its_headers_so_that_a_page_holds_them(self, out):
+        style = re.search(r"<style>(.*?)</style>", write_report(out)[0].read_text(), flags=re.DOTALL)[1]
+        rules = dict(re.findall(r"([^{}]+)\{([^{}]*)\}", style.replace("\n", " ")))
+        code = next(rule for selector, rule in rules.items() if selector.strip() == "pre")
+        assert "pre-wrap" in code
+        assert "overflow-wrap: anywhere" in code
+        header = [rule for selector, rule in rules.items() if re.search(r"\bth\b(?!:)", selector)]
+        assert not any("nowrap" in rule for rule in header)
+
+    def test_stands_alone(self, out):
+        html, markdown = write_report(out)
+        page = html.read_text()
+        sources = re.findall(r"""(?:src|href|url|@import)\s*[=(]\s*["']?([^"')]{0,30})""", page)
+        assert len(sources) >= 2
+        assert all(source.startswith("data:image/png;base64,") for source in sources)
+        assert "http" not in re.sub(r"base64,[^\"]*", "", page)
+        assert "<script" not in page
+        pictures = re.findall(r"!\[.*?\]\((.*?)\)", markdown.read_text())
+        assert len(pictures) == len(sources)
+        assert all((out / picture).read_bytes().startswith(b"\x89PNG") for picture in pictures)
+
+    def test_says_what_each_costs(self, out):
+        text = write_report(out)[1].read_text()
+        line = next(line for line in text.split("What each costs")[1].splitlines() if line.startswith("| `rope`"))
+        cells = [cell.strip() for cell in line.strip("|").split("|")[1:]]
+        assert cells == ["12,345", "7", "1,792", "550", "12", "512 MiB", "1,032", "1,128", "1,024 MiB"]
+
+    def test_says_how_it_was_made(self, out, comparison):
+        text = write_report(out)[1].read_text()
+        assert comparison.command(out) in text
+        assert f"relpos train model.encoding=rope run.seed=0 run.out={out}/rope-s0 data.length=32" in text
+        assert "f" * 64 in text
+        assert "torch 2.13.0" in text
+        assert "Machine: A, 2 cores" in text
+
+    def test_of_a_comparison_half_done_says_what_is_missing(self, out, comparison):
+        (out / "alibi-s1" / "trial.json").unlink()
+        write_record(out, Trial("rope", 0), {"error": "it <broke> | here.", "attempts": 1})
+        html, markdown = (path.read_text() for path in write_report(out))
+        assert "4 of 6 trials are finished" in markdown
+        assert "Not finished yet: `alibi-s1`." in markdown
+        assert "`rope-s0` failed: it &lt;broke> | here." in markdown
+        assert "it &lt;broke&gt; | here." in html
+        assert rows(markdown)["alibi"][0] == "20.00"
+        assert rows(markdown)["rope"][0] == "20.00"
+
+    def test_before_anything_is_finished_is_there(self, tmp_path, comparison):
+        assert "0 of 6 trials are finished" in write_report(tmp_path)[1].read_text()
+        assert all(
+            cell == "–"
+            for row in make_table(comparison, read_records(comparison, tmp_path)).values()
+            for cell in map(str, row.values())
+        )
+
+    def test_of_runs_by_the_clock_says_that_data_differ(self, tmp_path):
+        make_comparison(tmp_path, ["alibi"], settings={"run.minutes": 3.0})
+        assert "the faster encodings have seen more data" in write_report(tmp_path)[1].read_text()
+
+    def test_of_other_lengths_is_not_mixed_in(self, out):
+        """The longest length decides which tokens are scored, so rows of an earlier evaluation are left out."""
+        comparison = make_comparison(out, lengths=[256])
+        assert str(make_table(comparison, read_records(comparison, out))["alibi"][32]) == "–"
+
+
+class TestFindings:
+    def test_tell_each_change_against_the_trained_length(self, out, comparison):
+        records = read_records(comparison, out)
+        found = findings(comparison, make_table(comparison, records), make_standings(comparison, records))
+        assert found[0] == (
+            "At the trained length (32) the means lie between 18.50 (`learned`) and 20.50 (`alibi`, +11 %); "
+            "not significantly different from `learned`: none."
+        )
+        assert "`rope` against its own perplexity at the trained length: +37 % at 2 ×, 95-fold at 4 ×." in found
+        assert "−3.7 % at 2 ×, −4.9 % at 4 ×." in found[1]
+        assert len(found) == 3  # there is no other length of learned to compare
+
+    def test_refusals_are_told_once_with_their_lengths(self, out, comparison):
+        assert notes(comparison, read_records(comparison, out)) == [
+            "`learned` refused at 64, 128: learned has 32 positions."
+        ]
+
+    @pytest.mark.parametrize(
+        ("ratio", "words"),
+        [
+            (1.37, "+37 %"),
+            (0.955, "−4.5 %"),
+            (1.0, "±0.0 %"),
+            (0.9996, "±0.0 %"),
+            (1.0996, "+10 %"),
+            (9.5, "+850 %"),
+            (12.4, "12-fold"),
+        ],
+    )
+    def test_change(self, ratio, words):
+        assert change(ratio) == words
+
+    @pytest.mark.parametrize(
+        ("number", "words"), [(16.524, "16.52"), (146.72, "146.7"), (3355.86, "3,356"), (2.5e8, "2.50e+08")]
+    )
+    def test_numbers_have_the_decimals_of_their_size(self, number, words):
+        assert format_number(number) == words
+
+    def test_a_single_seed_has_no_deviation(self):
+        assert str(Cell((3.0,), "–")) == "3.00"
+        assert str(Cell((), "–")) == "–"
+
+
+def test_a_page_says_the_same_in_both_forms(tmp_path):
+    page = [
+        Heading("A & B", 1),
+        Text("plain `<code>` <tag> **bold** [web](https://a.b/c) [below](#part-2)"),
+        Items(["four", "`five`"]),
+        Heading("Part", anchor="part-2"),
+        Table(["x", "y"], [["a|b", "1"], ["c", "2"]], {(1, 1)}, 1),
+        Code("relpos ls"),
+    ]
+    assert to_markdown(page, tmp_path) == (
+        "# A & B\n\nplain `<code>` &lt;tag> **bold** [web](https://a.b/c) [below](#part-2)\n\n- four\n- `five`\n\n"
+        "## Part\n\n| x | y |\n| --- | ---: |\n| a\\|b | 1 |\n| c | **2** |\n\n```sh\nrelpos ls\n```\n"
+    )
+    html = to_html(page)
+    assert "<title>A &amp; B</title>" in html
+    assert "plain <code>&lt;code&gt;</code> &lt;tag&gt; <strong>bold</strong> " in html
+    assert '<a href="https://a.b/c">web</a> <a href="#part-2">below</a>' in html
+    assert '<h2 id="part-2">Part</h2>' in html
+    assert '<td class="marked"><strong>2</strong></td>' in html
+    assert "<pre>relpos ls</pre>" in html
+
+
+def test_an_image_has_a_caption_and_a_text_for_those_who_cannot_see_it(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    page = [Heading("A", 1), Image(tmp_path / "a.png", "below"), Image(tmp_path / "a.png", "below", 'a "line"')]
+    html = to_html(page)
+    assert re.findall(r'alt="(.*?)"', html) == ["below", "a &quot;line&quot;"]
+    assert html.count("<figcaption>below</figcaption>") == 2
+    assert re.findall(r'src="(.*?)"', html) == ["data:image/png;base64,iVBORw=="] * 2
+    assert to_markdown(page, tmp_path) == '# A\n\n![below](a.png)\n\n![a "line"](a.png)\n\nbelow\n'
+
+
+@pytest.mark.parametrize(
+    "text", ["[a](javascript:alert(1))", '[a](https://b"onclick="c)', "`[a](b.html)`", "a[0](x y)"]
+)
+def test_only_links_to_pages_and_files_are_links(text):
+    assert "<a " not in to_html([Heading("A", 1), Text(text)])

@@ -1,0 +1,128 @@
+"""The exported page: one file with the numbers of its subjects inside, and what a notebook shows."""
+
+import base64
+import json
+import re
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from explorer import client, make_scene
+from typer.testing import CliRunner
+
+import relpos
+from relpos.cli import app
+from relpos.explorer import explore as explore_module
+from relpos.explorer import page_export
+from relpos.explorer.page_export import export_page, page_data
+from relpos.explorer.subjects import EncodingSubject
+
+INDEX = """<!doctype html><html><head><title>relpos</title>
+<script type="module" crossorigin src="./static/app.js"></script>
+<link rel="stylesheet" crossorigin href="./static/app.css">
+<meta name="relpos" content='{"token_required":false}'></head><body><div id="app"></div></body></html>"""
+
+
+@pytest.fixture
+def static(tmp_path):
+    """A page as it is built, as far as an export knows it."""
+    folder = tmp_path / "static"
+    folder.mkdir()
+    (folder / "index.html").write_text(INDEX)
+    (folder / "app.js").write_text('const close = "</script>"; if (1 < 2) console.log(close);')
+    (folder / "app.css").write_text("body { margin: 0 }")
+    return folder
+
+
+def data_of(page):
+    return json.loads(re.search(r'id="relpos-data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_an_export_needs_nothing_else(static):
+    page = export_page([EncodingSubject("0", "kerple_log", 64)], static)
+    assert "./static" not in page
+    assert "src=" not in page
+    assert not re.search(r"https?://", page.replace(json.dumps(data_of(page)), "").split('id="relpos-data"')[0])
+    assert "body { margin: 0 }" in page
+    assert page.count("</script>") == 2  # of the data and of the page: that in the text of the script is escaped
+    assert r"<\/script>" in page
+    assert "default-src 'none'" in page
+
+
+def test_the_cells_of_an_export_are_the_map(static):
+    page = export_page([EncodingSubject("0", "kerple_log", 70), EncodingSubject("1", "rope", 70)], static)
+    data = data_of(page)
+    assert [scene["request"]["subject"] for scene in data["scenes"]] == ["0", "1"]
+    scene = data["scenes"][0]
+    assert scene["shows"] == ["bias", "flat"] == data["start"]["subjects"][0]["shows"]
+    entry = data["maps"][f"{scene['scene']}/bias/1/3"]
+    cells = np.frombuffer(zlib.decompress(base64.b64decode(entry["cells"])), np.uint8).reshape(70, 70)
+    torch.manual_seed(0)
+    dense = relpos.encoding("kerple_log", 8, 64).map(70)[2].double().numpy()
+    assert (cells[np.triu_indices(70, 1)] == 0).all()
+    below = np.tril_indices(70)
+    values = entry["low"] + (cells[below].astype(float) - 1) / 254 * (entry["high"] - entry["low"])
+    step = (entry["high"] - entry["low"]) / 254
+    np.testing.assert_allclose(values, dense[below], atol=0.51 * step)
+    assert len(data["overview"][f"{scene['scene']}/bias"][0]["heads"]) == 8
+    assert data["heads"][f"{scene['scene']}/flat/1/8"]["log"] is True
+
+
+def test_what_the_export_holds_is_what_the_server_answers(static):
+    web = client(EncodingSubject("0", "t5", 40))
+    data = page_data([EncodingSubject("0", "t5", 40)])
+    scene = make_scene(web, subject="0")
+    assert data["scenes"][0]["scene"] == scene["scene"]
+    details = web.get(f"/api/scenes/{scene['scene']}/head/1/2?show=bias").json()
+    held = json.loads(json.dumps(page_export.plain(data["heads"][f"{scene['scene']}/bias/1/2"])))
+    assert held == details
+
+
+def test_a_long_map_is_held_in_coarser_cells(static):
+    data = page_data([EncodingSubject("0", "alibi", 5000)])
+    scene = data["scenes"][0]["scene"]
+    entry = data["maps"][f"{scene}/bias/1/1"]
+    assert entry["level"] == 3
+    assert len(zlib.decompress(base64.b64decode(entry["cells"]))) == 625**2
+
+
+def test_kinds_of_values_that_do_not_fit_are_left_out(static, monkeypatch):
+    monkeypatch.setattr(page_export, "MOST_BYTES", 10)
+    data = page_data([EncodingSubject("0", "alibi", 64)])
+    assert data["scenes"][0]["shows"] == ["bias"]
+    assert all("/bias/" in key for key in data["maps"])
+
+
+def test_a_notebook_shows_the_export_in_a_frame(static, monkeypatch):
+    monkeypatch.setattr(page_export, "STATIC", static)
+    monkeypatch.setattr(page_export.export_page, "__defaults__", (static, *page_export.export_page.__defaults__[1:]))
+    exploration = relpos.explore("alibi", length=32)
+    shown = exploration._repr_html_()
+    assert shown.startswith("<iframe srcdoc=")
+    assert 'sandbox="allow-scripts' in shown
+    assert "<script" not in shown  # all of it is in the attribute
+    address = exploration.start()
+    try:
+        assert exploration._repr_html_().startswith(f'<iframe src="{address}"')
+    finally:
+        exploration.stop()
+    assert exploration.url is None
+
+
+def test_the_command_exports_and_refuses(static, tmp_path, monkeypatch):
+    monkeypatch.setattr(page_export.export_page, "__defaults__", (static, *page_export.export_page.__defaults__[1:]))
+    out = tmp_path / "pages" / "alibi.html"
+    result = CliRunner().invoke(app, ["explore", "alibi", "--length", "32", "--export", str(out)])
+    assert result.exit_code == 0, result.output
+    assert data_of(out.read_text())["scenes"][0]["length"] == 32
+    for arguments in (["--export", str(out)], ["alibi", "--export", "page.txt"], ["alibbi"]):
+        assert isinstance(CliRunner().invoke(app, ["explore", *arguments]).exception, ValueError)
+
+
+def test_an_unbuilt_page_is_a_sentence(tmp_path):
+    with pytest.raises(FileNotFoundError, match="has not been built"):
+        export_page([EncodingSubject("0", "alibi")], tmp_path)
+    assert "make explorer" in client(static=tmp_path).get("/").text
+    with pytest.raises(ValueError, match="nothing to export"):
+        explore_module.Exploration([]).save(tmp_path / "a.html")

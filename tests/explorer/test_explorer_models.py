@@ -1,0 +1,212 @@
+"""The explorer on trained models: scenes, text, writing, overview, details, evaluations, pictures."""
+
+import base64
+import json
+
+import numpy as np
+import pytest
+import torch
+from explorer import client, get_tile, levels, make_scene, reduced_tile
+
+import relpos
+from relpos.explorer.model_subjects import ModelSubject
+from relpos.maps.layers import model_layers
+from relpos.training.training import train
+
+
+@pytest.fixture(scope="module")
+def trained(settings, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("explored")
+    runs = {}
+    for name in ("cable", "rope", "kerple_log", "learned"):
+        train(settings(folder / name, model__encoding=name, run__steps=3, model__dropout=0.0))
+        runs[name] = relpos.open(folder / name)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def web(trained):
+    return client(*(ModelSubject(str(place), run) for place, run in enumerate(trained.values())))
+
+
+def subject(trained, name):
+    return str(list(trained).index(name))
+
+
+def dense(run, ids, show, number, head):
+    layer = model_layers(run.family, run.model, torch.tensor(ids), [number])[0]
+    return layer.rows(show, 0, len(ids) - 1)[head - 1].double().numpy()
+
+
+def token_ids(web, run, scene):
+    return web.explorer.scene(scene["scene"])._ids.tolist()
+
+
+@pytest.mark.parametrize("name", ["cable", "rope", "kerple_log", "learned"])
+def test_tiles_of_a_model_are_its_bias_scores_and_weights(web, trained, name):
+    run = trained[name]
+    text = "word4 and 3 word9 and 11 " * 12
+    scene = make_scene(web, subject=subject(trained, name), length=16, input={"kind": "text", "text": text})
+    ids = run.tokenizer(text)["input_ids"][:16]
+    assert token_ids(web, run, scene) == ids
+    assert ("bias" in scene["shows"]) == (name in ("cable", "kerple_log"))
+    for show in {"bias", "scores", "weights"} & set(scene["shows"]):
+        for level in levels(16):
+            ours = get_tile(web, scene, show, 2, 3, level, 0, 0)
+            np.testing.assert_allclose(ours, reduced_tile(dense(run, ids, show, 2, 3), level, 0, 0), atol=2e-5)
+
+
+def test_the_first_scene_is_a_held_out_document(web, trained):
+    start = web.get("/api/start").json()
+    about = start["subjects"][0]
+    assert about["kind"] == "model"
+    assert about["encoding"] == "cable"
+    assert about["documents"]
+    scene = make_scene(web, subject="0")
+    assert scene["request"] == about["default"]
+    run = trained["cable"]
+    tokens = run.heldout()
+    assert token_ids(web, run, scene) == tokens.ids[: scene["length"]].astype(int).tolist()
+    reply = web.get(f"/api/scenes/{scene['scene']}/tokens").json()
+    assert "".join(reply["tokens"]) == run.tokenizer.decode(tokens.ids[: scene["length"]].astype(int).tolist())
+
+
+def test_the_same_description_is_the_same_scene_and_another_text_another(web):
+    first = make_scene(web, subject="0", input={"kind": "text", "text": "word1 and 1 word2 and 2"})
+    again = make_scene(web, subject="0", input={"kind": "text", "text": "word1 and 1 word2 and 2"}, seed=0)
+    other = make_scene(web, subject="0", input={"kind": "text", "text": "word1 and 1 word2 and 3"})
+    assert first["scene"] == again["scene"] != other["scene"]
+
+
+def test_a_static_bias_does_not_run_the_model(web, trained, monkeypatch):
+    scene = make_scene(web, subject=subject(trained, "kerple_log"), length=16)
+    assert scene["static"]
+    assert scene["uniformity"] == [[1.0] * 12] * 4
+    assert scene["context_dependence"] == [[0.0] * 12] * 4
+    kept = web.explorer.scene(scene["scene"])
+    get_tile(web, scene, "bias", 1, 1, 0, 0, 0)
+    assert kept._read is None
+    get_tile(web, scene, "scores", 1, 1, 0, 0, 0)
+    assert kept._read is not None
+
+
+def test_a_static_bias_is_shown_far_beyond_the_text(web, trained):
+    scene = make_scene(web, subject=subject(trained, "kerple_log"), length=65_536)
+    assert scene["shows"] == ["bias", "flat"]
+    assert "only the bias" in scene["notes"][0]
+    position = trained["kerple_log"].family.layers(trained["kerple_log"].model)[1].position
+    value = web.get(f"/api/scenes/{scene['scene']}/value/bias/2/5/65535/535").json()["value"]
+    r1, r2 = (float(each(torch.float64)[4].detach()) for each in (position.r1, position.r2))
+    assert value == pytest.approx(-r1 * np.log1p(r2 * 65_000), rel=1e-5)
+
+
+def test_the_position_of_rope_is_the_kernel_of_the_means(web, trained):
+    from relpos.maps.heads.positional_part import rotation_kernel, token_means
+
+    run = trained["rope"]
+    scene = make_scene(web, subject=subject(trained, "rope"), length=16)
+    layer = model_layers(run.family, run.model, torch.tensor(token_ids(web, run, scene)), [2])[0]
+    expected = rotation_kernel([token_means(layer)]).total(torch.arange(16))[4]
+    row = web.get(f"/api/scenes/{scene['scene']}/row/position/2/5/15").json()["mean"]
+    assert row[::-1] == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_the_position_of_learned_embeddings_does_not_depend_on_the_order_of_the_text(web, trained):
+    scenes = [
+        make_scene(web, subject=subject(trained, "learned"), length=8, input={"kind": "text", "text": text})
+        for text in ("word1 and 1 word1 and 1", "and 1 word1 and 1 word1")
+    ]
+    ids = [sorted(token_ids(web, trained["learned"], scene)) for scene in scenes]
+    tiles = [get_tile(web, scene, "position", 1, 1, 0, 0, 0)[1, :8, :8] for scene in scenes]
+    if ids[0] == ids[1]:
+        np.testing.assert_allclose(*tiles, atol=1e-4)
+    assert np.isfinite(tiles[0][np.tril_indices(8)]).all()
+
+
+def test_the_overview_has_every_head_and_its_numbers(web, trained):
+    scene = make_scene(web, subject="0", length=16)
+    reply = web.get(f"/api/scenes/{scene['scene']}/overview?show=weights")
+    lines = [json.loads(line) for line in reply.text.splitlines()]
+    assert [line["layer"] for line in lines] == [1, 2, 3, 4]
+    assert [head["head"] for head in lines[0]["heads"]] == list(range(1, 13))
+    run, head = trained["cable"], lines[1]["heads"][4]
+    weights = dense(run, token_ids(web, run, scene), "weights", 2, 5)
+    seen = np.nan_to_num(weights)
+    assert head["sink"] == pytest.approx(seen[:, 0].mean(), abs=1e-4)
+    entropy = -(seen * np.log(np.maximum(seen, 1e-30))).sum(axis=1).mean()
+    assert head["entropy"] == pytest.approx(entropy, rel=1e-4)
+    assert head["high"] == pytest.approx(np.nanmax(weights), rel=1e-5)
+    assert 0 < head["context_dependence"] <= 2
+    cells = np.frombuffer(base64.b64decode(head["map"]), np.uint8).reshape(48, 48)
+    assert cells[0, 47] == 0  # not seen
+    assert cells[0, 0] == 255  # the first query sees the first key alone
+    share = (np.log(max(weights[15, 7], 1e-4)) - np.log(head["low"])) / (np.log(head["high"]) - np.log(head["low"]))
+    assert cells[46, 22] == pytest.approx(1 + 254 * np.clip(share, 0, 1), abs=1)
+    only = web.get(f"/api/scenes/{scene['scene']}/overview?show=bias&layers=2-3").text.splitlines()
+    assert [json.loads(line)["layer"] for line in only] == [2, 3]
+
+
+def test_the_details_of_a_head(web, trained):
+    scene = make_scene(web, subject="0", length=16)
+    run = trained["cable"]
+    details = web.get(f"/api/scenes/{scene['scene']}/head/3/2?show=scores").json()
+    scores = dense(run, token_ids(web, run, scene), "scores", 3, 2)
+    assert (details["low"], details["high"]) == pytest.approx((np.nanmin(scores), np.nanmax(scores)), rel=1e-4)
+    without = scores[:, 1:]
+    assert details["low_without_sink"] == pytest.approx(np.nanmin(without), rel=1e-4)
+    diagonal = np.array([scores[i, i - 4] for i in range(4, 16)])
+    profile = details["profile"]
+    assert profile["distance"] == list(range(16))
+    expected = (diagonal.min(), diagonal.mean(), diagonal.max())
+    assert [profile[name][4] for name in ("low", "mean", "high")] == pytest.approx(expected, rel=1e-4)
+    assert details["class"]["kind"] in web.get("/api/start").json()["classes"]
+    assert "head 2 in layer 3" in details["alt"]
+    mass = details["mass"]
+    weights = np.nan_to_num(dense(run, token_ids(web, run, scene), "weights", 3, 2))
+    at_zero = np.mean([weights[i, i] for i in range(1, 16)]) * 15 / 16
+    assert mass["mass"][0] == pytest.approx(at_zero, rel=1e-3)
+
+
+def test_a_model_writes_on_greedily(web, trained):
+    run = trained["cable"]
+    scene = make_scene(web, subject="0", length=8, input={"kind": "text", "text": "word4 and 3 word9 and 11"})
+    longer = web.post(f"/api/scenes/{scene['scene']}/write", json={"tokens": 3}).json()
+    assert longer["from"] == scene["length"]
+    ids = token_ids(web, run, scene)
+    for _ in range(3):
+        with torch.no_grad():
+            ids.append(int(run.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+    assert token_ids(web, run, longer) == ids
+    again = make_scene(web, **longer["request"])
+    assert again["scene"] == longer["scene"]
+    further = web.post(f"/api/scenes/{longer['scene']}/write", json={"tokens": 2}).json()
+    assert token_ids(web, run, further)[: len(ids)] == ids
+    assert further["length"] == len(ids) + 2
+
+
+def test_the_curves_of_an_evaluation_are_those_of_its_file(web, trained):
+    assert web.get("/api/subjects/0/evaluation").json()["curves"] == []
+    result = relpos.evaluate(trained["cable"], lengths=[8, 16])
+    rows = next(iter(result.results.values()))["rows"]
+    reply = web.get("/api/subjects/0/evaluation").json()
+    assert reply["trained_length"] == 16
+    assert reply["curves"][0]["lengths"] == [8, 16]
+    assert reply["curves"][0]["perplexity"] == [row["perplexity"] for row in rows]
+
+
+def test_pictures_and_tables_of_what_is_shown(web, trained):
+    scene = make_scene(web, subject="0", length=16)
+    base = f"/api/scenes/{scene['scene']}/export/2/3"
+    png = web.get(f"{base}.png?show=weights")
+    assert png.content.startswith(b"\x89PNG")
+    svg = web.get(f"{base}.svg?show=scores&first_query=4&last_query=9&first_key=2&last_key=7&without_sink=1")
+    assert svg.text.lstrip().startswith("<?xml")
+    assert "Layer 2, head 3" in svg.text
+    table = web.get(f"{base}.csv?show=bias&first_query=5&last_query=6&first_key=0&last_key=1").text.splitlines()
+    bias = dense(trained["cable"], token_ids(web, trained["cable"], scene), "bias", 2, 3)
+    assert table[0] == "query,key,bias"
+    numbers = [[float(x) for x in line.split(",")] for line in table[1:]]
+    expected = [[i, j, bias[i, j]] for i in (5, 6) for j in (0, 1)]
+    np.testing.assert_allclose(numbers, expected, rtol=1e-5, atol=1e-6)
+    assert web.get(f"{base}.exe?show=bias").status_code == 400
+    assert web.get(f"{base}.png?show=bias&last_key=99").status_code == 400

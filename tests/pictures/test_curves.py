@@ -1,0 +1,71 @@
+"""The curves of evaluation: what is drawn where."""
+
+import pytest
+from matplotlib.collections import PolyCollection
+
+from relpos.pictures.curves import draw_curves, draw_positions
+from relpos.pictures.figures import save
+
+
+def row(length, perplexity, error=None):
+    bounds = {"low": perplexity and 0.9 * perplexity, "high": perplexity and 1.2 * perplexity}
+    return {"length": length, "perplexity": perplexity, **bounds, "error": error}
+
+
+SERIES = {
+    "alibi": [row(256, 20.0), row(1024, 21.0), row(15360, 22.0)],
+    "rope": [row(256, 20.0), row(1024, 150.0), row(15360, 690.0)],
+    "learned": [row(256, 20.5), row(1024, None, "too long"), row(15360, None, "too long")],
+}
+BINS = [{"from": 0, "to": 16, "loss": 4.0, "control": 4.0, "low": 3.8, "high": 4.3}] + [
+    {"from": 2**n, "to": 2 ** (n + 1), "loss": 4.0 - n / 10, "control": 3.5, "low": 3.0, "high": 4.2}
+    for n in range(4, 9)
+]
+
+
+def test_a_curve_has_every_length_the_trained_one_marked_and_the_interval_as_a_band():
+    axes = draw_curves(SERIES, 256).axes[0]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert list(axes.get_xticks()) == [256, 1024, 15360]
+    rope = next(line for line in axes.lines if line.get_label() == "rope")
+    assert list(zip(*rope.get_data(), strict=True)) == [(256, 20.0), (1024, 150.0), (15360, 690.0)]
+    bands = [band for band in axes.collections if isinstance(band, PolyCollection)]
+    assert len(bands) == 3
+    assert bands[1].get_paths()[0].vertices[:, 1].max() == pytest.approx(1.2 * 690)
+    assert any(list(line.get_xdata()) == [256, 256] for line in axes.lines)  # the trained length
+    assert [text.get_text() for text in axes.texts] == ["trained length"]
+
+
+def test_a_curve_that_stops_says_so():
+    figure = draw_curves(SERIES, None)
+    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert names == ["alibi", "rope", "learned (only to 256)"]
+    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in crosses] == [([256], [20.5])]
+
+
+def test_rows_without_an_interval_or_without_a_number_are_drawn(tmp_path):
+    alone = {**row(256, 20.0), "low": None, "high": None}
+    figure = draw_curves({"one": [alone], "none": [row(256, None, "refused")]}, 256)
+    assert save(figure, tmp_path / "curve.png").stat().st_size > 2000
+    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert names == ["one", "none (refused)"]
+
+
+def test_many_names_stand_beside_the_panel(tmp_path):
+    figure = draw_curves({f"run {number}": SERIES["alibi"] for number in range(9)}, 256)
+    axes = figure.axes[0]
+    legend = axes.get_legend().get_window_extent()
+    assert legend.x0 >= axes.get_window_extent().x1
+    assert legend.x1 <= figure.bbox.x1
+
+
+def test_positions_have_their_control_beside_them():
+    axes = draw_positions({"alibi": BINS}, 64).axes[0]
+    assert axes.get_xscale() == "log"
+    own, control = axes.lines[:2]
+    assert list(own.get_ydata()) == [bin_["loss"] for bin_ in BINS]
+    assert list(control.get_ydata()) == [bin_["control"] for bin_ in BINS]
+    assert own.get_color() == control.get_color()
+    assert (own.get_linestyle(), control.get_linestyle()) == ("-", "--")
+    assert all(bin_["from"] <= x <= bin_["to"] for bin_, x in zip(BINS, own.get_xdata(), strict=True))

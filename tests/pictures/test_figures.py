@@ -1,0 +1,287 @@
+"""The pages: Figure 12 to the last tick, and what every picture must show."""
+
+import doctest
+import itertools
+import json
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import LogNorm
+from typer.testing import CliRunner
+
+import relpos
+from relpos.cli import app
+from relpos.paper import figures as paper
+from relpos.pictures import blocks, draw, picture
+from relpos.pictures.colours import BOTH_SIGNS, ONE_SIGN
+from relpos.pictures.figures import save
+from relpos.pictures.heatmaps import bar_ticks
+
+SEED = json.loads((Path(__file__).parents[1] / "data" / "seed-figures.json").read_text())["figures"]
+
+
+def panels_of(figure):
+    return [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+
+
+@pytest.fixture(scope="module")
+def figure12():
+    return draw("alibi").figure
+
+
+def test_figure_12_has_the_ticks_of_the_paper(figure12):
+    printed = [sorted(ticks) for ticks in SEED["12"]["heads"].values()]
+    shown = [sorted(ticks) for ticks in bar_ticks(figure12)]
+    assert len(shown) == 12
+    for head, (ours, theirs) in enumerate(zip(shown, printed, strict=True), start=1):
+        np.testing.assert_allclose(ours, theirs, atol=1e-9, err_msg=f"head {head}")
+
+
+def test_the_official_slopes_do_not_give_figure_12():
+    """So the test above can fail."""
+    figure = draw("alibi", options={"slopes": "press"}).figure
+    printed = [sorted(ticks) for ticks in SEED["12"]["heads"].values()]
+    assert [sorted(ticks) for ticks in bar_ticks(figure)] != printed
+
+
+def test_the_page_is_laid_out_as_printed(figure12):
+    panels = panels_of(figure12)
+    assert [panel.get_title() for panel in panels] == [f"Head {head}" for head in range(1, 13)]
+    lefts, tops = ({round(getattr(panel.get_position(), side), 6) for panel in panels} for side in ("x0", "y1"))
+    assert (len(tops), len(lefts)) == (4, 3)
+    for panel in panels:
+        assert panel.get_ylim() == (511.5, -0.5)  # row 0 on top
+        shown = [tick for tick in panel.get_xticks() if 0 <= tick <= 511]
+        assert shown == [0, 100, 200, 300, 400, 500]
+        drawn = panel.images[0].get_array()
+        assert np.ma.getmaskarray(drawn)[np.triu_indices(512, 1)].all()  # blank above the diagonal
+        assert not np.ma.getmaskarray(drawn)[np.tril_indices(512)].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "heads", "length"),
+    [
+        ("alibi", 7.0, 12, 512),
+        ("alibi", 3.33, 12, 512),
+        ("alibi", 3.33, 1, 512),
+        ("alibi", 7.0, 5, 512),
+        ("alibi", 3.33, 12, 65536),
+        ("alibi", 7.0, 12, 8192),
+        ("clipped", 3.33, 12, 512),  # with a line above, and labels like −0.0025
+    ],
+)
+def test_nothing_is_cut_off_and_nothing_overlaps(name, width, heads, length):
+    figure = draw(name, width=width, heads=heads, length=length).figure
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    for axes in panels_of(figure):
+        numbers = [label.get_window_extent(renderer) for label in axes.get_xticklabels()]
+        assert all(first.x1 < second.x0 for first, second in itertools.pairwise(numbers))
+    boxes = [axes.get_tightbbox(renderer) for axes in figure.axes] + [
+        text.get_window_extent(renderer) for text in figure.texts
+    ]
+    for box in boxes:
+        assert box.x0 >= 0
+        assert box.y0 >= 0
+        assert box.x1 <= figure.bbox.x1
+        assert box.y1 <= figure.bbox.y1
+    for first in range(len(boxes)):
+        for second in range(first):
+            across = min(boxes[first].x1, boxes[second].x1) - max(boxes[first].x0, boxes[second].x0)
+            down = min(boxes[first].y1, boxes[second].y1) - max(boxes[first].y0, boxes[second].y0)
+            assert min(across, down) < 2, (first, second)  # dots, of 100 per inch
+
+
+@pytest.mark.parametrize("name", relpos.names())
+def test_every_encoding_can_be_drawn_untrained(name, tmp_path):
+    picture = draw(name, heads=2, head_dim=8, length=24)
+    drawn = picture.maps[0].mean
+    assert drawn.shape == (2, 24, 24)
+    assert np.isfinite(drawn[:, *np.tril_indices(24)]).all()
+    assert picture.save(tmp_path / "new" / f"{name}.png").stat().st_size > 2000
+
+
+def test_a_bias_of_both_signs_is_centred_on_zero():
+    norm = panels_of(draw("clipped", heads=1, head_dim=8, length=32).figure)[0].images[0].norm
+    assert norm.vmin == -norm.vmax
+
+
+def test_each_head_has_its_own_colours_and_one_that_is_practically_constant_looks_so():
+    """As a head of Figure 13 that spans −0.1335 to −0.129, which colours centred on 0 made solid navy."""
+    position = relpos.encoding("clipped", heads=3, head_dim=8)
+    rising = torch.linspace(-1, 1, position.table.shape[1]).abs()  # from 0 at the diagonal to 1
+    with torch.no_grad():
+        position.table.copy_(torch.stack([-0.1335 + 0.0045 * rising, 2 * rising - 1, -3 + 2 * rising]))
+    figure = draw(position, length=512).figure
+    flat, signed, negative = panels_of(figure)
+    titles = [axes.get_title() for axes in (flat, signed, negative)]
+    assert titles == ["Head 1: practically constant", "Head 2", "Head 3"]
+    drawn = flat.images[0].to_rgba(flat.images[0].get_array())[np.tril_indices(512)]
+    assert np.ptp(drawn, axis=0).max() < 0.25  # one colour, to the eye; 0.9 over the full range
+    assert min(bar_ticks(figure)[0]) >= -0.1335
+    assert "−0.132" in [label.get_text()[:6] for label in figure.axes[1].get_yticklabels()]  # absolute
+    assert signed.images[0].cmap is BOTH_SIGNS
+    assert signed.images[0].norm.vmin == -signed.images[0].norm.vmax
+    assert negative.images[0].cmap.name == flat.images[0].cmap.name == ONE_SIGN
+    assert (negative.images[0].norm.vmin, negative.images[0].norm.vmax) == pytest.approx((-3, -1), abs=0.02)
+
+
+def test_a_head_that_adds_nothing_is_named_and_counted():
+    position = relpos.encoding("cable", heads=3, head_dim=8)
+    with torch.no_grad():
+        position.steps.bias.copy_(torch.tensor([-100.0, 1.0, -100.0]))
+    picture = draw(position, length=32)
+    titles = [axes.get_title() for axes in panels_of(picture.figure)]
+    assert titles == ["Head 1: bias exactly 0", "Head 2", "Head 3: bias exactly 0"]
+    assert "2 of 3 heads: bias exactly 0." in picture.caption
+    heads = picture.numbers["layers"][0]["heads"]
+    assert [head["note"] for head in heads] == ["bias exactly 0", None, "bias exactly 0"]
+    assert [head["uniformity"] is None for head in heads] == [True, False, True]
+
+
+def test_a_map_without_any_pattern_has_no_numbers():
+    picture = draw("nope", heads=2, head_dim=8, length=24)
+    (layer,) = picture.numbers["layers"]
+    assert layer["uniformity"] is layer["context_dependence"] is None
+    assert "uniformity along diagonals and context dependence are not defined" in picture.caption
+
+
+def test_the_axes_say_what_a_row_and_a_column_is():
+    panels = panels_of(draw("alibi", heads=5, length=16).figure)
+    assert [panel.get_ylabel() for panel in panels] == ["query position", "", "", "query position", ""]
+    assert [panel.get_xlabel() for panel in panels] == ["", "", *["key position"] * 3]
+    sheet = draw("alibi", heads=5, length=16, layer="all").figure
+    assert "query position (down), key position (across)" in [text.get_text() for text in sheet.texts]
+
+
+@pytest.mark.parametrize("width", [7.0, 3.33])
+def test_the_numbers_of_a_contact_sheet_do_not_overlap(width):
+    figure = draw("clipped", layer="all", width=width).figure
+    figure.canvas.draw()
+    boxes = [panel.xaxis.label.get_window_extent(figure.canvas.get_renderer()) for panel in panels_of(figure)]
+    assert len(boxes) == 12
+    assert all(first.x1 <= second.x0 for first, second in itertools.pairwise(boxes))
+
+
+@pytest.mark.parametrize(("name", "words"), [("clipped", "untrained: random start values"), ("alibi", None)])
+def test_start_values_are_called_untrained_in_the_picture(name, words):
+    for options in ({}, {"show": "profile"}, {"layer": "all"}):
+        picture = draw(name, heads=2, head_dim=8, length=24, **options)
+        above = [text.get_text() for text in picture.figure.texts if "untrained" in text.get_text()]
+        assert (words in above) == ("untrained" in picture.caption) == (words is not None)
+
+
+def test_an_encoding_that_was_made_has_its_own_heads():
+    with pytest.raises(ValueError, match="Alibi has its own 3 heads"):
+        draw(relpos.encoding("alibi", heads=3, head_dim=8), heads=2)
+
+
+def test_weights_are_drawn_on_a_logarithmic_scale():
+    norm = panels_of(draw("alibi", heads=1, length=32, show="weights").figure)[0].images[0].norm
+    assert isinstance(norm, LogNorm)
+
+
+@pytest.mark.parametrize("name", [ONE_SIGN, BOTH_SIGNS])
+def test_the_colours_are_lighter_the_larger_the_value(name):
+    """So a picture reads in grey too, whatever colours are seen."""
+    colours = mpl.colormaps[name] if isinstance(name, str) else name
+    rgb = colours(np.linspace(0, 1, 200))[:, :3]
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)  # sRGB
+    luminance = linear @ [0.2126, 0.7152, 0.0722]
+    assert (np.diff(luminance) > 0).all()
+    assert luminance[-1] - luminance[0] > 0.6
+
+
+def test_a_shared_scale_has_one_bar_and_one_norm():
+    figure = draw("alibi", heads=4, length=32, shared_scale=True).figure
+    norms = {(panel.images[0].norm.vmin, panel.images[0].norm.vmax) for panel in panels_of(figure)}
+    assert norms == {(-31 / 4, 0.0)}
+    assert len(bar_ticks(figure)) == 1
+
+
+def test_one_head_of_many_is_drawn():
+    figure = draw("alibi", heads=4, length=32, head=[3]).figure
+    (panel,) = panels_of(figure)
+    assert panel.get_title() == "Head 3"
+    assert panel.images[0].get_array()[31, 0] == -31 / 2**6
+
+
+def test_a_constant_map_has_one_tick():
+    figure = draw("nope", heads=1, length=8, head_dim=4).figure
+    assert len(bar_ticks(figure)[0]) == 1
+
+
+def test_the_profile_is_the_bias_against_distance():
+    figure = draw("alibi", heads=3, length=40, show="profile").figure
+    for head, line in enumerate(panels_of(figure)[0].lines, start=1):
+        np.testing.assert_allclose(line.get_ydata(), -np.arange(40) * 2 ** (-8 * head / 3), rtol=1e-6)
+    assert not panels_of(figure)[0].collections  # no band: a diagonal has one value
+
+
+def test_the_lines_of_a_profile_can_be_told_apart():
+    lines = panels_of(draw("kerple_log", heads=16, length=40, show="profile").figure)[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 16
+    colours = np.array([mpl.colors.to_rgb(line.get_color()) for line in lines[:6]])  # the others have other styles
+    apart = np.linalg.norm(colours[:, None] - colours, axis=-1) + 9 * np.eye(6)
+    assert apart.min() > 0.3
+
+
+def test_a_profile_may_have_logarithmic_distances():
+    axes = panels_of(draw("alibi", heads=2, length=2000, show="profile", log=True).figure)[0]
+    places = axes.transData.transform([(distance, 0) for distance in (0, 10, 100, 1000)])[:, 0]
+    assert places[0] < places[1]
+    assert places[2] - places[1] == pytest.approx(places[3] - places[2])
+    np.testing.assert_array_equal(axes.lines[0].get_xdata(), np.arange(2000))
+
+
+def test_the_profile_of_what_is_not_uniform_has_a_band():
+    picture = draw("cable", heads=2, head_dim=8, length=24, show="profile")
+    assert len(panels_of(picture.figure)[0].collections) == 2
+
+
+def test_the_same_seed_draws_the_same_start(tmp_path):
+    first, again, other = (draw("kerple_log", heads=2, length=16, seed=seed) for seed in (0, 0, 1))
+    for suffix in (".png", ".pdf", ".svg"):
+        files = [picture.save(tmp_path / f"{place}{suffix}") for place, picture in enumerate((first, again, other))]
+        assert files[0].read_bytes() == files[1].read_bytes()
+        assert files[0].read_bytes() != files[2].read_bytes()
+
+
+def test_text_stays_text_and_fonts_are_embedded(tmp_path):
+    picture = draw("alibi", heads=2, length=16)
+    assert "Head 2" in picture.save(tmp_path / "a.svg").read_text()
+    assert b"/FontFile2" in picture.save(tmp_path / "a.pdf").read_bytes()
+
+
+def test_a_notebook_shows_the_picture():
+    assert draw("alibi", heads=1, length=8)._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_picture_of_unknown_kind_is_refused(tmp_path, figure12):
+    with pytest.raises(ValueError, match=r"must end in \.png, \.pdf, \.svg"):
+        save(figure12, tmp_path / "figure.bmp")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [[], ["--show", "profile"], ["--layer", "1", "--head", "2"]], ids=" ".join)
+def test_the_command_and_the_function_have_the_same_defaults(arguments, tmp_path):
+    """The values that options leave out: length, heads, head_dim, width, seed and colours."""
+    out = tmp_path / "command.png"
+    result = CliRunner().invoke(app, ["draw", "kerple_log", *arguments, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    options = {"--show": ("show", str), "--layer": ("layer", int), "--head": ("head", lambda text: [int(text)])}
+    pairs = zip(arguments[::2], arguments[1::2], strict=True)
+    picture = draw("kerple_log", **{options[name][0]: options[name][1](text) for name, text in pairs})
+    assert out.read_bytes() == picture.save(tmp_path / "function.png").read_bytes()
+    assert result.stdout == f"{out}: {picture.caption}\n"
+
+
+@pytest.mark.parametrize("module", [picture, blocks, paper], ids=lambda module: module.__name__)
+def test_the_examples_in_the_docstrings_are_right(module, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0

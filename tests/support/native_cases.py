@@ -1,0 +1,226 @@
+"""Forms with numbers of their own, for holding the native kernel to the reference in float64."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from relpos.attend import native, reference
+from relpos.attend.native import library
+from relpos.forms.bias import Form, RankOne, Scaled, Sum, Toeplitz
+from relpos.forms.call import Call
+from relpos.forms.rotation import Rotation
+
+Numbers = dict[str, Tensor]
+Compared = tuple[str, Tensor, Tensor]  # name, ours, expected
+
+SHARED = tuple(f"gradient of {n} by" for n in ("k", "sinks", "log_c", "threshold", "slope", "shift", "out", "offset"))
+LOGIT = 8.0  # no logit of standard normal q and k and of the families' biases is larger
+
+
+@dataclass(frozen=True)
+class Family:
+    """Random numbers for a form, and the form built from them in any dtype."""
+
+    numbers: Callable[[int, int, Call], Numbers]  # batch, heads, call -> float64
+    form: Callable[[Numbers, Call], Form | None]
+
+
+def _toeplitz_numbers(batch: int, heads: int, call: Call) -> Numbers:
+    return {"table": torch.randn(heads, len(call.distances), dtype=torch.float64)}
+
+
+def _rank_one_numbers(batch: int, heads: int, call: Call) -> Numbers:
+    return {"total": (0.1 * torch.rand(batch, heads, call.keys, dtype=torch.float64)).cumsum(-1)}
+
+
+def _weighted_numbers(batch: int, heads: int, call: Call) -> Numbers:
+    weight = torch.rand(batch, heads, call.keys, dtype=torch.float64) - 0.2  # some are negative
+    return _rank_one_numbers(batch, heads, call) | {"weight": weight}
+
+
+def _scaled_numbers(batch: int, heads: int, call: Call) -> Numbers:
+    units = 12
+    slope, shift = (torch.rand(units, dtype=torch.float64) * 2 - 1 for _ in range(2))
+    slope[0], shift[1] = 0.0, 3.0  # a unit without a slope, and one whose knot lies outside
+    return {
+        "log_c": torch.tensor(0.1, dtype=torch.float64).log(),
+        "threshold": torch.tensor(40.5, dtype=torch.float64),
+        "slope": slope,
+        "shift": shift,
+        "out": torch.randn(heads, units, dtype=torch.float64),
+        "offset": torch.randn(heads, dtype=torch.float64),
+    }
+
+
+def _scaled(n: Numbers, call: Call) -> Scaled:
+    distance = torch.arange(call.length, dtype=call.dtype)
+    row = torch.log1p(n["log_c"].exp() * torch.maximum(call.query_positions.to(call.dtype), n["threshold"]))
+    return Scaled(
+        torch.log1p(n["log_c"].exp() * distance), row, n["slope"], n["shift"], n["out"], n["offset"], call.first
+    )
+
+
+def _rank_one(n: Numbers, call: Call) -> RankOne:
+    return RankOne(n["total"].double(), n.get("weight"), call.dtype, symmetric=not call.causal)
+
+
+FAMILIES = {
+    "none": Family(lambda *_: {}, lambda *_: None),
+    "toeplitz": Family(_toeplitz_numbers, lambda n, call: Toeplitz(n["table"], call.zero)),
+    "rank one": Family(_rank_one_numbers, _rank_one),
+    "rank one, weighted": Family(_weighted_numbers, _rank_one),
+    "sum": Family(
+        lambda *a: _toeplitz_numbers(*a) | _weighted_numbers(*a),
+        lambda n, call: Sum((Toeplitz(n["table"], call.zero), _rank_one(n, call))),
+    ),
+    "scaled": Family(_scaled_numbers, _scaled),
+}
+
+
+def normal(
+    batch: int, heads: int, key_heads: int, queries: int, keys: int, head_dim: int, value_dim: int | None = None
+) -> list[Tensor]:
+    """q, k, v and the gradient of the output, in float64 but exact in float32."""
+    sizes = (head_dim, value_dim or head_dim)
+    shapes = [(heads, queries, 0), (key_heads, keys, 0), (key_heads, keys, 1), (heads, queries, 1)]
+    return [torch.randn(batch, h, n, sizes[size]).double() for h, n, size in shapes]
+
+
+def rotation(
+    batch: int, queries: int, keys: int, pairs: int, layout: str, start: int | None = None, stretch: float = 0.002
+) -> Rotation:
+    """A rotation whose angles differ in the batch, which stretches queries and shrinks keys, as xPos does."""
+    theta = 10.0 ** -torch.linspace(0, 3, pairs, dtype=torch.float64)
+    first = keys - queries if start is None else start
+    angles = [torch.arange(n, dtype=torch.float64)[:, None] + m for n, m in ((queries, first), (keys, 0))]
+    tables = []
+    for angle, sign in zip(angles, (1, -1), strict=True):
+        turned = (angle + 7 * torch.arange(batch)[:, None, None]) * theta  # (batch, tokens, pairs)
+        size = torch.exp(sign * stretch * (angle - keys / 2))
+        tables += [turned.cos() * size, turned.sin() * size]
+    return Rotation(*(x.float().double() for x in tables), layout)
+
+
+def documents(*lengths: int) -> Tensor:
+    """Ids of documents of these lengths: (keys,)."""
+    return torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])
+
+
+def values_and_gradients(
+    attention: Callable[..., Tensor],
+    dtype: torch.dtype,
+    tensors: list[Tensor],
+    family: Family,
+    numbers: Numbers,
+    options: dict,
+) -> Numbers:
+    """The output and every gradient, by name; and the log-sum-exp, if the options hold `grad_lse`."""
+    *qkv, grad = tensors
+    (batch, heads, queries, head_dim), keys = qkv[0].shape, qkv[1].shape[2]
+    wide = torch.promote_types(dtype, torch.float32)
+    options = dict(options)
+    grad_lse, sinks, rotation = (options.pop(name, None) for name in ("grad_lse", "sinks", "rotation"))
+    # detach, and not clone: a view that is not contiguous must stay one.
+    leaves = {n: x.detach().to(dtype).detach().requires_grad_() for n, x in zip("qkv", qkv, strict=True)}
+    own = {n: x.to(torch.float64 if n == "total" else wide).clone().requires_grad_() for n, x in numbers.items()}
+    if sinks is not None:
+        options["sinks"] = own["sinks"] = sinks.to(wide).clone().requires_grad_()
+    if rotation is not None:
+        tables = (rotation.q_cos, rotation.q_sin, rotation.k_cos, rotation.k_sin)
+        options["rotation"] = Rotation(*(x.to(wide) for x in tables), rotation.layout)
+    call = Call(
+        queries,
+        keys,
+        scale=head_dim**-0.5,
+        dtype=wide,
+        batch=batch,
+        heads=heads,
+        return_lse=grad_lse is not None,
+        **options,
+    )
+    out, lse = attention(*leaves.values(), family.form(own, call), call)
+    results = {"out": out.detach().double()}
+    if grad_lse is None:
+        assert lse is None
+        out.backward(grad.to(dtype))
+    else:
+        seen = lse.isfinite()
+        results["lse"] = torch.where(seen, lse, 0.0).detach().double()
+        results["unseen"] = (lse == -torch.inf).double()
+        torch.autograd.backward([out, lse], [grad.to(dtype), torch.where(seen, grad_lse.to(wide), 0.0)])
+    gradients = {
+        f"gradient of {n}": torch.zeros_like(x).double() if x.grad is None else x.grad.double()
+        for n, x in (leaves | own).items()
+    }
+    return results | gradients
+
+
+def compare(
+    tensors: list[Tensor],
+    family: Family,
+    numbers: Numbers,
+    options: dict,
+    skip: bool = True,
+    isas: Iterable[str] = (),
+    dtype: torch.dtype = torch.float32,
+) -> list[Compared]:
+    """What the kernel gives, in float32, and the reference, in float64: by the chosen instruction set or by several."""
+    expected = values_and_gradients(reference.attention, torch.float64, tensors, family, numbers, options)
+    kernel, chosen = partial(native.attention, skip=skip), library.isa()
+    compared = []
+    try:
+        for isa in isas or (chosen,):
+            library.use(isa)
+            ours = values_and_gradients(kernel, dtype, tensors, family, numbers, options)
+            compared += [(f"{name} by {isa}", ours[name], expected[name]) for name in expected]
+    finally:
+        library.use(chosen)
+    return compared
+
+
+def assert_close(results: Iterable[Compared], logit: float = LOGIT, unit: float = 0.0, steps: int = 1) -> None:
+    """Errors are rounding errors.
+
+    A logit is a sum rounded to float32: it is off by a few units u = 2^−24 of the largest logit, and so, relatively, is
+    its weight; a product or a sum adds a few u more. Everything else is linear in the weights. So the largest error is
+    held to 32 u (1 + largest |logit|) of the largest entry. Where an entry is 0 by cancellation (a row of gradients of
+    scores sums to 0), what cancelled was of the order of 1, as q, k, v and the gradient of the output are.
+
+    In half precision, `unit` is half a unit in the last place of 1. The output is rounded to it, and from the rounded
+    output the backward computes what it subtracts from all gradients of a row. What is summed over many rows, as the
+    gradient of a number that they share, collects these errors.
+
+    The gradient of a key, and of a number of the bias that all rows share, is a sum over them, of gradients of weights
+    that are sums over value_dim: their errors add up as a random walk of `steps` = rows · value_dim steps, each a small
+    part of the bound. (If all rows see one key only, its gradient is 0, and what is left is this walk.)
+    """
+    for name, ours, expected in results:
+        assert ours.shape == expected.shape, name
+        error = (ours - expected).abs().max().item()
+        walk = max(1.0, steps**0.5 / 8) if name.startswith(SHARED) else 1.0
+        bound = walk * (32 * 2.0**-24 * (1 + logit) + 32 * unit) * max(1.0, expected.abs().max().item())
+        assert error <= bound, f"{name} is off by {error:.2e}, more than {bound:.2e}"
+
+
+def check(
+    family: str,
+    tensors: list[Tensor],
+    options: dict,
+    skip: bool = True,
+    logit: float = LOGIT,
+    isas: Iterable[str] = (),
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """The kernel is as close to the reference as rounding allows, for random numbers of the family."""
+    (batch, heads, queries, _), keys = tensors[0].shape, tensors[1].shape[2]
+    places = {n: x for n, x in options.items() if n in ("causal", "documents", "padding", "start", "window")}
+    numbers = FAMILIES[family].numbers(batch, heads, Call(queries, keys, **places))
+    numbers = {n: x.float().double() for n, x in numbers.items()}
+    unit = torch.finfo(dtype).eps / 2 if dtype != torch.float32 else 0.0
+    if unit:
+        tensors = [x.to(dtype).double() for x in tensors]
+    compared = compare(tensors, FAMILIES[family], numbers, options, skip, isas, dtype)
+    assert_close(compared, logit, unit, steps=batch * heads * queries * tensors[2].shape[3])

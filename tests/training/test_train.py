@@ -1,0 +1,404 @@
+"""Training: what is left in the folder, going on after a kill, and what is refused."""
+
+import contextlib
+import dataclasses
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+import yaml
+from conftest import SMALL_RUN
+
+import relpos
+from relpos.encodings.clipped import Clipped
+from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
+from relpos.runs.checkpoints import checkpoints
+from relpos.runs.log_file import read_log
+from relpos.runs.settings import OptimizerSettings
+from relpos.system.lock import Lock
+from relpos.system.seal import damage
+from relpos.text.corpus import open_corpus
+from relpos.text.tokenizers import load_tokenizer
+from relpos.text.tokens import Windows, tokenize
+from relpos.training import trainer as trainer_module
+from relpos.training.clock import Clock
+from relpos.training.trainer import parameter_groups, schedule
+from relpos.training.training import build_model, train
+
+STEPS = SMALL_RUN["run.steps"]
+WEIGHTS = "model.safetensors"
+pytestmark = pytest.mark.usefixtures("world")
+
+
+@pytest.fixture(scope="module")
+def straight(world, settings):
+    """The folder of a run that was never stopped."""
+    train(settings(world / "straight"))
+    return world / "straight"
+
+
+@contextlib.contextmanager
+def interrupted_after(steps: int):
+    """Two micro-batches a step; Ctrl-C in the middle of the step after."""
+    calls, step = 0, trainer_module.RelposTrainer.training_step
+
+    def counted(self, *args, **kwargs):
+        nonlocal calls
+        calls += 1
+        if calls == 2 * steps + 2:
+            raise KeyboardInterrupt
+        return step(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer_module.RelposTrainer, "training_step", counted)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+def untimed_log(out: Path) -> list[dict[str, float]]:
+    timed = ("seconds", "tokens_per_second")
+    return [{key: value for key, value in entry.items() if key not in timed} for entry in read_log(out)]
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    return (a / WEIGHTS).read_bytes() == (b / WEIGHTS).read_bytes()
+
+
+class TestARun:
+    def test_learns(self, straight):
+        result = json.loads((straight / "result.json").read_text())
+        assert result["heldout"] < result["heldout_at_start"] - 0.1
+        assert result["step"] == STEPS
+        assert result["tokens"] == STEPS * 4 * 16
+
+    def test_leaves_a_folder_that_the_auto_classes_open(self, straight):
+        model = transformers.AutoModelForCausalLM.from_pretrained(straight)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(straight)
+        assert type(model) is RelposGPT2ForCausalLM
+        assert model.config.position == {"name": "cable"}
+        prompt = tokenizer("word4 and", return_tensors="pt")
+        assert model.generate(**prompt, max_new_tokens=3, do_sample=False).shape[1] > prompt["input_ids"].shape[1]
+
+    def test_says_what_it_was(self, straight):
+        about = yaml.safe_load((straight / "run.yaml").read_text())
+        assert about["run"]["seed"] == 0
+        assert about["about"]["versions"]["relpos"] == relpos.__version__
+        assert about["about"]["versions"]["torch"] == torch.__version__
+        assert len(about["about"]["corpus"]["hash"]) == 64
+
+    def test_logs_every_step_and_evaluation(self, straight):
+        entries = read_log(straight)
+        assert [entry["step"] for entry in entries if "loss" in entry] == list(range(1, STEPS + 1))
+        assert [entry["step"] for entry in entries if "heldout" in entry] == [0, 4, 8, 9]
+        assert all(entry["tokens_per_second"] > 0 for entry in entries if "loss" in entry)
+        assert list((straight / "tensorboard").glob("events*"))
+        assert (straight / "loss.png").read_bytes()[:4] == b"\x89PNG"
+
+    def test_keeps_two_whole_checkpoints_and_no_pickled_arguments(self, straight):
+        assert [folder.name for folder in checkpoints(straight)] == ["checkpoint-9", "checkpoint-6"]
+        assert all(damage(folder) is None for folder in checkpoints(straight))
+        assert not list(straight.rglob("training_args.bin"))
+        assert not list(straight.rglob("*.part")) + list(straight.glob(".writing"))
+
+    def test_shows_of_which_step_a_heldout_loss_is(self, settings, tmp_path, capsys):
+        train(settings(tmp_path, run__steps=6))
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+        entries = read_log(tmp_path)
+        heldout = {entry["step"]: f"heldout {entry['heldout']:.4f}" for entry in entries if "heldout" in entry}
+        assert [line.split("  ")[0] for line in lines] == [f"step {entry['step']}/6" for entry in entries]
+        for line, entry in zip(lines, entries, strict=True):
+            if "heldout" in entry:
+                assert heldout[entry["step"]] in line.split("  ")
+            else:
+                last = max(step for step in heldout if step < entry["step"])
+                assert f"{heldout[last]} (step {last})" in line.split("  ")
+
+    def test_given_again_trains_no_more(self, straight, settings, capsys):
+        before = (straight / WEIGHTS).stat().st_mtime_ns
+        train(settings(straight))
+        assert "is already finished at step 9" in capsys.readouterr().out
+        assert (straight / WEIGHTS).stat().st_mtime_ns == before
+
+    def test_predicts_the_loss_that_the_model_has(self, straight, settings):
+        """The logged held-out loss is that of the saved model on the same windows, computed here by PyTorch."""
+        corpus = open_corpus(settings(straight).data.source)
+        windows = Windows(tokenize(corpus, load_tokenizer("bpe-280", corpus))["heldout"], 16, limit=4)
+        model = RelposGPT2ForCausalLM.from_pretrained(straight).eval()
+        with torch.no_grad():
+            logits = torch.cat([model(window["input_ids"][None]).logits[0] for window in windows])
+        targets = torch.cat([window["labels"][1:] for window in windows])
+        expected = torch.nn.functional.cross_entropy(logits, targets).item()
+        assert json.loads((straight / "result.json").read_text())["heldout"] == pytest.approx(expected, abs=1e-4)
+
+
+class TestGoingOn:
+    @pytest.mark.parametrize("step", [4, 7])
+    def test_after_an_interruption_ends_bit_identical(self, straight, settings, tmp_path, step):
+        with interrupted_after(step):
+            train(settings(tmp_path))
+        train(settings(tmp_path))
+        assert same_weights(tmp_path, straight)
+        assert untimed_log(tmp_path) == untimed_log(straight)
+
+    @pytest.mark.parametrize("step", [1, 4, 7])
+    def test_logs_what_a_run_never_stopped_logs(self, straight, settings, tmp_path, step):
+        """Lines every 5 steps, checkpoints every 3: a line is the mean of steps before and after the checkpoint."""
+        with interrupted_after(step):
+            train(settings(tmp_path, run__log_every=5))
+        train(settings(tmp_path, run__log_every=5))
+        every = {entry["step"]: entry["loss"] for entry in read_log(straight) if "loss" in entry}
+        means = {5: sum(every[i] for i in range(1, 6)) / 5, 9: sum(every[i] for i in range(6, 10)) / 4}
+        assert {e["step"]: e["loss"] for e in read_log(tmp_path) if "loss" in e} == pytest.approx(means, rel=1e-6)
+        heldout = [[e for e in untimed_log(folder) if "heldout" in e] for folder in (tmp_path, straight)]
+        assert heldout[0] == heldout[1]
+
+    def test_after_a_kill_while_a_checkpoint_is_written_ends_bit_identical(self, straight, settings, tmp_path):
+        code = f"""
+import os, signal, torch
+torch.set_num_threads(1)
+from relpos.training import trainer
+from relpos.runs.load_settings import load_settings
+from relpos.text.tokenizers import load_tokenizer
+from relpos.text.tokens import Windows, tokenize
+from relpos.training.training import build_model, train
+install, calls = trainer.install, []
+def killed(*args):
+    calls.append(args)
+    if len(calls) == 2: os.kill(os.getpid(), signal.SIGKILL)
+    install(*args)
+trainer.install = killed
+train(load_settings({str(tmp_path / "run.yaml")!r}, {{}}))
+"""
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(dataclasses.asdict(settings(tmp_path / "out"))))
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert run.returncode == -signal.SIGKILL, run.stderr
+        out = tmp_path / "out"
+        assert [folder.name for folder in checkpoints(out)] == ["checkpoint-3"]
+        assert (out / ".writing" / "checkpoint-6" / WEIGHTS).exists()
+        train(settings(out))
+        assert same_weights(out, straight)
+
+    def test_passes_over_a_truncated_checkpoint_and_names_it(self, straight, settings, tmp_path, capsys):
+        with interrupted_after(7):
+            train(settings(tmp_path))
+        newest = tmp_path / "checkpoint-6" / "optimizer.pt"
+        newest.write_bytes(newest.read_bytes()[:1000])
+        train(settings(tmp_path))
+        printed = capsys.readouterr().out
+        assert "checkpoint-6 is damaged and is skipped: optimizer.pt has 1000 bytes" in printed
+        assert f"resuming from {tmp_path}/checkpoint-3" in printed
+        assert same_weights(tmp_path, straight)
+        assert damage(tmp_path / "checkpoint-6") is None
+
+    def test_after_a_full_disk_ends_bit_identical(self, straight, settings, tmp_path, monkeypatch):
+        """Files may grow to 1 MB only from the second checkpoint on: the kernel refuses, as it does on a full disk."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        install = trainer_module.install
+
+        def then_full(*args):
+            install(*args)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
+
+        monkeypatch.setattr(trainer_module, "install", then_full)
+        try:
+            with pytest.raises(OSError, match="checkpoint-6 could not be written") as caught:
+                train(settings(tmp_path))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert "The last complete checkpoint is checkpoint-3" in str(caught.value)
+        assert damage(tmp_path / "checkpoint-3") is None
+        assert not (tmp_path / ".writing").exists()
+        monkeypatch.undo()
+        train(settings(tmp_path))
+        assert same_weights(tmp_path, straight)
+
+    def test_killed_before_the_result_is_written_only_finishes(self, straight, settings, tmp_path):
+        shutil.copytree(straight, tmp_path / "out")
+        (tmp_path / "out" / "result.json").unlink()
+        (tmp_path / "out" / WEIGHTS).unlink()
+        train(settings(tmp_path / "out"))
+        assert same_weights(tmp_path / "out", straight)
+        assert json.loads((tmp_path / "out" / "result.json").read_text())["step"] == STEPS
+
+    def test_with_more_steps_goes_further(self, straight, settings, tmp_path):
+        shutil.copytree(straight, tmp_path / "out")
+        assert train(settings(tmp_path / "out", run__steps=11))["step"] == 11
+
+    @pytest.mark.slow
+    def test_killed_again_and_again_at_any_moment_ends_bit_identical(self, settings, tmp_path):
+        more = {"run__steps": 60, "run__save_every": 2}
+        train(settings(tmp_path / "straight", **more))
+        file = tmp_path / "run.yaml"
+        file.write_text(yaml.safe_dump(dataclasses.asdict(settings(tmp_path / "out", **more))))
+        code = "import torch; torch.set_num_threads(1); from relpos.cli import main; main()"
+        command = [sys.executable, "-c", code, "train", "--config", str(file)]
+        log, kills = tmp_path / "out" / "log.jsonl", 0
+        while kills < 6:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            lines = len(log.read_text().splitlines()) if log.exists() else 0
+            while process.poll() is None and (not log.exists() or len(log.read_text().splitlines()) < lines + 5):
+                time.sleep(0.02)
+            time.sleep(0.037 * kills)
+            process.kill()
+            if process.wait() == 0:
+                break
+            kills += 1
+        assert kills >= 3
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        assert same_weights(tmp_path / "out", tmp_path / "straight")
+
+
+class TestRefusals:
+    def test_a_second_run_in_the_folder(self, settings, tmp_path):
+        with Lock(tmp_path), pytest.raises(ValueError, match=r"is being trained by process \d+ on"):
+            train(settings(tmp_path))
+
+    def test_but_not_the_lock_of_a_process_that_is_dead(self, tmp_path):
+        code = (
+            f"from pathlib import Path; from relpos.system.lock import Lock; Lock(Path({str(tmp_path)!r})).__enter__()"
+        )
+        script = f"{code}; import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+        subprocess.run([sys.executable, "-c", script], check=False)
+        assert "process" in (tmp_path / ".lock").read_text()
+        with Lock(tmp_path):
+            pass
+
+    @pytest.mark.parametrize(
+        ("change", "sentence"),
+        [
+            ({"model__encoding": "alibi"}, "was started with model.encoding=cable"),
+            ({"optimizer__lr": 0.5}, "optimizer.lr=0.002, but optimizer.lr=0.5 was requested"),
+            ({"run__seed": 1}, "run.seed=0"),
+        ],
+    )
+    def test_other_settings_in_the_folder(self, straight, settings, change, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            train(settings(straight, **change))
+
+    def test_a_text_that_has_changed(self, straight, settings, tmp_path):
+        other = tmp_path / "text.txt"
+        other.write_text("another text altogether\n" * 60)
+        shutil.copytree(straight, tmp_path / "out")
+        saved = (tmp_path / "out" / "run.yaml").read_text()
+        old = settings(straight).data.source
+        (tmp_path / "out" / "run.yaml").write_text(saved.replace(old, str(other)))
+        with pytest.raises(ValueError, match="has changed since"):
+            train(settings(tmp_path / "out", data__source=str(other)))
+
+    @pytest.mark.parametrize(
+        ("change", "sentence"),
+        [
+            ({"data__length": 4000}, "fewer than a batch of 4 windows of 4000"),
+            ({"run__micro_batch_size": 3}, "not a multiple of run.micro_batch_size=3"),
+            ({"model__vocab_size": 10}, "the tokenizer has 280 entries"),
+            ({"data__source": "/nowhere/a.txt"}, "no file or folder"),
+        ],
+    )
+    def test_what_cannot_be_trained(self, settings, tmp_path, change, sentence):
+        with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+            train(settings(tmp_path, **change))
+
+    def test_a_loss_that_is_no_number(self, settings, tmp_path):
+        with pytest.raises(ValueError, match=r"is nan at step \d+: the learning rate may be too high"):
+            train(
+                settings(
+                    tmp_path,
+                    model__encoding="alibi",
+                    optimizer__lr=1e30,
+                    optimizer__max_grad_norm=1e9,
+                    optimizer__warmup_steps=0,
+                )
+            )
+
+
+class TestTheEnd:
+    def test_always_has_a_loss(self, settings, tmp_path):
+        result = train(settings(tmp_path, run__steps=2, run__log_every=1000))
+        assert [entry["step"] for entry in read_log(tmp_path) if "loss" in entry] == [2]
+        assert 3 < result["loss"] < 7
+
+    @pytest.mark.parametrize(("seconds", "steps"), [(2.0, 1), (6.5, 4), (42.0, 21)])
+    def test_can_be_a_time(self, settings, tmp_path, monkeypatch, capsys, seconds, steps):
+        """By a clock on which every micro-batch takes a second, and nothing else any time: two seconds per step."""
+        now, step = 0.0, trainer_module.RelposTrainer.training_step
+
+        def one_second(*args, **kwargs):
+            nonlocal now
+            now += 1.0
+            return step(*args, **kwargs)
+
+        monkeypatch.setattr(trainer_module.RelposTrainer, "training_step", one_second)
+        monkeypatch.setattr("relpos.training.clock.time", SimpleNamespace(monotonic=lambda: now))
+        result = train(settings(tmp_path, run__steps=None, run__minutes=seconds / 60, run__log_every=1000))
+        assert (result["step"], result["seconds"]) == (steps, 2.0 * steps)
+        assert damage(tmp_path / f"checkpoint-{steps}") is None
+        # The learning rate rises over 20 steps: a run that does not get there is none to judge an encoding by.
+        warning = f"were enough for {steps} step{'s' * (steps > 1)} only, and the learning rate rises over the first 20"
+        assert (warning in result.get("warning", "")) == (steps < 20)
+        assert (f"warning: {seconds / 60:g} minutes {warning}" in capsys.readouterr().out) == (steps < 20)
+
+    def test_of_a_run_by_time_the_rate_follows_the_clock(self):
+        clock = Clock(minutes=1.0)
+        share = schedule(OptimizerSettings(lr=1.0, final_lr_ratio=0.1, warmup_steps=4), None, clock)
+        assert [share(step) for step in range(4)] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+        clock.fraction = 0.5
+        assert share(10) == pytest.approx(0.55)
+        clock.fraction = 1.2
+        assert share(11) == pytest.approx(0.1)
+
+    def test_of_a_run_by_steps_has_no_warning(self, straight):
+        assert "warning" not in json.loads((straight / "result.json").read_text())
+
+    def test_of_a_run_by_steps_the_rate_is_a_cosine(self):
+        share = schedule(OptimizerSettings(final_lr_ratio=0.1, warmup_steps=10), 110, Clock(None))
+        assert share(10) == pytest.approx(1.0)
+        assert share(60) == pytest.approx(0.55)
+        assert share(110) == pytest.approx(0.1)
+
+
+def test_the_parameters_of_an_encoding_are_a_group_of_their_own():
+    model = RelposGPT2ForCausalLM(RelposGPT2Config.preset("nano", vocab_size=300, position="fire"))
+    settings = OptimizerSettings(lr=1e-3, weight_decay=0.1, position_lr=1e-2, position_weight_decay=0.05)
+    matrices, vectors, own = parameter_groups(model, settings)
+    assert (matrices["weight_decay"], vectors["weight_decay"], own["weight_decay"]) == (0.1, 0.0, 0.05)
+    assert (matrices["lr"], own["lr"]) == (1e-3, 1e-2)
+    assert len(own["params"]) == 4 * len(list(model.config.make_position().parameters()))
+    assert sum(len(group["params"]) for group in (matrices, vectors, own)) == len(list(model.parameters()))
+    assert parameter_groups(model, OptimizerSettings(lr=1e-3))[2]["weight_decay"] == 0.0
+
+
+@pytest.mark.parametrize("name", ["clipped", {"name": "sum", "parts": ["clipped", "t5"]}])
+def test_tables_of_distances_have_a_rate_and_an_epsilon_of_their_own(name):
+    model = RelposGPT2ForCausalLM(RelposGPT2Config.preset("nano", vocab_size=300, position=name))
+    settings = OptimizerSettings(lr=1e-3, position_lr=1e-2, table_lr=0.1, table_eps=1e-4)
+    optimizer = torch.optim.AdamW(parameter_groups(model, settings), eps=1e-8)
+    *others, tables = optimizer.param_groups
+    assert (tables["lr"], tables["eps"], tables["weight_decay"]) == (0.1, 1e-4, 0.0)
+    assert {id(parameter) for parameter in tables["params"]} == {
+        id(module.table)
+        for module in model.modules()
+        if isinstance(module, Clipped)  # t5 has buckets
+    }
+    assert len(tables["params"]) == 4
+    assert [group["eps"] for group in others] == [1e-8] * len(others)
+    assert parameter_groups(model, OptimizerSettings(lr=1e-3, position_lr=1e-2))[-1]["lr"] == 1e-2
+
+
+@pytest.mark.parametrize("encoding", ["alibi", "fire", "cable", "learned", "rope"])
+def test_what_encodings_have_in_common_starts_with_the_same_numbers(settings, world, encoding):
+    corpus = open_corpus(str(world / "text.txt"))
+    tokenizer = load_tokenizer("bpe-280", corpus)
+    one, other = (build_model(settings(world / "none", model__encoding=name), tokenizer) for name in ("t5", encoding))
+    common = [name for name, _ in one.named_parameters() if "position" not in name]
+    assert len(common) > 40
+    found = dict(other.named_parameters())
+    assert all(torch.equal(parameter, found[name]) for name, parameter in one.named_parameters() if name in common)

@@ -1,0 +1,210 @@
+"""What RelposTrainer relies on inside transformers' Trainer: a new version that changes any of it fails here.
+
+docs/training-loop.md lists the overrides and why each is needed.
+"""
+
+import dataclasses
+import inspect
+import json
+import os
+import socket
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import accelerate
+import pytest
+import torch
+import transformers
+import yaml
+from packaging.requirements import Requirement
+from transformers import Trainer
+
+from relpos.runs.log_file import read_log
+from relpos.training import trainer as trainer_module
+from relpos.training.trainer import RelposTrainer
+from relpos.training.training import train
+
+pytestmark = pytest.mark.usefixtures("world")
+ROOT = Path(__file__).parents[2]
+# By override: the parameters that Trainer's own method has, in the versions that pyproject.toml allows.
+OVERRIDES = {
+    "create_accelerator_and_postprocess": ["self"],
+    "create_optimizer": ["self", "model"],
+    "create_scheduler": ["self", "num_training_steps", "optimizer"],
+    "_save_checkpoint": ["self", "model", "trial"],
+    "save_model": ["self", "output_dir", "_internal_call"],
+    "_save_optimizer_and_scheduler": ["self", "output_dir"],
+    "_load_from_checkpoint": ["self", "resume_from_checkpoint", "model"],
+    "_load_optimizer_and_scheduler": ["self", "checkpoint"],
+}
+START = ["create_accelerator_and_postprocess", "create_optimizer", "create_scheduler"]
+SAVE = ["_save_checkpoint", "save_model", "_save_optimizer_and_scheduler"]
+
+
+def watch(patch: pytest.MonkeyPatch, trainer: type[RelposTrainer] = RelposTrainer) -> list[str]:
+    """A list that receives the name of every override when Trainer calls it; calls from one of ours are left out."""
+    calls: list[str] = []
+
+    def watched(name: str):
+        method = getattr(trainer, name)
+
+        def call(self, *args, **kwargs):
+            if sys._getframe(1).f_code.co_filename != trainer_module.__file__:
+                calls.append(name)
+            return method(self, *args, **kwargs)
+
+        return call
+
+    for name in OVERRIDES:
+        patch.setattr(trainer, name, watched(name))
+    return calls
+
+
+@pytest.mark.parametrize("module", [transformers, accelerate], ids=lambda module: module.__name__)
+def test_the_installed_version_is_one_that_pyproject_allows(module):
+    lab = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["lab"]
+    (allowed,) = (need.specifier for need in map(Requirement, lab) if need.name == module.__name__)
+    assert module.__version__ in allowed
+    assert any(bound.operator == "<" for bound in allowed)
+
+
+def test_the_overrides_are_those_listed_here():
+    """A new one joins the list, the tests below and docs/training-loop.md."""
+    ours = {name for name, value in vars(RelposTrainer).items() if inspect.isfunction(value) and hasattr(Trainer, name)}
+    assert ours == {"__init__", *OVERRIDES}
+    page = (ROOT / "docs" / "training-loop.md").read_text()
+    assert all(f"`{name}`" in page for name in OVERRIDES)
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_the_signature_of_an_override_is_that_of_trainer(name):
+    theirs, ours = (inspect.signature(getattr(owner, name)).parameters for owner in (Trainer, RelposTrainer))
+    assert list(theirs) == OVERRIDES[name]
+    assert list(ours) == OVERRIDES[name]
+    assert [p.kind for p in ours.values()] == [p.kind for p in theirs.values()]
+    assert [p.default for p in ours.values()] == [p.default for p in theirs.values()]
+
+
+def test_trainer_calls_the_overrides_in_this_order(settings, tmp_path, monkeypatch):
+    calls = watch(monkeypatch)
+    train(settings(tmp_path, run__steps=4, run__save_every=2))
+    assert calls == [*START, *SAVE, *SAVE]
+    calls.clear()
+    train(settings(tmp_path, run__steps=6, run__save_every=2))
+    assert calls == [START[0], "_load_from_checkpoint", *START[1:], "_load_optimizer_and_scheduler", *SAVE]
+
+
+def test_a_sharded_training_calls_the_overrides_in_this_order(settings, tmp_path):
+    """One process is enough to shard. The model is loaded after it was sharded, not before."""
+    script = """
+import json, sys
+from pathlib import Path
+import pytest
+from transformers import Trainer
+from relpos.runs.load_settings import load_settings
+from relpos.training.training import silent, train
+from test_trainer_overrides import watch
+
+enabled, order, create = [], [], Trainer.create_accelerator_and_postprocess
+
+def watched(self):
+    create(self)
+    enabled.append(self.is_fsdp_enabled)
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(Trainer, "create_accelerator_and_postprocess", watched)
+    calls = watch(patch)
+    for steps in (2, 4):
+        train(load_settings(Path(sys.argv[1]), {"run.steps": steps}), silent)
+        order.append(list(calls))
+        calls.clear()
+print("RESULT", json.dumps([enabled, *order]))
+"""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    process = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    file = tmp_path / "settings.yaml"
+    file.write_text(yaml.safe_dump(dataclasses.asdict(settings(tmp_path / "run", run__save_every=2, run__fsdp=True))))
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, **process, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    command = [sys.executable, "-c", script, str(file)]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    enabled, first, resumed = json.loads(run.stdout.rsplit("RESULT", 1)[1])
+    assert enabled == [False, False]  # by Trainer itself on the CPU: create_accelerator_and_postprocess is still needed
+    assert first == [*START, *SAVE]
+    assert resumed == [*START, "_load_from_checkpoint", "_load_optimizer_and_scheduler", *SAVE]
+    assert (tmp_path / "run" / "checkpoint-4" / "optimizer.safetensors").exists()
+
+
+def test_trainer_writes_a_checkpoint_into_output_dir(settings, tmp_path, monkeypatch):
+    """`_save_checkpoint` sends it elsewhere by output_dir; files that are not known here would be sealed and copied."""
+    seen = []
+    inner = Trainer._save_checkpoint
+
+    def watched(self, model, trial):
+        inner(self, model, trial)
+        seen.append(sorted(file.name for file in (Path(self.args.output_dir) / "checkpoint-2").iterdir()))
+        assert Path(self.args.output_dir) == tmp_path / ".writing"
+
+    monkeypatch.setattr(Trainer, "_save_checkpoint", watched)
+    train(settings(tmp_path, run__steps=2, run__save_every=2))
+    model = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    state = ["optimizer.pt", "rng_state.pth", "scheduler.pt", "trainer_state.json", "training_args.bin"]
+    assert seen == [sorted([*model, *state, "clock.json", "unlogged.json"])]
+    kept = {file.name for file in (tmp_path / "checkpoint-2").iterdir()}
+    assert kept == {*model, *state, "clock.json", "unlogged.json", "sealed.json"} - {"training_args.bin"}
+
+
+def test_the_unlogged_loss_is_the_sum_since_the_last_logged_step(settings, tmp_path):
+    """`_tr_loss` and `_globalstep_last_logged`, held to the losses of a run that logs every step."""
+    train(settings(tmp_path / "every", run__steps=5, run__log_every=1))
+    losses = {entry["step"]: entry["loss"] for entry in read_log(tmp_path / "every") if "loss" in entry}
+    train(settings(tmp_path / "third", run__steps=5, run__log_every=3, run__save_every=1, run__keep_checkpoints=9))
+    expected = {1: (0, [1]), 2: (0, [1, 2]), 3: (3, []), 4: (3, [4]), 5: (5, [])}
+    for step, (last_logged, since) in expected.items():
+        account = json.loads((tmp_path / "third" / f"checkpoint-{step}" / "unlogged.json").read_text())
+        assert account["last_logged"] == last_logged
+        assert account["loss"] == pytest.approx(sum(losses[i] for i in since), rel=1e-5, abs=1e-6)
+
+
+def test_trainer_sets_the_sum_before_on_train_begin(settings, tmp_path, monkeypatch):
+    """The callback adds what was not logged before the checkpoint; a sum set to zero after it would lose that."""
+    seen = []
+    begin = trainer_module._UnloggedLoss.on_train_begin
+
+    def watched(self, args, state, control, **kwargs):
+        begin(self, args, state, control, **kwargs)
+        trainer = self.trainer
+        seen.append((trainer._tr_loss.clone(), trainer._globalstep_last_logged, trainer.state.global_step))
+
+    monkeypatch.setattr(trainer_module._UnloggedLoss, "on_train_begin", watched)
+    train(settings(tmp_path, run__steps=4, run__log_every=3, run__save_every=4))
+    unlogged = json.loads((tmp_path / "checkpoint-4" / "unlogged.json").read_text())
+    train(settings(tmp_path, run__steps=5, run__log_every=3, run__save_every=4))
+    assert seen[0] == (torch.tensor(0.0), 0, 0)
+    assert seen[1][0].item() == pytest.approx(unlogged["loss"])
+    assert seen[1][1:] == (unlogged["last_logged"], 4)
+
+
+def test_trainer_uses_our_optimizer_and_schedule(settings, tmp_path, monkeypatch):
+    seen = {}
+    save = RelposTrainer._save_checkpoint
+
+    def watched(self, model, trial):
+        seen["groups"] = len(self.optimizer.param_groups)
+        seen["optimizer"] = type(getattr(self.optimizer, "optimizer", self.optimizer)).__name__
+        seen["rates"], seen["steps"] = self.lr_scheduler.get_last_lr(), self.lr_scheduler.last_epoch
+        save(self, model, trial)
+
+    monkeypatch.setattr(RelposTrainer, "_save_checkpoint", watched)
+    own = settings(tmp_path, run__steps=3, run__save_every=3, optimizer__position_lr=0.5, optimizer__warmup_steps=0)
+    train(own)
+    assert seen["groups"] == 3
+    assert seen["optimizer"] == "AdamW"
+    assert seen["steps"] == 3  # one step of the schedule per step of the optimizer, in spite of accumulation
+    lowest = own.optimizer.final_lr_ratio
+    assert seen["rates"] == pytest.approx([lowest * own.optimizer.lr, lowest * own.optimizer.lr, lowest * 0.5])
