@@ -99,6 +99,7 @@ bench-decode: $(INSTALLED)
 bench-use: $(INSTALLED)
 	$(BIN)/python benchmarks/use.py
 	$(BIN)/python benchmarks/families.py
+	$(BIN)/python benchmarks/model_types.py
 	$(BIN)/python benchmarks/images.py
 
 bench-scale: $(INSTALLED)

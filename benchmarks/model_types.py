@@ -47,6 +47,7 @@ WEIGHTS = 20_000_000  # of the largest model that counts as small
 CLOSE = 1e-3  # relative to the largest logit, and to the largest gradient
 REFERENCES = {"falcon": "sdpa"}  # its "eager" adds ALiBi twice
 CACHE_IS_WRONG = {"recurrent_gemma"}  # with a cache and padding, transformers masks by the first token alone
+UNPADDED = {"minimax_m3_vl_text"}  # generation: as it says, padding on the left moves its blocks; queries see nothing
 EXACT = {  # sizes by name; only those that a configuration has, and only if it has more
     **{"head_dim": 8, "v_head_dim": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "qk_head_dim": 12},
     **{"index_head_dim": 8, "index_n_heads": 2, "index_topk": 6, "index_topk_blocks": 2, "index_block_size": 4},
@@ -71,6 +72,8 @@ SPECIAL: dict[str, dict[str, Any]] = {  # what no name tells
     "hrm_text": {"num_layers_per_stack": None},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+    "deepseek_v4": {"index_topk": 2, "num_key_value_heads": 1},
+    "minimax_m3_vl_text": {"layer_types": ["minimax_m3_sparse", "full_attention"]},
     "esmc": {"num_key_value_heads": 4},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
@@ -238,7 +241,8 @@ def measure(model: PreTrainedModel, kind: str, cache: bool | None = None) -> dic
         return list(logits_and_gradients(model, inputs(model, "right"))[1].values())
 
     def generation() -> list[Tensor]:
-        batch = {name: x for name, x in inputs(model, "left").items() if name != "decoder_input_ids"}
+        side = None if model.config.model_type in UNPADDED else "left"
+        batch = {name: x for name, x in inputs(model, side).items() if name != "decoder_input_ids"}
         settings = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "num_beams": 1}
         if cache is not None:
             settings["use_cache"] = cache

@@ -178,13 +178,8 @@ def interval_mask(
     tracing = torch.compiler.is_compiling()
     if getattr(config, "model_type", None) in ADDITIVE:
         return eager_mask(**arguments, **kwargs)
-    if q_length == kv_length == 1 and attention_mask is not None and attention_mask.shape[1] > kv_offset + 1:
-        # Recurrent Gemma's cache tells no length, since its first layers keep no keys: transformers makes a mask of one
-        # key, the first token, for all. The keys are the last ones.
-        total = attention_mask.shape[1]
-        return attention_mask[:, None, None, total - min(total, local_size or total) :].bool()
     if q_length == 1:  # the mask has one row: nothing can be saved, and no description changes while decoding
-        return sdpa_mask(**arguments)
+        return one_row(arguments)
     if tracing:
         visible = traced(arguments, config, allow_is_bidirectional_skip is not None)
         return sdpa_mask(**arguments) if visible is None else traced_mask(visible, device)
@@ -194,6 +189,18 @@ def interval_mask(
     if visible.everything and allow_is_bidirectional_skip:
         return None
     return VisibleMask(visible, torch.device(device))
+
+
+def one_row(arguments: dict[str, Any]) -> Tensor | None:
+    """The mask of a single query: boolean (batch, 1, 1, keys), or None if it sees all keys."""
+    padding, window = arguments["attention_mask"], arguments["local_size"]
+    if padding is not None and arguments["kv_length"] == 1 and padding.shape[1] > arguments["kv_offset"] + 1:
+        # Recurrent Gemma's cache tells no length, since its first layers keep no keys: transformers makes a mask of one
+        # key, the first token, for all. The keys are the last ones.
+        keys = min(padding.shape[1], window or padding.shape[1])
+        return padding[:, None, None, padding.shape[1] - keys :].bool()
+    mask: Tensor | None = sdpa_mask(**arguments)
+    return mask
 
 
 def described_mask(attention_mask: Any = None, **arguments: Any) -> Visible:

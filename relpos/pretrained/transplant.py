@@ -113,7 +113,8 @@ def _family(source: Any) -> Family:
         if type(source) in (theirs, family.model_class):
             return family
     known = [cls.__name__ for name, theirs in THEIRS.items() for cls in (theirs, get_family(name).model_class)]
-    raise ValueError(_refusal(source, f"it is none of {', '.join(known)}"))
+    way_on = "relpos.use(model) runs it with its own positions; relpos train --encoding NAME trains one from the start"
+    raise ValueError(_refusal(source, f"it is none of {', '.join(known)}. {way_on}"))
 
 
 def _config(source: PreTrainedModel, family: Family) -> Any:

@@ -113,6 +113,7 @@ def switch(model: PreTrainedModel, example: Mapping[str, Any] | None) -> None:
     Raises:
         ValueError: It does not. The model is as it was.
     """
+    layer, size = "", 0.0
     for seed in range(ATTEMPTS):
         with reference(model):
             before = run_own(model, probe_inputs(model, seed) if example is None else [example])
@@ -127,8 +128,8 @@ def switch(model: PreTrainedModel, example: Mapping[str, Any] | None) -> None:
             raise
         if off is None:
             return
+        layer, size = off
         restore(model)
-    layer, size = off
     which = f"{layer} ({type(model.get_submodule(layer)).__name__})" if layer else "its output"
     raise ValueError(refusal(model, f"the numbers of {which} differ by {size:.1g} from those without relpos"))
 

@@ -1,6 +1,5 @@
 """Which keys each query sees, described in linear memory, in the shape in which transformers passes masks around."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +112,7 @@ class VisibleMask(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):  # reentrant checkpoints detach
             return VisibleMask(args[0].visible, args[0].device)

@@ -32,8 +32,10 @@ from transformers.masking_utils import (
 )
 
 import relpos
-from relpos.pretrained import masks
+from relpos.pretrained import interface, masks, use
+from relpos.pretrained.interface import relpos_attention
 from relpos.pretrained.masks import interval_mask, recognise
+from relpos.pretrained.probe import probe_tokens
 from relpos.pretrained.use import NAME, configs, register
 from relpos.pretrained.visible import Visible, VisibleMask, visible_of
 
@@ -293,14 +295,73 @@ def test_a_layer_that_does_not_call_us_is_named_and_the_model_restored():
     assert {name: set(vars(module)) for name, module in model.named_modules()} == attributes
 
 
-def test_a_model_outside_the_interface_keeps_its_own_mask_under_our_name():
+@pytest.mark.parametrize("family", ["bloom", "deberta", "falcon", "llama"])
+def test_no_model_is_built_with_relpos_by_name(family):
     register()
-    model = small_model("bloom")
-    inputs = batch("bloom")
-    theirs = model(**inputs).logits
-    named = AutoModelForCausalLM.from_config(copy.deepcopy(model.config), attn_implementation=NAME).eval()
-    named.load_state_dict(model.state_dict())
-    assert torch.equal(named(**inputs).logits, theirs)
+    with pytest.raises(ValueError, match=r"relpos.* is not supported"):
+        small_model(family, implementation="relpos")
+
+
+def test_a_model_that_was_not_checked_is_told_to_be_on_its_first_call():
+    used = relpos.use(small_model("llama"))
+    copied = AutoModelForCausalLM.from_config(copy.deepcopy(used.config)).eval()
+    with pytest.raises(ValueError, match=r"not checked its model: call relpos\.use\(model\)"):
+        copied(**batch("llama"))
+    copied.load_state_dict(used.state_dict())
+    ours = relpos.use(copied)(**batch("llama")).logits
+    torch.testing.assert_close(ours, used(**batch("llama")).logits)
+    assert relpos.use(copied, off=True).config._attn_implementation == "sdpa"
+
+
+def test_a_keyword_that_nobody_knows_is_refused_and_not_ignored():
+    model = relpos.use(small_model("llama"))
+    for name in interface.HARMLESS:
+        if name not in ("past_key_values", "labels", "return_dict", "logits_to_keep", "sliding_window"):
+            model(**batch("llama"), **{name: None})
+    with pytest.raises(ValueError, match="LlamaAttention gives attention favourite_keys, which relpos does not know"):
+        model(**batch("llama"), favourite_keys=torch.zeros(1))
+
+
+def test_a_layer_that_gives_other_numbers_on_ours_is_named_and_the_model_restored(monkeypatch):
+    model = small_model("llama")
+
+    def shifted(module, query, *rest, **keywords):
+        return relpos_attention(module, query * 1.01, *rest, **keywords)
+
+    monkeypatch.setattr(use, "relpos_attention", shifted)
+    with pytest.raises(ValueError, match=r"the numbers of model\.layers\.0\.self_attn \(LlamaAttention\) differ by"):
+        relpos.use(model)
+    assert model.config._attn_implementation == "eager"
+
+
+def test_the_probe_leaves_windows_chunks_and_selections_as_far_as_it_may_cost():
+    assert probe_tokens(small_model("mistral")) > WINDOW + WINDOW // 4
+    assert probe_tokens(small_model("mistral", sliding_window=10**9, max_position_embeddings=10**6)) == 16
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda x: x.float(),
+        lambda x: x + torch.zeros(2, 1, 4, 4),
+        lambda x: x * -1e9,
+        lambda x: x.masked_fill(torch.eye(4, dtype=torch.bool), -torch.inf),
+        lambda x: torch.cat([x, torch.zeros(2, 1, 4, 3, dtype=torch.bool)], -1),
+    ],
+)
+def test_a_mask_refuses_what_would_change_its_meaning(convert):
+    mask = VisibleMask(Visible(2, 4, 4, causal=True), torch.device("cpu"))
+    with pytest.raises(ValueError, match="would change the meaning"):
+        convert(mask)
+
+
+def test_a_mask_can_be_sliced_joined_and_chosen_by():
+    mask = VisibleMask(Visible(2, 4, 4, causal=True), torch.device("cpu"))
+    seen = torch.ones(4, 4).tril().bool().expand(2, 1, 4, 4)
+    assert torch.equal(mask[:, 0, 1:], seen[:, 0, 1:])
+    assert torch.equal(mask & ~mask[:, :, :1], seen & ~seen[:, :, :1])
+    assert torch.equal(torch.cat([mask, mask], -1), torch.cat([seen, seen], -1))
+    assert torch.equal(torch.where(mask, 0.0, -1.0), torch.where(seen, 0.0, -1.0))
 
 
 def test_what_is_no_model_of_transformers_is_refused():
