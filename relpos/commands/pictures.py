@@ -15,7 +15,7 @@ from relpos.commands.choices import (
     complete_show,
     metavar,
 )
-from relpos.commands.options import MOST_SEED, above_zero, default, parse_options
+from relpos.commands.options import above_zero, check_seed, default, parse_options
 from relpos.lab.paper import defaults as paper_defaults
 from relpos.lab.runs.defaults import PRESET
 from relpos.models.presets import PRESETS
@@ -97,8 +97,7 @@ def draw(
         typer.Option(
             help="Seed that chooses the window of held-out text; for an untrained encoding, of its initial values.  "
             f"{default(0)}",
-            min=0,
-            max=MOST_SEED,
+            callback=check_seed,
             show_default=False,
             rich_help_panel=SHOWN,
         ),
@@ -238,8 +237,7 @@ def figures(
         int,
         typer.Option(
             help=f"Seed that chooses the window of held-out text.  {default(0)}",
-            min=0,
-            max=MOST_SEED,
+            callback=check_seed,
             show_default=False,
         ),
     ] = 0,

@@ -13,7 +13,7 @@ from relpos.commands.choices import (
     complete_task,
     metavar,
 )
-from relpos.commands.options import LEAST_LENGTH, MOST_SEED, above_zero, default, parse_options
+from relpos.commands.options import LEAST_LENGTH, above_zero, check_seed, default, parse_options
 from relpos.lab.runs import defaults
 from relpos.models.presets import PRESETS
 from relpos.models.registry import DEFAULT, FAMILIES
@@ -145,8 +145,7 @@ def train(
         int | None,
         typer.Option(
             help=f"Seed of the initial weights and of the order of the data.  {default(defaults.SEED)}",
-            min=0,
-            max=MOST_SEED,
+            callback=check_seed,
             rich_help_panel=RUN,
         ),
     ] = None,
