@@ -17,7 +17,7 @@ from relpos.cli.choices import (
     complete_task,
     metavar,
 )
-from relpos.cli.options import MOST_SEED, console, default, parse_lengths, parse_names
+from relpos.cli.options import check_seed, console, default, parse_lengths, parse_names
 from relpos.cli.tasks import print_scores
 from relpos.evaluation import defaults
 from relpos.evaluation.defaults import EVAL_TOKENS, ProtocolName, SplitName
@@ -45,8 +45,7 @@ def evaluate(
         int,
         typer.Option(
             help=f"Seed of the bootstrap resamples; with --task, of the sequences.  {default(defaults.SEED)}",
-            min=0,
-            max=MOST_SEED,
+            callback=check_seed,
             show_default=False,
         ),
     ] = defaults.SEED,

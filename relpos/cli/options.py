@@ -52,6 +52,13 @@ def default(value: object, task: object = None) -> str:
     return f"[default: {value}]" if task is None else f"[default: {value}; {task} for a task]"
 
 
+def check_seed(value: int | None) -> int | None:
+    """Check a seed; typer adds the name of the option. In the help, its range would leave no room for the words."""
+    if value is not None and not 0 <= value <= MOST_SEED:
+        raise typer.BadParameter(f"{value} is not in the range 0 to {MOST_SEED}.")
+    return value
+
+
 def parse_options(pairs: list[str]) -> dict[str, object]:
     """Options of an encoding, written as key=value."""
     options: dict[str, object] = {}

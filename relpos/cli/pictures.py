@@ -15,7 +15,7 @@ from relpos.cli.choices import (
     complete_show,
     metavar,
 )
-from relpos.cli.options import MOST_SEED, above_zero, default, parse_options
+from relpos.cli.options import above_zero, check_seed, default, parse_options
 from relpos.models.presets import PRESETS
 from relpos.paper import defaults as paper_defaults
 from relpos.pictures.defaults import COLUMNS, HEAD_DIM, HEADS, LENGTH, MOST_LABELS
@@ -97,8 +97,7 @@ def draw(
         typer.Option(
             help="Seed that chooses the window of held-out text; for an untrained encoding, of its initial values.  "
             f"{default(0)}",
-            min=0,
-            max=MOST_SEED,
+            callback=check_seed,
             show_default=False,
             rich_help_panel=SHOWN,
         ),
@@ -248,8 +247,7 @@ def figures(
         int,
         typer.Option(
             help=f"Seed that chooses the window of held-out text.  {default(0)}",
-            min=0,
-            max=MOST_SEED,
+            callback=check_seed,
             show_default=False,
         ),
     ] = 0,

@@ -13,7 +13,7 @@ from relpos.cli.choices import (
     complete_task,
     metavar,
 )
-from relpos.cli.options import LEAST_LENGTH, MOST_SEED, above_zero, default, parse_options
+from relpos.cli.options import LEAST_LENGTH, above_zero, check_seed, default, parse_options
 from relpos.models.presets import PRESETS
 from relpos.models.registry import DEFAULT, FAMILIES
 from relpos.runs import defaults
@@ -145,8 +145,7 @@ def train(
         int | None,
         typer.Option(
             help=f"Seed of the initial weights and of the order of the data.  {default(defaults.SEED)}",
-            min=0,
-            max=MOST_SEED,
+            callback=check_seed,
             rich_help_panel=RUN,
         ),
     ] = None,

@@ -279,7 +279,7 @@ def test_help_of_compare_has_the_defaults_of_a_comparison(tmp_path):
         "lengths": ", ".join(str(length // plan.length) for length in plan.lengths) + " × the trained length",
     }
     for option, value in values.items():
-        stated = re.search(rf"--{option} [N<][^\[]*\[default: (.*?)\]", printed)[1]
+        stated = re.search(rf"--{option} [N<][^\[]*(?:\[x>=\d+\])?[^\[]*\[default: (.*?)\]", printed)[1]
         assert stated.startswith(str(value)), option
 
 
