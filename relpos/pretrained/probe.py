@@ -23,7 +23,9 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
 
     def is_attention(module: nn.Module) -> bool:
         kind = type(module).__name__
-        return "Attention" in kind and not any(other in kind for other in ("LinearAttention", "LightningAttention"))
+        return "Attention" in kind and not any(
+            f"{other}Attention" in kind for other in ("Linear", "Lightning", "Delta")
+        )
 
     return {
         name: module
