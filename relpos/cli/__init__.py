@@ -79,6 +79,3 @@ def _refuse(sentence: str) -> NoReturn:
     typer.echo(f"relpos: {sentence}", err=True)
     raise SystemExit(2) from None
 
-
-if __name__ == "__main__":
-    main()

@@ -171,7 +171,8 @@ class TestEvaluate:
 
     def test_has_every_option_of_the_command(self):
         python = set(inspect.signature(relpos.evaluate).parameters) - {"say"}
-        assert python == options_of(relpos.cli.evaluate.evaluate) - {"as_json"}
+        command = options_of(relpos.cli.evaluate.evaluate) - {"as_json"}
+        assert python - {"bos"} == command - {"no_bos"}
 
     def test_has_the_defaults_that_its_documentation_says(self):
         described = described_defaults(relpos.evaluate)

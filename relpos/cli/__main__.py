@@ -1,0 +1,5 @@
+"""`python -m relpos.cli`, as torchrun starts the command."""
+
+from relpos.cli import main
+
+main()
