@@ -141,15 +141,16 @@ def evaluate(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
-    no_bos: Annotated[
+    bos: Annotated[
         bool,
         typer.Option(
-            "--no-bos",
-            help="Score windows of text alone, without the special tokens that a model of others was trained to see "
-            "around them: docs/evaluation.md.",
+            "--bos/--no-bos",
+            help="Whether models that others trained see their special tokens, BOS or CLS and SEP, around each window: "
+            f"docs/evaluation.md.  {default('--bos')}",
+            show_default=False,
             rich_help_panel=TEXT,
         ),
-    ] = False,
+    ] = True,
     context_parallel: Annotated[
         bool,
         typer.Option(
@@ -210,7 +211,7 @@ def evaluate(
             out=out,
             seed=seed,
             context_parallel=context_parallel,
-            bos=not no_bos,
+            bos=bos,
             executor=executor,
         )
     if context_parallel and int(os.environ.get("RANK", "0")):

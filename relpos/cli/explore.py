@@ -32,14 +32,15 @@ def explore(
         Path | None,
         typer.Option(metavar="FILE", help=f"File with text for the models to read.  {default('held-out text')}"),
     ] = None,
-    no_bos: Annotated[
+    bos: Annotated[
         bool,
         typer.Option(
-            "--no-bos",
-            help="Let models of others read text alone, without the special tokens that they were trained to see "
-            "around it.",
+            "--bos/--no-bos",
+            help="Whether models that others trained see their special tokens, BOS or CLS and SEP, around each window: "
+            f"docs/evaluation.md.  {default('--bos')}",
+            show_default=False,
         ),
-    ] = False,
+    ] = True,
     export: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write one self-contained .html file instead, which needs no server."),
@@ -81,7 +82,7 @@ def explore(
     if export is not None and export.suffix.lower() not in (".html", ".htm"):  # before the work, not after it
         raise ValueError(f"cannot export to {export.name!r}: the name must end in .html.")
     words = None if text is None else next(read_file(text, "text")).text
-    exploration = open_exploration(what or [], length=length, text=words, bos=not no_bos)
+    exploration = open_exploration(what or [], length=length, text=words, bos=bos)
     if export is None:
         exploration.serve(host, port, not no_browser, typer.echo)
         return

@@ -102,15 +102,16 @@ def draw(
             rich_help_panel=SHOWN,
         ),
     ] = 0,
-    no_bos: Annotated[
+    bos: Annotated[
         bool,
         typer.Option(
-            "--no-bos",
-            help="Let a model of others read text alone, without the special tokens that it was trained to see around "
-            "it.",
+            "--bos/--no-bos",
+            help="Whether models that others trained see their special tokens, BOS or CLS and SEP, around each window: "
+            f"docs/evaluation.md.  {default('--bos')}",
+            show_default=False,
             rich_help_panel=SHOWN,
         ),
-    ] = False,
+    ] = True,
     label_tokens: Annotated[
         bool,
         typer.Option(
@@ -183,7 +184,7 @@ def draw(
         text=text,
         text_name="the text" if text_file is None else str(text_file),
         seed=seed,
-        bos=not no_bos,
+        bos=bos,
         label_tokens=label_tokens,
         shared_scale=shared_scale,
         log=log,
