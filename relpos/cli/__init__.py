@@ -78,4 +78,3 @@ def main() -> None:
 def _refuse(sentence: str) -> NoReturn:
     typer.echo(f"relpos: {sentence}", err=True)
     raise SystemExit(2) from None
-
