@@ -46,7 +46,7 @@ def test_the_default_encodings_are_those_that_the_family_supports(tmp_path, shar
 
 @dataclass
 class Whole:
-    """A comparison that was never stopped; one of its encodings cannot be trained, and a second seed was added later."""
+    """A comparison that was never stopped; one of its encodings fails, and a second seed was added later."""
 
     out: Path
     before: dict[Path, int]  # files of its first seed and when they were written, before the second was added
