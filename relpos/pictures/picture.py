@@ -10,11 +10,10 @@ from matplotlib.figure import Figure
 from relpos.encodings.registry import names
 from relpos.forms.checks import MOST_SEED, integer_at_least
 from relpos.forms.encoding import Encoding
-from relpos.maps.cells import PIXELS
 from relpos.maps.heads.head_classes import HeadClass
 from relpos.maps.heads.mass_profiles import MassProfile
-from relpos.maps.layers import Values
-from relpos.maps.map import Map, compute_map
+from relpos.maps.layer import Quantity
+from relpos.maps.map import PIXELS, Map, layer_map
 from relpos.pictures.attention_pictures import WINDOWS, Drawn, Request, mass_picture, position_picture
 from relpos.pictures.captions import make_caption, untrained_line
 from relpos.pictures.contact_sheet import draw_sheet
@@ -227,7 +226,7 @@ def _picture(drawn: Drawn) -> Picture:
     return Picture(drawn.figure, list(drawn.maps), drawn.caption, drawn.numbers, drawn.arrays, profiles, classes)
 
 
-def _compute_maps(subjects: list[Subject], values: Values, progress: Callable[[float], None]) -> list[Map]:
+def _compute_maps(subjects: list[Subject], values: Quantity, progress: Callable[[float], None]) -> list[Map]:
     """The maps of all layers of all subjects."""
     layers = [
         (layer, None if subject.others is None else subject.others[place])
@@ -238,6 +237,6 @@ def _compute_maps(subjects: list[Subject], values: Values, progress: Callable[[f
     maps = []
     for place, (layer, other) in enumerate(layers):
         maps.append(
-            compute_map(layer, values, other, pixels, lambda done, place=place: progress((place + done) / len(layers)))  # type: ignore[misc]
+            layer_map(layer, values, other, pixels, lambda done, place=place: progress((place + done) / len(layers)))  # type: ignore[misc]
         )
     return maps

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast, get_args
 
-from relpos.maps.layers import Values
+from relpos.maps.layer import Quantity
 from relpos.pictures.defaults import MOST_LABELS
 from relpos.pictures.figures import FORMATS
 from relpos.pictures.picture_arrays import ARRAY_FORMATS
@@ -60,17 +60,17 @@ def check_directions(subjects: list[Subject], causal: bool | None) -> None:
         )
 
 
-def values_shown(subjects: list[Subject], show: str | None) -> Values:
+def values_shown(subjects: list[Subject], show: str | None) -> Quantity:
     """Which values are drawn: bias, scores or weights."""
-    kinds: dict[str, Values] = {}
+    kinds: dict[str, Quantity] = {}
     for subject in subjects:
         without = [layer.number for layer in subject.layers if layer.form is None]
         if show == "bias" and without:
             some = len(without) < len(subject.layers)
             name = f"layer {without[0]} of {subject.label}" if some else f"{subject.encoding} (place: {subject.place})"
             raise ValueError(f"{name} adds no bias: show the scores or the weights.")
-        default: Values = "bias" if not without and subject.place == "score" else "scores"
-        kinds[subject.label] = cast(Values, show) if show in get_args(Values) else default
+        default: Quantity = "bias" if not without and subject.place == "score" else "scores"
+        kinds[subject.label] = cast(Quantity, show) if show in get_args(Quantity) else default
     if len(set(kinds.values())) > 1:
         listed = ", ".join(f"{kind} of {label}" for label, kind in kinds.items())
         raise ValueError(
