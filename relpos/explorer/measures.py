@@ -7,12 +7,14 @@ import torch
 
 from relpos.explorer.model_scenes import ModelScene
 from relpos.explorer.scenes import Scene
+from relpos.explorer.tensor_subjects import TensorScene
 from relpos.maps.diagonals import spread
 from relpos.maps.entries import Entries
 from relpos.maps.head_values import flat_values
 from relpos.maps.heads.head_classes import LEAST_LENGTH, HeadClass, class_heads
 from relpos.maps.heads.mass_profiles import MassProfile, layer_mass
 from relpos.maps.layer import Layer
+from relpos.maps.tensors import mean_entropy, tensor_mass
 from relpos.maps.toeplitz import FlatContent
 from relpos.maps.values import HeadValues
 from relpos.pictures.colours import LEAST_WEIGHT, both_signs
@@ -54,6 +56,11 @@ def mass_of_layer(scene: Scene, show: str, number: int) -> LayerMass | None:
 
 
 def _mass_of_layer(scene: Scene, show: str, number: int) -> LayerMass | None:
+    if isinstance(scene, TensorScene):
+        if show != "weights" or not LEAST_LENGTH <= scene.length <= MASS_LENGTH:
+            return None
+        profile = tensor_mass(scene.tensor.layers[number - 1], number)
+        return LayerMass(profile, class_heads([profile])[0])
     layer = attention_layer(scene, show, number)
     if layer is None or not LEAST_LENGTH <= layer.length <= CLASS_LENGTH:
         return None
@@ -96,6 +103,8 @@ def _flat_profile(layer: Layer) -> MassProfile:
 
 def entropy(scene: Scene, show: str, number: int, head: int) -> float | None:
     """The mean entropy of a head's attention in nats, over the queries; None if that would take too long."""
+    if isinstance(scene, TensorScene):
+        return mean_entropy(scene.values(show, number, head + 1)) if show == "weights" else None
     layer = attention_layer(scene, show, number)
     if layer is None:
         return None

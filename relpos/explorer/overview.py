@@ -11,10 +11,11 @@ from relpos.explorer import limits
 from relpos.explorer.measures import LayerMass, colours, entropy, mass_of_layer
 from relpos.explorer.model_scenes import ModelScene
 from relpos.explorer.scenes import Scene
+from relpos.explorer.tensor_subjects import TensorScene
 from relpos.maps.bins import bin_means, distance_edges
 from relpos.maps.diagonals import Share
 from relpos.maps.layer import Layer, Quantity
-from relpos.maps.map import layer_map
+from relpos.maps.map import compute_map, map_of_layer
 from relpos.maps.pyramid import HeadMap
 
 SIDE = 48  # cells per side of a small map
@@ -33,11 +34,15 @@ def layer_overview(scene: Scene, show: str, number: int, other: Layer | None = N
     Raises:
         ValueError: The layer has no such values.
     """
-    layer = scene.layer(show, number)
+    if isinstance(scene, TensorScene):
+        drawn = compute_map(scene.tensor.layers[number - 1], scene.tensor.show, pixels=SIDE)
+        uniformity: list[float | None] = drawn.uniformity.heads
+        context: list[float | None] = [None] * scene.heads
+    else:
+        uniformity, context = _measures(scene, show, scene.layer(show, number), other)
     mass = mass_of_layer(scene, show, number)
-    uniformity, context = _measures(scene, show, layer, other)
     heads = []
-    for head in range(layer.heads):
+    for head in range(len(uniformity)):
         head_map = scene.head_map(show, number, head + 1)
         shown = colours(show, *head_map.range)
         heads.append(
@@ -75,7 +80,7 @@ def _measures(
     if show not in ("bias", "scores", "weights") or layer.length > limits.MAP_LENGTH:
         return nothing, [0.0] * layer.heads if show == "bias" and scene.static else nothing
     values: Quantity = show  # type: ignore[assignment]
-    measured = layer_map(layer, values, other, SIDE)
+    measured = map_of_layer(layer, values, other, SIDE)
     context: Share | None = measured.context
     if context is not None:
         return measured.uniformity.heads, context.heads

@@ -47,7 +47,7 @@ class Map:
         return float(np.nanmin(self.low[chosen])), float(np.nanmax(self.high[chosen]))
 
 
-def layer_map(
+def map_of_layer(
     layer: Layer,
     show: Quantity,
     other: Layer | None = None,

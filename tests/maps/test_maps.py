@@ -16,7 +16,7 @@ import relpos
 from relpos.maps import map as maps
 from relpos.maps.head_values import head_values
 from relpos.maps.layer import encoding_layer, model_layers, open_layer
-from relpos.maps.map import layer_map
+from relpos.maps.map import map_of_layer
 from relpos.maps.values import HeadValues
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 from relpos.models.family import family_of
@@ -127,7 +127,7 @@ def test_tiles_reduce_to_what_the_dense_map_reduces_to(name, length, pixels, num
     layer, second = encoding_layer(position, length), encoding_layer(position, length)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(maps, "NUMBERS", numbers)
-        computed = layer_map(layer, show, second, pixels)
+        computed = map_of_layer(layer, show, second, pixels)
     assert computed.mean.shape[-1] <= pixels
     full, compared = dense(layer, show), dense(second, show)
     for ours, direct in zip((computed.low, computed.mean, computed.high), cells(full, computed.cell), strict=True):
@@ -160,7 +160,7 @@ def test_constant_maps_have_no_context_dependence_and_no_uniformity(name):
         with torch.no_grad():
             position.steps.bias.fill_(-100.0)  # every gate is closed
     first, second = (encoding_layer(position, 20) for _ in range(2))
-    computed = layer_map(first, "bias" if name == "cable" else "scores", second)
+    computed = map_of_layer(first, "bias" if name == "cable" else "scores", second)
     assert computed.context.heads == computed.uniformity.heads == [None] * HEADS
     assert computed.context.overall is computed.uniformity.overall is None
 
@@ -168,10 +168,10 @@ def test_constant_maps_have_no_context_dependence_and_no_uniformity(name):
 def test_one_constant_head_leaves_the_numbers_of_the_others_alone():
     position = encoding("cable")
     layers = [encoding_layer(position, 20) for _ in range(2)]
-    before = layer_map(layers[0], "bias", layers[1])
+    before = map_of_layer(layers[0], "bias", layers[1])
     for layer in layers:
         layer.form.total[:, 1] = 0.0
-    computed = layer_map(layers[0], "bias", layers[1])
+    computed = map_of_layer(layers[0], "bias", layers[1])
     assert computed.uniformity.heads == [before.uniformity.heads[0], None, before.uniformity.heads[2]]
     assert computed.context.heads == [before.context.heads[0], None, before.context.heads[2]]
     assert 0 < computed.uniformity.overall < 1
@@ -180,7 +180,7 @@ def test_one_constant_head_leaves_the_numbers_of_the_others_alone():
 @pytest.mark.parametrize("length", [40, 1100])  # written out in full, and from the last rows alone
 @pytest.mark.parametrize("name", TOEPLITZ)
 def test_static_encodings_are_exactly_uniform_and_exactly_free_of_context(name, length):
-    computed = layer_map(encoding_layer(encoding(name), length), "bias", encoding_layer(encoding_of(name), length))
+    computed = map_of_layer(encoding_layer(encoding(name), length), "bias", encoding_layer(encoding_of(name), length))
     constant = float(np.nanmin(computed.low)) == float(np.nanmax(computed.high))  # as of a window: no ratio exists
     uniformity, context = (None, None) if constant else (1.0, 0.0)
     assert (computed.uniformity.overall, computed.context.overall) == (uniformity, context)
@@ -197,12 +197,12 @@ def encoding_of(name):
 def test_a_learned_table_that_differs_by_input_is_not_free_of_context():
     """So the test above can fail."""
     first, second = (encoding_layer(encoding("clipped"), 1100) for _ in range(2))
-    assert layer_map(first, "bias", second).context.overall > 0.5
+    assert map_of_layer(first, "bias", second).context.overall > 0.5
 
 
 def test_numbers_over_all_heads_pool_their_sums_of_squares():
     layer, second = (encoding_layer(encoding("cable"), 30) for _ in range(2))
-    computed = layer_map(layer, "bias", second)
+    computed = map_of_layer(layer, "bias", second)
     rows, columns = np.tril_indices(30)
     weight = dense(layer, "bias")[:, rows, columns].var(1)
     expected = 1 - sum((1 - u) * w for u, w in zip(computed.uniformity.heads, weight, strict=True)) / weight.sum()
@@ -213,7 +213,7 @@ def test_numbers_over_all_heads_pool_their_sums_of_squares():
 def test_unrelated_maps_have_a_context_dependence_of_about_one():
     q, k = torch.randn(2, 1, 2, 200, 64)
     other_q, other_k = torch.randn(2, 1, 2, 200, 64)
-    computed = layer_map(
+    computed = map_of_layer(
         open_layer(1, LayerCall(q, k, None, {})), "scores", open_layer(1, LayerCall(other_q, other_k, None, {}))
     )
     assert computed.context.overall == pytest.approx(1, abs=0.02)
@@ -228,7 +228,7 @@ def test_a_key_that_a_bias_hides_is_not_counted():
 
     position = Window(2, 8)
     for length in (20, 600):
-        computed = layer_map(encoding_layer(position, length), "bias", encoding_layer(position, length))
+        computed = map_of_layer(encoding_layer(position, length), "bias", encoding_layer(position, length))
         assert computed.range() == (-5 / 16, 0.0)
         assert computed.uniformity.overall == 1.0
         assert computed.context.overall == 0.0

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from relpos.cli import app
 from relpos.cli.pictures import Progress
 from relpos.maps.layer import model_layers
-from relpos.maps.map import layer_map
+from relpos.maps.map import map_of_layer
 from relpos.pictures import draw
 from relpos.runs.inputs import heldout_samples
 from relpos.runs.run import open_run
@@ -200,7 +200,7 @@ def test_a_bias_that_is_the_same_for_every_input_is_drawn_without_reading_one(ru
     run = open_run(runs / "fire")
     text = " ".join([text_of(runs)] * 40)
     ids = torch.tensor(run.tokenizer(text)["input_ids"][:length])
-    expected = layer_map(model_layers(run.family, run.model, ids, [4])[0], "bias")
+    expected = map_of_layer(model_layers(run.family, run.model, ids, [4])[0], "bias")
 
     def read(*args, **kwargs):
         raise AssertionError("the model has read its input")
