@@ -6,7 +6,7 @@ from typing import Any
 from relpos.explorer.measures import LayerMass, colours, mass_of_layer, profile
 from relpos.explorer.overview import mass_bins
 from relpos.explorer.scenes import Scene
-from relpos.maps.head_maps import HeadMap
+from relpos.maps.pyramid import HeadMap
 from relpos.pictures.captions import SHOWN
 
 WORDS = {**SHOWN, "position": "the positional part of the scores", "flat": "the softmax of the bias over equal content"}
@@ -25,7 +25,7 @@ def head_details(scene: Scene, show: str, number: int, head: int, with_mass: boo
     """
     head_map = scene.head_map(show, number, head)
     mass = mass_of_layer(scene, show, number) if with_mass else None
-    values = profile(head_map, scene.causal)
+    values = profile(head_map.values)
     return {
         **ranges(head_map, show),
         "class": None if mass is None else mass.classes[head - 1].as_json(),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from relpos.explorer import limits
-from relpos.maps.cores import all_cores
+from relpos.maps.computing import all_cores
 
 if TYPE_CHECKING:
     from relpos.runs.run import Run

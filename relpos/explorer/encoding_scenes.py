@@ -12,9 +12,9 @@ from relpos.explorer.scenes import Scene
 from relpos.explorer.sliders import make_encoding
 from relpos.forms.bias import Toeplitz
 from relpos.forms.encoding import Encoding
-from relpos.maps.layer_sources import even_by_distance, flat_source, layer_source, without_content
-from relpos.maps.layers import Layer, encoding_layer, open_layer
-from relpos.maps.sources import Source
+from relpos.maps.head_values import flat_values, head_values
+from relpos.maps.layer import Layer, encoding_layer, open_layer
+from relpos.maps.values import HeadValues
 from relpos.models.layer_call import LayerCall
 
 
@@ -70,11 +70,11 @@ class EncodingScene(Scene):
     def layer(self, show: str, number: int) -> Layer:
         return self._layer
 
-    def source(self, show: str, number: int, head: int) -> Source:
+    def values(self, show: str, number: int, head: int) -> HeadValues:
         if show == "flat" and ("bias" in self.shows or self._turned):
-            return flat_source(self._layer, head - 1)
+            return flat_values(self._layer, head - 1)
         values = "weights" if show == "flat" else "bias" if self._turned else show
-        return layer_source(self._layer, head - 1, values)  # type: ignore[arg-type]
+        return head_values(self._layer, head - 1, values)  # type: ignore[arg-type]
 
     @property
     def layer_bytes(self) -> int:
@@ -83,7 +83,7 @@ class EncodingScene(Scene):
         return sum(x.untyped_storage().nbytes() for x in tensors)
 
     def measures(self) -> dict[str, Any]:
-        if not even_by_distance(self._layer) or (self.default_show != "bias" and not self._turned):
+        if not self._layer.even_by_distance or (self.default_show != "bias" and not self._turned):
             return super().measures()
         return {"uniformity": [[1.0] * self.heads], "context_dependence": [[0.0] * self.heads]}
 
@@ -104,9 +104,6 @@ def _turns_by_distance(position: Encoding) -> bool:
 
 def _as_bias(layer: Layer) -> Layer:
     """The scores of equal tokens as a bias by distance on content of 0."""
-    last = layer.length - 1
-    table = layer.rows("scores", last, last)[:, 0].flip(-1)  # (heads, distances)
-    if not layer.causal:
-        table = torch.cat([layer.rows("scores", 0, 0)[:, 0].flip(-1)[:, :-1], table], dim=-1)
+    table = layer.values_by_distance("scores").float()  # (heads, distances)
     form = Toeplitz(table, table.shape[1] - layer.length)
-    return without_content(replace(layer, form=form, call=replace(layer.call, rotation=None)))
+    return replace(layer, form=form, call=replace(layer.call, rotation=None)).without_content()

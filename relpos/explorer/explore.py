@@ -4,18 +4,23 @@ import html
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from relpos.encodings.registry import names
 from relpos.explorer.subjects import EncodingSubject, Subject
+from relpos.explorer.tensor_subjects import TensorSubject
+from relpos.maps.tensors import is_tensor, open_tensor
 from relpos.system.errors import refuses_empty_strings, unknown
 from relpos.system.files import write_bytes
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
     from relpos.explorer.server import Server
     from relpos.runs.run import Run
 
-    What = str | Path | Run
+    What = str | Path | Run | Tensor | NDArray[Any]
 
 HEIGHT = 760  # pixels of the frame in a notebook
 
@@ -123,17 +128,23 @@ def explore(
     length: int | None = None,
     text: str | None = None,
     bos: bool = True,
+    show: str | None = None,
+    tokens: Sequence[str] | None = None,
     server: bool = False,
 ) -> Exploration:
-    """Look into every layer and head of encodings and models, in the browser or in a notebook.
+    """Look into every layer and head of encodings, models and tensors, in the browser or in a notebook.
 
     Args:
         what: An encoding's name, a model as `relpos.open` takes it, an open `Run`, or several of them to compare. With
-            none, `serve` shows the pages of all encodings.
+            none, `serve` shows the pages of all encodings. Or a tensor or array that you already have: (heads, tokens,
+            tokens) or (layers, heads, tokens, tokens), rows are queries, NaN and −inf are keys that are not seen; or
+            one per layer, as the `attentions` of transformers.
         length: Tokens at first. By default the trained length, or 512 for an encoding alone.
         text: Text for the models to read at first. By default a document of held-out text.
         bos: Whether models that others trained read their text as they were trained: after BOS, or between CLS and
             SEP. See docs/evaluation.md.
+        show: What a tensor holds: "bias", "scores" or "weights".
+        tokens: Names of the tokens of a tensor.
         server: Whether a notebook shows a running server, which computes what is asked for, instead of a page with
             the first view of everything.
 
@@ -148,9 +159,17 @@ def explore(
         >>> relpos.explore("kerple_log").save("kerple.html")
         PosixPath('kerple.html')
         >>> relpos.explore(["runs/cable", "runs/kerple"]).serve()
+        >>> relpos.explore(model(ids).attentions, show="weights", tokens=words).serve()
     """
-    several = [what] if isinstance(what, str | Path) or not isinstance(what, Sequence) else list(what)
-    exploration = Exploration(open_subjects(several, length, text, bos))
+    if is_tensor(what):
+        if length is not None or text is not None:
+            raise ValueError("a tensor has its own tokens: leave length and text out.")
+        exploration = Exploration([TensorSubject("0", open_tensor(what, show, tokens))])
+    elif show is not None or tokens is not None:
+        raise ValueError("show and tokens are for a tensor: leave them out.")
+    else:
+        several = [what] if isinstance(what, str | Path) or not isinstance(what, Sequence) else list(what)
+        exploration = Exploration(open_subjects(several, length, text, bos))  # type: ignore[arg-type]
     if server:
         exploration.start()
     return exploration
@@ -179,7 +198,7 @@ def open_subjects(
             continue
         from relpos.explorer.model_subjects import ModelSubject
 
-        run = _open(item) if isinstance(item, str | Path) else item
+        run: Run = _open(item) if isinstance(item, str | Path) else item  # type: ignore[assignment]
         subjects.append(ModelSubject(identity, run.reading(bos), length, text))
     return subjects
 

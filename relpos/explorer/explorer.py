@@ -20,10 +20,10 @@ from relpos.explorer import limits
 from relpos.explorer.colour_maps import colour_maps
 from relpos.explorer.scenes import Scene, SceneStore
 from relpos.explorer.subjects import Subject, encoding_json, find_subject
-from relpos.maps.deadline import within
-from relpos.maps.differences import difference_map
-from relpos.maps.head_maps import TILE, HeadMap
+from relpos.maps.computing import within
+from relpos.maps.head_values import difference
 from relpos.maps.heads.head_classes import KINDS
+from relpos.maps.pyramid import TILE, HeadMap
 from relpos.system.allocator import give_back_freed_memory
 
 STATIC = Path(__file__).with_name("static")
@@ -151,7 +151,7 @@ class Explorer:
             if (a, b) in self._differences:
                 self._differences.move_to_end((a, b))
                 return self._differences[a, b]
-        made = difference_map(*(self.scene(place[0]).head_map(*place[1:]) for place in (a, b)))
+        made = HeadMap(difference(*(self.scene(place[0]).head_map(*place[1:]).values for place in (a, b))))
         with self._lock:
             self._differences[a, b] = made
             while len(self._differences) > DIFFERENCES:

@@ -10,13 +10,12 @@ from torch import Tensor
 from relpos.explorer import limits
 from relpos.explorer.documents import Inputs
 from relpos.explorer.scenes import Scene
-from relpos.maps.by_distance import ByDistance
-from relpos.maps.cores import all_cores
-from relpos.maps.entries import reads_rows
+from relpos.maps.computing import all_cores
+from relpos.maps.head_values import flat_values, head_values
 from relpos.maps.heads.positional_part import equal_tokens, rotation_kernel, token_means
-from relpos.maps.layer_sources import even_by_distance, flat_source, layer_source
-from relpos.maps.layers import Layer, layers_without_input, model_layers
-from relpos.maps.sources import Source
+from relpos.maps.layer import Layer, layers_without_input, model_layers
+from relpos.maps.toeplitz import ByDistance
+from relpos.maps.values import HeadValues
 from relpos.pictures.captions import training_sentence
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Anatomy:
         self.causal = first.causal
         self.name, self.place = family.positions(model, self.numbers)
         self.bias = any(layer.form is not None for layer in self.layers)
-        self.rows = any(reads_rows(layer) for layer in self.layers)
+        self.rows = any(layer.reads_rows for layer in self.layers)
         self.embedded = "embedding" in self.place
         self.turned = any(layer.turned is not None for layer in self.layers)
 
@@ -92,7 +91,7 @@ class ModelScene(Scene):
         if length > limits.ENTRY_LENGTH:
             if self._static is None:
                 raise ValueError(self._too_long(length))
-            flat = ("flat",) if all(map(even_by_distance, self._static)) else ()
+            flat = ("flat",) if all(layer.even_by_distance for layer in self._static) else ()
             self.shows = ("bias", *flat)
             self.notes.append(
                 f"Beyond {limits.ENTRY_LENGTH:,} tokens only the bias is shown: scores need the model to read the text."
@@ -170,21 +169,21 @@ class ModelScene(Scene):
             return self._equal_layers()[number - 1]
         return self.read_layers()[number - 1]
 
-    def source(self, show: str, number: int, head: int) -> Source:
+    def values(self, show: str, number: int, head: int) -> HeadValues:
         layer = self.layer(show, number)
         if head > layer.heads:
             raise ValueError(f"there is no head {head} in layer {number}: give a number from 1 to {layer.heads}.")
         if show == "flat":
-            return flat_source(layer, head - 1)
+            return flat_values(layer, head - 1)
         if show == "position":
             if self._anatomy.embedded:
-                return layer_source(layer, head - 1, "scores")
+                return head_values(layer, head - 1, "scores")
             if layer.turned is None:
                 raise ValueError(f"layer {number} does not rotate queries and keys: show the scores or the weights.")
             kernel = rotation_kernel([token_means(layer)])
             distances = torch.arange(0 if layer.causal else 1 - layer.length, layer.length)
             return ByDistance(kernel.total(distances)[head - 1], layer.length)
-        return layer_source(layer, head - 1, show)  # type: ignore[arg-type]
+        return head_values(layer, head - 1, show)  # type: ignore[arg-type]
 
     @property
     def layer_bytes(self) -> int:
@@ -197,7 +196,11 @@ class ModelScene(Scene):
         return sum(storages.values())
 
     def measures(self) -> dict[str, Any]:
-        if self.default_show != "bias" or self._static is None or not all(map(even_by_distance, self._static)):
+        if (
+            self.default_show != "bias"
+            or self._static is None
+            or not all(layer.even_by_distance for layer in self._static)
+        ):
             return super().measures()
         return {
             "uniformity": [[1.0] * layer.heads for layer in self._static],

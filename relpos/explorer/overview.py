@@ -11,12 +11,12 @@ from relpos.explorer import limits
 from relpos.explorer.measures import LayerMass, colours, entropy, mass_of_layer
 from relpos.explorer.model_scenes import ModelScene
 from relpos.explorer.scenes import Scene
+from relpos.explorer.tensor_subjects import TensorScene
 from relpos.maps.bins import bin_means, distance_edges
 from relpos.maps.diagonals import Share
-from relpos.maps.head_maps import HeadMap
-from relpos.maps.layer_sources import even_by_distance
-from relpos.maps.layers import Layer, Values
-from relpos.maps.map import compute_map
+from relpos.maps.layer import Layer, Quantity
+from relpos.maps.map import compute_map, map_of_layer
+from relpos.maps.pyramid import HeadMap
 
 SIDE = 48  # cells per side of a small map
 POINTS = 64  # most bins of a profile
@@ -34,11 +34,15 @@ def layer_overview(scene: Scene, show: str, number: int, other: Layer | None = N
     Raises:
         ValueError: The layer has no such values.
     """
-    layer = scene.layer(show, number)
+    if isinstance(scene, TensorScene):
+        drawn = compute_map(scene.tensor.layers[number - 1], scene.tensor.show, pixels=SIDE)
+        uniformity: list[float | None] = drawn.uniformity.heads
+        context: list[float | None] = [None] * scene.heads
+    else:
+        uniformity, context = _measures(scene, show, scene.layer(show, number), other)
     mass = mass_of_layer(scene, show, number)
-    uniformity, context = _measures(scene, show, layer, other)
     heads = []
-    for head in range(layer.heads):
+    for head in range(len(uniformity)):
         head_map = scene.head_map(show, number, head + 1)
         shown = colours(show, *head_map.range)
         heads.append(
@@ -69,14 +73,14 @@ def _measures(
 ) -> tuple[list[float | None], list[float | None]]:
     """Uniformity and context dependence of each head; None where they are not measured."""
     nothing: list[float | None] = [None] * layer.heads
-    by_distance = show == "bias" and even_by_distance(layer)
+    by_distance = show == "bias" and layer.even_by_distance
     if by_distance or (scene.static and scene.measures()["uniformity"] is not None and show == scene.default_show):
         ones: list[float | None] = [1.0] * layer.heads
         return ones, [0.0] * layer.heads
     if show not in ("bias", "scores", "weights") or layer.length > limits.MAP_LENGTH:
         return nothing, [0.0] * layer.heads if show == "bias" and scene.static else nothing
-    values: Values = show  # type: ignore[assignment]
-    measured = compute_map(layer, values, other, SIDE)
+    values: Quantity = show  # type: ignore[assignment]
+    measured = map_of_layer(layer, values, other, SIDE)
     context: Share | None = measured.context
     if context is not None:
         return measured.uniformity.heads, context.heads
@@ -111,9 +115,7 @@ def mass_bins(mass: LayerMass | None, head: int, points: int) -> dict[str, Any]:
 
 def small_map(head_map: HeadMap, shown: dict[str, Any]) -> str:
     """The means of a map on 48 × 48 cells, as bytes in base64: 0 for no value, 1…255 over the range of the colours."""
-    level = 0
-    while head_map.cells_at(level) > 2 * SIDE:
-        level += 1
+    level = head_map.level_of(2 * SIDE)
     sums = head_map.grid(level)
     overlap = _overlap(head_map.cells_at(level))  # (48, cells)
     total, seen = (overlap @ x.double().numpy() @ overlap.T for x in (sums.total, sums.seen))

@@ -17,8 +17,8 @@ from relpos.explorer.overview import layer_overview, other_layers, quantised
 from relpos.explorer.replies import plain
 from relpos.explorer.scenes import Scene
 from relpos.explorer.subjects import Subject
-from relpos.maps.head_maps import HeadMap
-from relpos.maps.heads.head_classes import one_thread
+from relpos.maps.computing import one_thread
+from relpos.maps.pyramid import HeadMap
 
 MOST_BYTES = 38_000_000  # of the maps, in base64
 CELLS = 1024  # most cells per side of a map
@@ -54,7 +54,9 @@ def export_page(
         if not file.is_file():
             raise FileNotFoundError(f"the page has not been built: {file.name} is missing. Run make explorer.")
     page, script, style = (file.read_text(encoding="utf-8") for file in files.values())
-    data = json.dumps(plain(page_data(subjects, progress)), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    with one_thread():
+        contents = plain(page_data(subjects, progress))
+    data = json.dumps(contents, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     data = data.replace("<", "\\u003c")
     inline = {
         r"<script\b[^>]*app\.js[^>]*>\s*</script>": "",
@@ -78,7 +80,6 @@ def _harmless(tag: str, text: str) -> str:
 
 
 @torch.no_grad()
-@one_thread()
 def page_data(subjects: Sequence[Subject], progress: Callable[[float], None] = lambda done: None) -> dict[str, Any]:
     """What the page reads instead of asking a server."""
     explorer = Explorer(subjects)
@@ -147,14 +148,9 @@ def _fill(scene: Scene, show: str, room: int | None) -> tuple[dict[str, Any], di
 
 def _cells(head_map: HeadMap, details: dict[str, Any]) -> dict[str, Any]:
     """A map at its finest level that fits: bytes, compressed, in base64."""
-    level = 0
-    while head_map.cells_at(level) > CELLS:
-        level += 1
+    level = head_map.level_of(CELLS)
     side = head_map.cells_at(level)
-    if level >= head_map.base and not head_map.source.cheap:
-        sums = head_map.grid(level)
-    else:
-        sums = head_map.source.cells(0, side, 0, side, 1 << level)
+    cells = head_map.cells(level, 0, side, 0, side)
     shown = {name: details[name] for name in ("low", "high", "log")}
-    data = quantised(sums.planes[1].numpy().astype(np.float64), shown).tobytes()
+    data = quantised(cells.planes[1].numpy().astype(np.float64), shown).tobytes()
     return {"level": level, **shown, "cells": base64.b64encode(zlib.compress(data, 9)).decode("ascii")}

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from relpos.explorer import limits
 from relpos.explorer.details import WORDS, ranges
 from relpos.explorer.scenes import Scene
-from relpos.maps.head_maps import HeadMap
+from relpos.maps.pyramid import HeadMap
 from relpos.pictures.colours import BOTH_SIGNS, ONE_SIGN, linear_ticks, tick_words
 from relpos.pictures.figures import write
 from relpos.pictures.head_notes import FLAT_RANGE
@@ -119,14 +119,10 @@ def _cells(head_map: HeadMap, region: Region, size: int) -> tuple[Any, tuple[flo
     row, column = region.first_query // size, region.first_key // size
     rows, columns = region.last_query // size - row + 1, region.last_key // size - column + 1
     level = size.bit_length() - 1
-    if level >= head_map.base and not head_map.source.cheap:
-        grid = head_map.grid(level)
-        sums = type(grid)(*(x[row : row + rows, column : column + columns] for x in grid))
-    else:
-        sums = head_map.source.cells(row, rows, column, columns, size)
+    cells = head_map.cells(level, row, rows, column, columns)
     left, top = column * size - 0.5, row * size - 0.5
     extent = (left, left + columns * size, top + rows * size, top)
-    return np.ma.masked_invalid(sums.planes[1].numpy()), extent
+    return np.ma.masked_invalid(cells.planes[1].numpy()), extent
 
 
 def write_csv(scene: Scene, show: str, number: int, head: int, region: Region) -> bytes:
@@ -141,8 +137,8 @@ def write_csv(scene: Scene, show: str, number: int, head: int, region: Region) -
             f"{queries:,} × {keys:,} entries are too many for a table: choose a part of the map with at most "
             f"{limits.CSV_ENTRIES:,}."
         )
-    source = scene.head_map(show, number, head).source
-    values = source.block(region.first_query, region.last_query + 1, region.first_key, region.last_key + 1).numpy()
+    head_values = scene.head_map(show, number, head).values
+    values = head_values.block(region.first_query, region.last_query + 1, region.first_key, region.last_key + 1).numpy()
     out = io.StringIO()
     out.write(f"query,key,{show}\n")
     for query, key in zip(*np.nonzero(np.isfinite(values)), strict=True):

@@ -14,7 +14,7 @@ from relpos.explorer.overview import layer_overview, other_layers
 from relpos.explorer.pictures import Region, check_region, draw_region, write_csv
 from relpos.explorer.replies import Json, plain, read_json_body
 from relpos.explorer.subjects import integer
-from relpos.maps.head_maps import HeadMap
+from relpos.maps.pyramid import HeadMap
 
 FOREVER = {"Cache-Control": "private, max-age=3600, immutable"}
 MEDIA = {"png": "image/png", "svg": "image/svg+xml", "csv": "text/csv; charset=utf-8"}

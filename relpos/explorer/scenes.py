@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from relpos.explorer import limits
-from relpos.maps.head_maps import HeadMap
-from relpos.maps.layers import Layer
-from relpos.maps.sources import Source
+from relpos.maps.layer import Layer
+from relpos.maps.pyramid import HeadMap
+from relpos.maps.values import HeadValues
 from relpos.system.errors import unknown
 
 Result = TypeVar("Result")
@@ -63,7 +63,7 @@ class Scene(ABC):
         """
 
     @abstractmethod
-    def source(self, show: str, number: int, head: int) -> Source:
+    def values(self, show: str, number: int, head: int) -> HeadValues:
         """The values of a head; layers and heads are counted from 1."""
 
     def head_map(self, show: str, number: int, head: int) -> HeadMap:
@@ -81,7 +81,7 @@ class Scene(ABC):
             if key in self._maps:
                 self._maps.move_to_end(key)
                 return self._maps[key]
-        made = HeadMap(self.source(show, number, head))
+        made = HeadMap(self.values(show, number, head))
         with self._lock:
             return self._maps.setdefault(key, made)
 

@@ -4,8 +4,10 @@ uniformity          1 − (variance within diagonals / total variance), over the
 context dependence  mean squared difference of the same entry for two inputs, over that of two entries picked at random
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -49,12 +51,22 @@ class Diagonals:
     squares: Tensor = field(init=False)
     low: Tensor = field(init=False)
     high: Tensor = field(init=False)
+    extremes: bool = True  # whether low and high are those of every diagonal, not of the complete map
 
     def __post_init__(self) -> None:
         shape = (self.heads, self.zero + self.length)
         self.count, self.first, self.total, self.squares = torch.zeros(4, *shape, dtype=torch.float64)
         self.low = torch.full(shape, torch.inf, dtype=torch.float64)
         self.high = torch.full(shape, -torch.inf, dtype=torch.float64)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Diagonals]") -> "Diagonals":
+        """The diagonals of several heads, of which each is computed alone."""
+        first = parts[0]
+        all_heads = cls(len(parts), first.length, first.causal, extremes=all(part.extremes for part in parts))
+        for name in ("count", "first", "total", "squares", "low", "high"):
+            setattr(all_heads, name, torch.cat([getattr(part, name) for part in parts]))
+        return all_heads
 
     @property
     def zero(self) -> int:
@@ -79,12 +91,10 @@ class Diagonals:
         self.low[here] = torch.minimum(self.low[here], torch.where(seen, shifted, torch.inf).amin(dim=1))
         self.high[here] = torch.maximum(self.high[here], torch.where(seen, shifted, -torch.inf).amax(dim=1))
 
-    def fill_from_distances(self, values: Tensor) -> None:
-        """Fill all diagonals of a map that is a function of the distance alone: (heads, distances)."""
-        seen = values.isfinite()
-        self.count = seen * counts(self.length, self.causal)
-        self.first = torch.where(seen, values, 0.0)
-        self.low, self.high = torch.where(seen, values, torch.inf), torch.where(seen, values, -torch.inf)
+    @property
+    def profile(self) -> Tensor:
+        """Minimum, mean and maximum of every diagonal: (3, heads, distances), NaN where nothing is seen."""
+        return torch.stack([self.low, self.mean, self.high]).masked_fill(self.count == 0, torch.nan)
 
     @property
     def mean(self) -> Tensor:
@@ -156,6 +166,7 @@ def context_dependence(first: Diagonals, second: Diagonals, difference: Tensor) 
     spread, other_spread = first.within + first.between, second.within + second.between
     # Two constants have no ratio: the difference between them cancels in the softmax.
     varies = _varies(spread, first) | _varies(other_spread, second)
+    difference = torch.where(_varies(difference, first), difference, 0.0)
     return _share(torch.where(varies, difference, 0.0), torch.where(varies, spread + other_spread + apart, 0.0))
 
 
@@ -167,3 +178,17 @@ def _varies(total: Tensor, diagonals: Diagonals) -> Tensor:
 def _share(part: Tensor, total: Tensor) -> Share:
     ratios = [float(a / b) if b > 0 else None for a, b in zip(part, total, strict=True)]
     return Share(ratios, float(part.sum() / total.sum()) if total.sum() > 0 else None)
+
+
+def spread(lowest: int, highest: int, points: int) -> list[int]:
+    """At most `points` distances from `lowest` (0 or −highest) on: all near ones, ever fewer of the far ones."""
+    if highest - lowest < points:
+        return list(range(lowest, highest + 1))
+    half = points // 2 if lowest < 0 else points
+    far = np.geomspace(1, highest, half * 2)
+    near = np.unique(np.concatenate([np.arange(half // 4), far.round().astype(int)]))
+    while len(near) > half:  # thin out what is far
+        near = np.concatenate([near[: half // 2], near[half // 2 :: 2], near[-1:]])
+    near = np.unique(np.append(near, highest))[: points if lowest == 0 else half]
+    near[-1] = highest
+    return [int(d) for d in (near if lowest == 0 else np.unique(np.concatenate([-near, near])))]

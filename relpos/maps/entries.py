@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from relpos.attend.backends import choose
-from relpos.forms.bias import Form, RankOne, Scaled, Sum, Toeplitz, take_heads, terms
-from relpos.maps.deadline import check_time
-from relpos.maps.layers import Layer, Values
-from relpos.maps.sources import ENTRIES, Source, Sums, reduce_block
+from relpos.forms.bias import Form, Projected, RankOne, Scaled, Sum, Toeplitz
+from relpos.maps.computing import check_time
+from relpos.maps.layer import Layer, Quantity, form_of_head
+from relpos.maps.values import ENTRIES, Cells, HeadValues, reduce_block
 
 
-class Entries(Source):
+class Entries(HeadValues):
     """The bias, scores or weights of one head.
 
     Args:
@@ -23,8 +23,8 @@ class Entries(Source):
         show: bias, scores or weights.
     """
 
-    def __init__(self, layer: Layer, head: int, show: Values) -> None:
-        self.length, self.show = layer.length, show
+    def __init__(self, layer: Layer, head: int, show: Quantity) -> None:
+        self.length, self.causal, self.show = layer.length, layer.causal, show
         keys = layer.k.shape[1]
         group = head * keys // layer.heads
         mask = layer.call.mask
@@ -94,12 +94,10 @@ class Entries(Source):
             entropy[first:end] = torch.where(lse.isfinite(), shares.sum(dim=1) * lse - mean, 0.0)
         return entropy
 
-    def cells(self, row: int, rows: int, column: int, columns: int, size: int) -> Sums:
+    def cells(self, row: int, rows: int, column: int, columns: int, size: int) -> Cells:
         if not self.call.causal or not self._all_seen(self.length, 0):
             return super().cells(row, rows, column, columns, size)
-        low = torch.full((rows, columns), torch.inf)
-        high = torch.full((rows, columns), -torch.inf)
-        total, seen = torch.zeros(2, rows, columns, dtype=torch.float64)
+        cells = Cells.empty(rows, columns)
         step = max(1, ENTRIES // (columns * size * size))
         for first in range(0, rows, step):
             check_time()
@@ -111,17 +109,36 @@ class Entries(Source):
                     continue
                 queries = ((row + first) * size, min((row + last) * size, self.length))
                 keys = ((column + start) * size, min((column + stop) * size, self.length))
-                part = reduce_block(self.block(*queries, *keys), last - first, stop - start, size)
-                for kept, new in zip((low, total, high, seen), part, strict=True):
-                    kept[first:last, start:stop] = new
-        return Sums(low, total, high, seen)
+                cells.put(first, start, reduce_block(self.block(*queries, *keys), last - first, stop - start, size))
+        return cells
+
+    @torch.no_grad()
+    def diagonal(self, distance: int) -> Tensor | None:
+        call = self.call
+        if call.documents is not None or call.padding is not None or call.mask is not None:
+            return None
+        i = torch.arange(max(distance, 0), self.length + min(distance, 0))
+        left, right = call.window or (self.length, self.length)
+        if not -right <= distance <= left or (distance < 0 and self.causal):
+            return torch.full((len(i),), torch.nan)
+        bias = None if self.form is None else bias_at(self.form, i, distance)
+        if self.form is not None and bias is None:
+            return None
+        if self.show == "bias":
+            return bias
+        q, k = self.q[0, 0, i].to(call.dtype), self.k[0, 0, i - distance].to(call.dtype)
+        scores = (q * k).sum(dim=-1) * call.scale
+        if call.softcap is not None:
+            scores = call.softcap * torch.tanh(scores / call.softcap)
+        scores = scores if bias is None else scores + bias
+        return scores if self.show == "scores" else (scores - self.lse[i]).exp()
 
     @property
     def nbytes(self) -> int:
         return 8 * self.length
 
 
-class CompleteRows(Source):
+class CompleteRows(HeadValues):
     """Values whose form reads complete rows of all heads' scores (CoPE, DAPE).
 
     Args:
@@ -130,17 +147,22 @@ class CompleteRows(Source):
         show: bias, scores or weights.
     """
 
-    def __init__(self, layer: Layer, head: int, show: Values) -> None:
-        self.length, self.layer, self.head, self.show = layer.length, layer, head, show
+    def __init__(self, layer: Layer, head: int, show: Quantity) -> None:
+        self.length, self.causal, self.layer, self.head, self.show = layer.length, layer.causal, layer, head, show
+        self.together = layer.heads
+        self.rows: dict[tuple[int, int], Tensor] = {}  # of all heads, computed last; all heads may share it
 
     def block(self, first: int, end: int, left: int, right: int) -> Tensor:
         out = torch.full((end - first, right - left), torch.nan)
         step = max(1, ENTRIES // (self.layer.heads * self.length))
         for start in range(first, end, step):
             stop = min(start + step, end)
-            rows = self.layer.rows(self.show, start, stop - 1)[self.head]  # (rows, keys up to the last query)
-            wide = max(0, min(right, rows.shape[1]) - left)
-            out[start - first : stop - first, :wide] = rows[:, left : left + wide]
+            rows = self.rows.get((start, stop))
+            if rows is None:
+                self.rows.clear()
+                rows = self.rows[start, stop] = self.layer.rows(self.show, start, stop - 1)
+            wide = max(0, min(right, rows.shape[-1]) - left)  # a causal row ends at its last query
+            out[start - first : stop - first, :wide] = rows[self.head, :, left : left + wide]
         return out
 
 
@@ -165,11 +187,27 @@ def _by_distance(table: Tensor, zero: int, first: int, end: int, left: int, righ
     return piece.as_strided((rows, columns), (1, 1)).flip(0)
 
 
-def form_of_head(layer: Layer, head: int) -> Form | None:
-    """The bias of one head of a layer (0 is the first), as a form with a single head."""
-    return None if layer.form is None else take_heads(layer.form, slice(head, head + 1), layer.heads)
-
-
-def reads_rows(layer: Layer) -> bool:
-    """Whether the bias of a layer needs complete rows of all heads."""
-    return any(not isinstance(part, Toeplitz | RankOne | Scaled) for part in terms(layer.form))
+def bias_at(form: Form, i: Tensor, distance: int) -> Tensor | None:
+    """The bias of one head for the queries i and the keys i − distance; None where only blocks can be computed."""
+    match form:
+        case Sum():
+            parts = [bias_at(term, i, distance) for term in form.terms]
+            return None if any(part is None for part in parts) else torch.stack(parts).sum(dim=0)  # type: ignore[arg-type]
+        case Toeplitz(where=None):
+            return form.table[0, form.zero + distance].expand(len(i))
+        case RankOne():
+            gained = (form.total[0, 0, i] - form.total[0, 0, i - distance]).to(form.dtype)
+            gained = gained.abs() if form.symmetric else gained
+            return -gained if form.weight is None else -form.weight[0, 0, i] * gained
+        case Scaled(where=None):
+            scale = form.row[0, i - form.first]
+            if distance < 0:
+                assert form.column is not None
+                scale = form.column[0, i - distance]
+            x = form.table[abs(distance)] / scale
+            return torch.relu(x[:, None] * form.slope + form.shift) @ form.out[0] + form.offset[0]
+        case Projected(where=None):
+            row = form.zero + distance if form.row is None else int(form.row[form.zero + distance])
+            vectors = form.vectors[0, 0, i - distance if form.of_keys else i - form.first]
+            return vectors @ form.table[0, row]
+    return None

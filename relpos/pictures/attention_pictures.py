@@ -12,7 +12,7 @@ from relpos.maps.bins import bin_means, distance_edges
 from relpos.maps.heads.head_classes import KINDS, HeadClass, class_heads
 from relpos.maps.heads.mass_profiles import MassProfile, layer_mass, mean_profile
 from relpos.maps.heads.positional_part import layer_scores, mean_scores, rotation_kernel, token_means
-from relpos.maps.map import Map, compute_map
+from relpos.maps.map import Map, map_of_layer
 from relpos.pictures.contact_sheet import draw_sheet
 from relpos.pictures.heatmaps import draw_heads
 from relpos.pictures.mass_figures import draw_mass, draw_mass_sheet
@@ -109,7 +109,7 @@ def _term_picture(subject: Subject, request: Request) -> Drawn:
     layers = subject.equal()
     maps = []
     for place, layer in enumerate(layers):
-        maps.append(compute_map(layer, "scores"))
+        maps.append(map_of_layer(layer, "scores"))
         request.progress((place + 1) / len(layers))
     caption = (
         f"{request.title}{subject.heading}: the position–position term δq·δk of the scores, for tokens that are all "

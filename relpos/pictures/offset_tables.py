@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from relpos.maps.diagonals import Share
-from relpos.maps.layers import Layer, open_layer
+from relpos.maps.layer import Layer, open_layer
 from relpos.maps.map import Map
 from relpos.models.layer_call import LayerCall
 from relpos.pictures.attention_pictures import Drawn, Request
@@ -54,9 +54,8 @@ def offset_map(number: int, table: Tensor) -> Map:
     top, left = (side - rows) // 2, (side - columns) // 2
     values[:, top : top + rows, left : left + columns] = table.float().cpu().numpy()
     nothing = Share([None] * heads, None)  # diagonals of offsets mean nothing
-    return Map(
-        number, "bias", False, side, 1, values, values, values, np.empty((3, heads, 0), np.float32), nothing, None
-    )
+    distances, profile = np.empty(0, np.int64), np.empty((3, heads, 0), np.float32)
+    return Map(number, "bias", False, side, 1, values, values, values, distances, profile, nothing, None)
 
 
 def name_offsets(figure: Figure, side: int) -> None:

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from matplotlib.figure import Figure
 
 from relpos.encodings.registry import names
-from relpos.forms.checks import MOST_SEED, integer_at_least
 from relpos.forms.encoding import Encoding
-from relpos.maps.cells import PIXELS
 from relpos.maps.heads.head_classes import HeadClass
 from relpos.maps.heads.mass_profiles import MassProfile
-from relpos.maps.layers import Values
-from relpos.maps.map import Map, compute_map
+from relpos.maps.layer import Quantity
+from relpos.maps.map import PIXELS, Map, compute_map, map_of_layer
+from relpos.maps.tensors import TensorLayers, is_tensor, open_tensor
 from relpos.pictures.attention_pictures import WINDOWS, Drawn, Request, mass_picture, position_picture
 from relpos.pictures.captions import make_caption, untrained_line
 from relpos.pictures.contact_sheet import draw_sheet
-from relpos.pictures.defaults import COLUMNS
+from relpos.pictures.defaults import COLUMNS, MOST_LABELS
 from relpos.pictures.figures import WIDTHS, save, write
 from relpos.pictures.heatmaps import draw_heads
 from relpos.pictures.offset_tables import offsets_picture
@@ -28,19 +27,31 @@ from relpos.pictures.picture_checks import (
     check_arguments,
     check_directions,
     check_files,
+    check_sizes,
+    check_tensor_arguments,
     chosen_heads,
     token_labels,
     values_shown,
 )
 from relpos.pictures.picture_json import picture_numbers, save_json
 from relpos.pictures.profiles import draw_profiles, draw_together
-from relpos.pictures.subjects import Subject, encoding_subject, label_apart, model_subject
+from relpos.pictures.subjects import (
+    Subject,
+    encoding_subject,
+    label_apart,
+    layer_numbers,
+    model_subject,
+    token_name,
+)
 from relpos.system.errors import refuses_empty_strings, unknown
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
     from relpos.runs.run import Run
 
-    What = str | Path | Encoding | Run
+    What = str | Path | Encoding | Run | Tensor | NDArray[Any]
 
 Show = Literal["bias", "scores", "weights", "profile", "mass", "position"]
 SHOWS: tuple[Show, ...] = get_args(Show)
@@ -115,6 +126,7 @@ def draw(
     heads: int | None = None,
     head_dim: int | None = None,
     options: Mapping[str, Any] | None = None,
+    tokens: Sequence[str] | None = None,
     title: str = "",
     progress: Callable[[float], None] = lambda done: None,
 ) -> Picture:
@@ -122,10 +134,13 @@ def draw(
 
     Args:
         what: An encoding's name or instance, the folder of a run or of a checkpoint, or an open `Run`. A sequence of
-            them is drawn as profiles in one panel.
+            them is drawn as profiles in one panel. Or a tensor or array that you already have: (heads, tokens,
+            tokens) or (layers, heads, tokens, tokens), rows are queries, NaN and −inf are keys that are not seen; or
+            one per layer, as the `attentions` of transformers.
         show: "bias", "scores" (before the softmax), "weights" (after the softmax), "profile" (value against distance),
             "mass" (attention against distance, with the class of each head) or "position" (the positional part of the
-            scores). By default the bias, or the scores if the encoding adds no bias.
+            scores). By default the bias, or the scores if the encoding adds no bias. Of a tensor, what it holds: bias,
+            scores or weights.
         layer: "last", "all" (a contact sheet), or a number; 1 is the first layer.
         head: Heads to draw; 1 is the first. All by default.
         length: Number of tokens. By default the trained length, or 512 for an encoding alone.
@@ -144,6 +159,7 @@ def draw(
         heads: Number of heads of an encoding by name; 12 by default.
         head_dim: Size of a head of an encoding by name; 64 by default.
         options: Other options of an encoding by name.
+        tokens: Names of the tokens of a tensor; up to 64 are written on the axes.
         title: Text before the caption.
         progress: Called with the completed fraction.
 
@@ -163,10 +179,13 @@ def draw(
     """
     if show not in (None, *SHOWS):
         raise unknown("kind of picture", str(show), SHOWS)
-    for name, size in (("length", length), ("heads", heads), ("head_dim", head_dim)):
-        if size is not None:  # 0 is not the default
-            integer_at_least(name, size)
-    integer_at_least("seed", seed, 0, MOST_SEED)
+    check_sizes(seed, length=length, heads=heads, head_dim=head_dim)
+    if is_tensor(what):
+        others = {"length": length, "causal": causal, "text": text, "heads": heads, "head_dim": head_dim, "log": log}
+        check_tensor_arguments(others | {"options": options})
+        return _tensor_picture(open_tensor(what, show, tokens), layer, head, shared_scale, width, title, seed, progress)
+    if tokens is not None:
+        raise ValueError("tokens are the names of a tensor's tokens: leave them out, or add label_tokens=True.")
     several = list(what) if isinstance(what, Sequence) and not isinstance(what, str) else [what]
     check_arguments(several, show, layer, shared_scale, log)
     request = (heads, head_dim, options or {}, length, seed, layer, None if text is None else (text, text_name))
@@ -217,6 +236,40 @@ def draw(
     return Picture(figure, maps, caption, {"profiles": profiles}, arrays)
 
 
+def _tensor_picture(
+    tensor: TensorLayers,
+    layer: int | str,
+    head: Sequence[int],
+    shared_scale: bool,
+    width: float,
+    title: str,
+    seed: int,
+    progress: Callable[[float], None],
+) -> Picture:
+    """Draw values that are there already: heat maps of one layer, or a contact sheet of all."""
+    depth, heads = len(tensor.layers), len(tensor.layers[0])
+    numbers = layer_numbers(layer, depth)
+    chosen = chosen_heads(head, heads)
+    maps = []
+    for place, number in enumerate(numbers):
+        pixels = SHEET_PIXELS if len(numbers) > 1 else PIXELS
+        maps.append(compute_map(tensor.layers[number - 1], tensor.show, number, pixels=pixels))
+        progress((place + 1) / len(numbers))
+    which = "all layers" if len(numbers) > 1 else f"layer {numbers[0]} of {depth}"
+    about = {"model": None, "heads": heads, "tokens": tensor.tokens, "input": None}
+    subject = Subject(
+        "tensor", "score", [], None, "tensor", f"Tensor, {which}", f"of {tensor.length:,} tokens", about, []
+    )
+    caption = title + make_caption([subject], maps, False)
+    if len(maps) > 1:
+        figure = draw_sheet(maps, chosen, caption, shared_scale, width)
+    else:
+        labels = tensor.tokens if tensor.length <= MOST_LABELS else None
+        labels = None if labels is None else [token_name(token) for token in labels]
+        figure = draw_heads(maps[0], chosen, caption, labels, shared_scale, width)
+    return Picture(figure, maps, caption, picture_numbers(subject, maps, figure, chosen, seed), map_arrays(maps))
+
+
 def _has_no_bias(subject: Subject) -> bool:
     """Whether the positional part of a model is not its bias. An encoding alone is its positional part."""
     return subject.tokens is not None and any(layer.form is None for layer in subject.layers)
@@ -227,7 +280,7 @@ def _picture(drawn: Drawn) -> Picture:
     return Picture(drawn.figure, list(drawn.maps), drawn.caption, drawn.numbers, drawn.arrays, profiles, classes)
 
 
-def _compute_maps(subjects: list[Subject], values: Values, progress: Callable[[float], None]) -> list[Map]:
+def _compute_maps(subjects: list[Subject], values: Quantity, progress: Callable[[float], None]) -> list[Map]:
     """The maps of all layers of all subjects."""
     layers = [
         (layer, None if subject.others is None else subject.others[place])
@@ -238,6 +291,6 @@ def _compute_maps(subjects: list[Subject], values: Values, progress: Callable[[f
     maps = []
     for place, (layer, other) in enumerate(layers):
         maps.append(
-            compute_map(layer, values, other, pixels, lambda done, place=place: progress((place + done) / len(layers)))  # type: ignore[misc]
+            map_of_layer(layer, values, other, pixels, lambda done, place=place: progress((place + done) / len(layers)))  # type: ignore[misc]
         )
     return maps

@@ -1,10 +1,11 @@
 """What a picture refuses: arguments that exclude each other or do not fit what is drawn."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast, get_args
 
-from relpos.maps.layers import Values
+from relpos.forms.checks import MOST_SEED, integer_at_least
+from relpos.maps.layer import Quantity
 from relpos.pictures.defaults import MOST_LABELS
 from relpos.pictures.figures import FORMATS
 from relpos.pictures.picture_arrays import ARRAY_FORMATS
@@ -22,6 +23,21 @@ def check_files(picture: Path, numbers: Path | None = None) -> None:
     ):
         if file is not None and file.suffix.lower() not in endings:
             raise ValueError(f"cannot write {kind} to {file.name!r}: the name must end in {', '.join(endings)}.")
+
+
+def check_sizes(seed: int, **sizes: int | None) -> None:
+    """Refuse a seed or sizes that are out of range."""
+    for name, size in sizes.items():
+        if size is not None:  # 0 is not the default
+            integer_at_least(name, size)
+    integer_at_least("seed", seed, 0, MOST_SEED)
+
+
+def check_tensor_arguments(others: Mapping[str, object]) -> None:
+    """Refuse what does not apply to a tensor."""
+    for name, value in others.items():
+        if value not in (None, False) or (name == "causal" and value is not None):
+            raise ValueError(f"{name} is not for a tensor, which is drawn as it is: leave {name} out.")
 
 
 def check_arguments(
@@ -60,17 +76,17 @@ def check_directions(subjects: list[Subject], causal: bool | None) -> None:
         )
 
 
-def values_shown(subjects: list[Subject], show: str | None) -> Values:
+def values_shown(subjects: list[Subject], show: str | None) -> Quantity:
     """Which values are drawn: bias, scores or weights."""
-    kinds: dict[str, Values] = {}
+    kinds: dict[str, Quantity] = {}
     for subject in subjects:
         without = [layer.number for layer in subject.layers if layer.form is None]
         if show == "bias" and without:
             some = len(without) < len(subject.layers)
             name = f"layer {without[0]} of {subject.label}" if some else f"{subject.encoding} (place: {subject.place})"
             raise ValueError(f"{name} adds no bias: show the scores or the weights.")
-        default: Values = "bias" if not without and subject.place == "score" else "scores"
-        kinds[subject.label] = cast(Values, show) if show in get_args(Values) else default
+        default: Quantity = "bias" if not without and subject.place == "score" else "scores"
+        kinds[subject.label] = cast(Quantity, show) if show in get_args(Quantity) else default
     if len(set(kinds.values())) > 1:
         listed = ", ".join(f"{kind} of {label}" for label, kind in kinds.items())
         raise ValueError(

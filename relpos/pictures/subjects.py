@@ -9,9 +9,9 @@ import torch
 
 from relpos.encodings.registry import encoding, names
 from relpos.forms.encoding import Encoding
-from relpos.maps.cells import PIXELS
 from relpos.maps.heads.positional_part import equal_tokens
-from relpos.maps.layers import Layer, encoding_layer, layers_without_input, model_layers, open_layer
+from relpos.maps.layer import Layer, encoding_layer, layers_without_input, model_layers, open_layer
+from relpos.maps.map import PIXELS
 from relpos.pictures import captions
 from relpos.pictures.defaults import HEAD_DIM, HEADS, LENGTH, MOST_LABELS
 from relpos.system.errors import unknown
@@ -148,7 +148,7 @@ def model_subject(
     model, family = run.model, run.family
     _refuse_sizes(str(run.folder), family.heads(model), heads, head_dim, options)
     depth = family.depth(model)
-    numbers = _layer_numbers(layer, depth)
+    numbers = layer_numbers(layer, depth)
     shown, *rest = _inputs(run, length, seed, text, windows)
     other = rest[0] if rest else None
     static = layers_without_input(family, model, len(shown.ids), numbers) if input_free else None
@@ -183,7 +183,7 @@ def model_subject(
         "compared_with": None if other is None else captions.input_words(other),
         **({"averaged_with": [captions.input_words(sample) for sample in averaged]} if windows > 1 else {}),
     }
-    named = [_token_name(run.tokenizer.decode([int(token)])) for token in shown.ids[: MOST_LABELS + 1]]
+    named = [token_name(run.tokenizer.decode([int(token)])) for token in shown.ids[: MOST_LABELS + 1]]
     name, place = family.positions(model, numbers)
     whose = f"{family.title}{preset}" if run.settings is not None else f"{family.title} ({run.folder.name})"
     heading = f"{name}, {whose}, {which}"
@@ -215,7 +215,7 @@ def _image_subject(
     if not input_free:
         kind = type(run.model).__name__
         raise ValueError(f"{kind} reads {run.model.main_input_name}, not text: only its bias can be drawn.")
-    subject = tables_subject(run, positions, _layer_numbers(layer, len(positions)))
+    subject = tables_subject(run, positions, layer_numbers(layer, len(positions)))
     _refuse_sizes(str(run.folder), subject.layers[0].heads, heads, head_dim, options)
     return subject
 
@@ -232,7 +232,7 @@ def _fetched_subject(what: str, length: int, layer: str | int) -> Subject | None
     if fetched is None:
         return None
     model, positions, read = fetched
-    numbers = _layer_numbers(layer, len(positions))
+    numbers = layer_numbers(layer, len(positions))
     layers = []
     for number in numbers:
         bias = positions[number - 1].bias_by_distance
@@ -288,7 +288,8 @@ def _inputs(
         return [shown]
 
 
-def _layer_numbers(layer: str | int, depth: int) -> list[int]:
+def layer_numbers(layer: str | int, depth: int) -> list[int]:
+    """The layers that are drawn: last, all, or a number; 1 is the first."""
     if layer == "all":
         return list(range(1, depth + 1))
     if layer == "last":
@@ -298,7 +299,7 @@ def _layer_numbers(layer: str | int, depth: int) -> list[int]:
     return [int(layer)]
 
 
-def _token_name(token: str) -> str:
+def token_name(token: str) -> str:
     """The label of a token on an axis: spaces and newlines made visible, long tokens cut."""
     shown = token.replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "⏎")
     return shown if len(shown) <= 12 else shown[:11] + "…"

@@ -43,10 +43,10 @@ def check_not_empty(name: str, value: object) -> None:
 def refuses_empty_strings(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Decorate a function so that it refuses empty strings, with `check_not_empty`.
 
-    Arguments whose default is an empty string may be empty.
+    Arguments whose default is an empty string may be empty, and tokens may be spaces.
     """
     parameters = inspect.signature(function).parameters
-    checked = {name for name, parameter in parameters.items() if parameter.default != ""}
+    checked = {name for name, parameter in parameters.items() if parameter.default != "" and name != "tokens"}
 
     @functools.wraps(function)
     def with_check(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

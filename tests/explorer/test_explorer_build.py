@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SOURCES = Path(__file__).parents[2] / "explorer"
-STATIC = SOURCES.parent / "relpos" / "view" / "explorer" / "static"
+STATIC = SOURCES.parent / "relpos" / "explorer" / "static"
 
 
 def hash_of(folder: Path) -> str:

@@ -10,7 +10,7 @@ from explorer import client, get_tile, levels, make_scene, reduced_tile
 
 import relpos
 from relpos.explorer.model_subjects import ModelSubject
-from relpos.maps.layers import model_layers
+from relpos.maps.layer import model_layers
 from relpos.training.training import train
 
 

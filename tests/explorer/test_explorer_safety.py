@@ -21,7 +21,7 @@ from relpos.explorer.explore import explore
 from relpos.explorer.scenes import Scene, SceneStore, scene_hash
 from relpos.explorer.server import Server, open_port
 from relpos.explorer.subjects import EncodingSubject
-from relpos.maps.deadline import check_time, within
+from relpos.maps.computing import check_time, within
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import relpos
 from relpos.maps import map as maps
-from relpos.maps.layers import encoding_layer, open_layer
-from relpos.maps.map import compute_map
-from relpos.maps.scaled_maps import has_pieces
+from relpos.maps.layer import encoding_layer, open_layer
+from relpos.maps.map import map_of_layer
+from relpos.maps.scaled import has_pieces
 from relpos.models.layer_call import LayerCall
 from relpos.pictures import draw
 from relpos.pictures.picture_checks import check_directions
@@ -109,7 +109,7 @@ def test_tiles_reduce_to_what_the_dense_map_reduces_to(name, show, length, pixel
     show = "scores" if opened.layer.form is None else show
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(maps, "NUMBERS", numbers)
-        computed = compute_map(opened.layer, show, other.layer, pixels)
+        computed = map_of_layer(opened.layer, show, other.layer, pixels)
     values, compared = opened.dense(show), other.dense(show)
     assert computed.mean.shape[-1] <= pixels
     assert not computed.causal
@@ -132,8 +132,8 @@ def test_tiles_reduce_to_what_the_dense_map_reduces_to(name, show, length, pixel
 @pytest.mark.parametrize("name", ["alibi", "clipped", "t5"])
 def test_a_long_bias_of_the_distance_is_exact_without_its_entries(name, length, monkeypatch):
     opened = Opened(encoding(name), length)
-    monkeypatch.setattr(maps, "tiles", lambda layer: pytest.fail("the entries were computed"))
-    computed = compute_map(opened.layer, "bias", opened.layer)
+    monkeypatch.setattr(maps, "_pass_over_entries", lambda *arguments: pytest.fail("the entries were computed"))
+    computed = map_of_layer(opened.layer, "bias", opened.layer)
     values = opened.dense("bias")
     assert computed.cell == math.ceil(length / 512)
     for ours, direct in zip((computed.low, computed.mean, computed.high), reduce(values, computed.cell), strict=True):
@@ -150,7 +150,7 @@ def test_a_long_bias_of_symmetric_fire_is_computed_entry_by_entry():
     opened = Opened(encoding("symmetric fire"), 600)
     assert has_pieces(encoding_layer(opened.position, 600).form)
     assert not has_pieces(opened.layer.form)
-    computed = compute_map(opened.layer, "bias")
+    computed = map_of_layer(opened.layer, "bias")
     assert computed.cell == 2
     for ours, direct in zip((computed.low, computed.mean, computed.high), reduce(opened.dense("bias"), 2), strict=True):
         np.testing.assert_allclose(ours, direct, rtol=1e-5, atol=1e-6)
@@ -160,7 +160,7 @@ def test_a_long_bias_of_symmetric_fire_is_computed_entry_by_entry():
 def test_a_short_bias_of_the_distance_is_exactly_uniform(name):
     """Also where sums of squares would round: the deviations from the first entry of a diagonal are exactly 0."""
     opened = Opened(encoding(name), 141)
-    computed = compute_map(opened.layer, "bias", Opened(opened.position, 141).layer)
+    computed = map_of_layer(opened.layer, "bias", Opened(opened.position, 141).layer)
     assert computed.uniformity.heads == [1.0] * HEADS
     assert computed.context.heads == [0.0] * HEADS
 
@@ -168,7 +168,7 @@ def test_a_short_bias_of_the_distance_is_exactly_uniform(name):
 def test_a_negative_distance_is_a_key_after_the_query():
     """The table of `clipped` begins with distance −limit."""
     position = encoding("clipped")
-    computed = compute_map(encoding_layer(position, 20, causal=False), "bias")
+    computed = map_of_layer(encoding_layer(position, 20, causal=False), "bias")
     table = position.table.detach().numpy()
     np.testing.assert_array_equal(computed.profile[1], table[:, position.limit - 19 : position.limit + 20])
 

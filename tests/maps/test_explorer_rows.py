@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import relpos
 from relpos.maps.entries import Entries
-from relpos.maps.layer_sources import flat_source, layer_source
-from relpos.maps.layers import open_layer
-from relpos.maps.rank_one_rows import RankOneRows
-from relpos.maps.scaled_rows import ScaledRows
-from relpos.maps.sources import Source
+from relpos.maps.head_values import flat_values, head_values
+from relpos.maps.layer import open_layer
+from relpos.maps.rank_one import RankOneValues
+from relpos.maps.scaled import ScaledValues
+from relpos.maps.values import HeadValues
 from relpos.models.layer_call import LayerCall
 
 
@@ -46,16 +46,16 @@ def make_layer(name, length, heads=3, key_heads=3, seed=0, **arguments):
 )
 def test_cells_by_rows_agree_with_the_entries(name, length, size, seed):
     layer, *_ = make_layer(name, length, seed=seed)
-    source = layer_source(layer, seed % 3, "bias")
-    assert isinstance(source, ScaledRows if name == "fire" else RankOneRows)
+    source = head_values(layer, seed % 3, "bias")
+    assert isinstance(source, ScaledValues if name == "fire" else RankOneValues)
     side = -(-length // size)
     generator = torch.Generator().manual_seed(seed)
     row, column = (int(torch.randint(side, (), generator=generator)) for _ in range(2))
     ours = source.cells(row, side - row, column, side - column, size).planes
-    theirs = Source.cells(Entries(layer, seed % 3, "bias"), row, side - row, column, side - column, size).planes
+    theirs = HeadValues.cells(Entries(layer, seed % 3, "bias"), row, side - row, column, side - column, size).planes
     scale = float(theirs[theirs.isfinite()].abs().max()) if theirs.isfinite().any() else 1.0
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * max(1.0, scale), equal_nan=True)
-    expected = Source.extremes_without_first_key(Entries(layer, seed % 3, "bias"))
+    expected = HeadValues.extremes_without_first_key(Entries(layer, seed % 3, "bias"))
     assert source.extremes_without_first_key() == pytest.approx(expected, rel=1e-4, abs=1e-5 * max(1.0, scale))
 
 
@@ -67,7 +67,7 @@ def test_scores_and_weights_are_those_of_attention(name, key_heads, arguments):
     dense = relpos.scores(q, k, position, hidden=hidden, **arguments)[0]
     for show, computed in (("scores", dense), ("weights", dense.softmax(-1))):
         values = computed.masked_fill(dense == -torch.inf, torch.nan).numpy()[2]
-        source = layer_source(layer, 2, show)
+        source = head_values(layer, 2, show)
         for level in levels(length):
             side = -(-length // 2**level)
             ours = source.cells(0, min(side, 256), 0, min(side, 256), 2**level).planes.numpy()
@@ -79,7 +79,7 @@ def test_weights_leave_a_share_to_a_learned_sink():
     layer, q, k, _, position = make_layer("alibi", 50, sinks=torch.tensor([0.5, 1.0, 2.0]))
     dense = relpos.scores(q, k, position)[0, 1]
     with_sink = torch.cat([dense, torch.ones(50, 1, dtype=torch.float64)], dim=1).softmax(-1)[:, :50]
-    ours = layer_source(layer, 1, "weights").block(0, 50, 0, 50).nan_to_num()
+    ours = head_values(layer, 1, "weights").block(0, 50, 0, 50).nan_to_num()
     torch.testing.assert_close(ours.double(), with_sink, atol=1e-6, rtol=1e-5)
 
 
@@ -89,13 +89,13 @@ def test_entropy_is_that_of_the_rows():
     expected = torch.special.entr(weights).sum(-1)
     torch.testing.assert_close(Entries(layer, 1, "weights").entropy.double(), expected, atol=1e-4, rtol=1e-4)
     flat = torch.special.entr(position.map(120)[1].softmax(-1)).sum(-1).mean()
-    assert flat_source(layer, 1).mean_entropy == pytest.approx(float(flat), rel=1e-6)
+    assert flat_values(layer, 1).mean_entropy == pytest.approx(float(flat), rel=1e-6)
 
 
 def test_flat_of_a_bias_that_is_no_function_of_the_distance():
     layer, _, _, hidden, position = make_layer("cable", 90)
     dense = position.map(hidden=hidden)[0, 1].softmax(-1)
-    ours = flat_source(layer, 1).block(0, 90, 0, 90).nan_to_num()
+    ours = flat_values(layer, 1).block(0, 90, 0, 90).nan_to_num()
     torch.testing.assert_close(ours.double(), dense, atol=1e-5, rtol=1e-4)
 
 
@@ -104,7 +104,7 @@ def test_forms_that_read_complete_rows(name):
     layer, q, k, hidden, position = make_layer(name, 60)
     dense = relpos.scores(q, k, position, hidden=hidden)[0, 1]
     dense = dense.masked_fill(dense == -torch.inf, torch.nan)
-    ours = layer_source(layer, 1, "scores").block(10, 50, 5, 45)
+    ours = head_values(layer, 1, "scores").block(10, 50, 5, 45)
     torch.testing.assert_close(ours.double(), dense[10:50, 5:45], atol=1e-4, rtol=1e-4, equal_nan=True)
 
 
@@ -145,7 +145,7 @@ def test_a_tile_of_a_long_rank_one_map_is_exact():
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_tile_of_a_long_fire_map_is_exact(seed):
     layer, *_ = make_layer("fire", 5000, seed=seed)  # longer than FIRE's threshold, from which on rows are scaled
-    source, entries = layer_source(layer, 1, "bias"), Entries(layer, 1, "bias")
+    source, entries = head_values(layer, 1, "bias"), Entries(layer, 1, "bias")
     ours = source.cells(0, 157, 0, 157, 32).planes
     for row, column in ((3, 1), (156, 0), (156, 155), (100, 100), (156, 156), (60, 55), (140, 3)):
         theirs = entries.block(32 * row, min(32 * row + 32, 5000), 32 * column, min(32 * column + 32, 5000)).double()
@@ -158,5 +158,5 @@ def test_a_map_whose_rows_grow_faster_than_its_table_is_reduced_entry_by_entry()
     layer, *_ = make_layer("fire", 100)
     form = replace(layer.form, row=torch.arange(1.0, 101.0)[None] ** 3)
     faster = replace(layer, form=form)
-    assert isinstance(layer_source(layer, 0, "bias"), ScaledRows)
-    assert not isinstance(layer_source(faster, 0, "bias"), ScaledRows)
+    assert isinstance(head_values(layer, 0, "bias"), ScaledValues)
+    assert not isinstance(head_values(faster, 0, "bias"), ScaledValues)

@@ -9,10 +9,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import relpos
-from relpos.maps.by_distance import ByDistance
-from relpos.maps.flat_rows import FlatRows
-from relpos.maps.head_maps import HeadMap
-from relpos.maps.sources import Source
+from relpos.maps.pyramid import HeadMap
+from relpos.maps.toeplitz import ByDistance, FlatContent
+from relpos.maps.values import HeadValues, TensorValues
 
 STATIC = ["alibi", "kerple_log", "kerple_power", "t5", "clipped", "sandwich", "window", "fire"]
 
@@ -83,12 +82,12 @@ def test_any_cells_of_any_length_agree_with_the_entries(length, size, causal, hi
         values[len(values) - length] = 0.5  # distance 0 is seen, so that every row has a key
     side = -(-length // size)
     row, column = (int(torch.randint(side, (), generator=generator)) for _ in range(2))
-    for source in (ByDistance(values, length), FlatRows(ByDistance(values, length))):
+    for source in (ByDistance(values, length), FlatContent(ByDistance(values, length))):
         ours = source.cells(row, side - row, column, side - column, size).planes
-        theirs = Source.cells(source, row, side - row, column, side - column, size).planes
+        theirs = HeadValues.cells(source, row, side - row, column, side - column, size).planes
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6, equal_nan=True)
         low, high = source.extremes_without_first_key()
-        expected = Source.extremes_without_first_key(source)
+        expected = HeadValues.extremes_without_first_key(source)
         if np.isfinite(expected[0]):
             assert (low, high) == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
@@ -97,13 +96,7 @@ def test_a_pyramid_has_the_same_cells_as_the_entries():
     generator = torch.Generator().manual_seed(0)
     entries = torch.randn(1100, 1100, generator=generator).masked_fill(torch.ones(1100, 1100).triu(1).bool(), torch.nan)
 
-    class Given(Source):
-        length = 1100
-
-        def block(self, first, end, left, right):
-            return entries[first:end, left:right]
-
-    head_map = HeadMap(Given())
+    head_map = HeadMap(TensorValues(entries))
     head_map.base = 1  # as if the length were far greater
     for level in (1, 2, 3):
         ours = head_map.tile(level, 0, 0).numpy()

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 import relpos
 from relpos.maps import map as maps
-from relpos.maps.cells import Cells
-from relpos.maps.diagonals import Diagonals
-from relpos.maps.layers import encoding_layer, model_layers, open_layer
-from relpos.maps.map import compute_map
-from relpos.maps.scaled_maps import ScaledMap
+from relpos.maps.head_values import head_values
+from relpos.maps.layer import encoding_layer, model_layers, open_layer
+from relpos.maps.map import map_of_layer
+from relpos.maps.values import HeadValues
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 from relpos.models.family import family_of
 from relpos.models.layer_call import LayerCall
@@ -128,7 +127,7 @@ def test_tiles_reduce_to_what_the_dense_map_reduces_to(name, length, pixels, num
     layer, second = encoding_layer(position, length), encoding_layer(position, length)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(maps, "NUMBERS", numbers)
-        computed = compute_map(layer, show, second, pixels)
+        computed = map_of_layer(layer, show, second, pixels)
     assert computed.mean.shape[-1] <= pixels
     full, compared = dense(layer, show), dense(second, show)
     for ours, direct in zip((computed.low, computed.mean, computed.high), cells(full, computed.cell), strict=True):
@@ -161,7 +160,7 @@ def test_constant_maps_have_no_context_dependence_and_no_uniformity(name):
         with torch.no_grad():
             position.steps.bias.fill_(-100.0)  # every gate is closed
     first, second = (encoding_layer(position, 20) for _ in range(2))
-    computed = compute_map(first, "bias" if name == "cable" else "scores", second)
+    computed = map_of_layer(first, "bias" if name == "cable" else "scores", second)
     assert computed.context.heads == computed.uniformity.heads == [None] * HEADS
     assert computed.context.overall is computed.uniformity.overall is None
 
@@ -169,10 +168,10 @@ def test_constant_maps_have_no_context_dependence_and_no_uniformity(name):
 def test_one_constant_head_leaves_the_numbers_of_the_others_alone():
     position = encoding("cable")
     layers = [encoding_layer(position, 20) for _ in range(2)]
-    before = compute_map(layers[0], "bias", layers[1])
+    before = map_of_layer(layers[0], "bias", layers[1])
     for layer in layers:
         layer.form.total[:, 1] = 0.0
-    computed = compute_map(layers[0], "bias", layers[1])
+    computed = map_of_layer(layers[0], "bias", layers[1])
     assert computed.uniformity.heads == [before.uniformity.heads[0], None, before.uniformity.heads[2]]
     assert computed.context.heads == [before.context.heads[0], None, before.context.heads[2]]
     assert 0 < computed.uniformity.overall < 1
@@ -181,7 +180,7 @@ def test_one_constant_head_leaves_the_numbers_of_the_others_alone():
 @pytest.mark.parametrize("length", [40, 1100])  # written out in full, and from the last rows alone
 @pytest.mark.parametrize("name", TOEPLITZ)
 def test_static_encodings_are_exactly_uniform_and_exactly_free_of_context(name, length):
-    computed = compute_map(encoding_layer(encoding(name), length), "bias", encoding_layer(encoding_of(name), length))
+    computed = map_of_layer(encoding_layer(encoding(name), length), "bias", encoding_layer(encoding_of(name), length))
     constant = float(np.nanmin(computed.low)) == float(np.nanmax(computed.high))  # as of a window: no ratio exists
     uniformity, context = (None, None) if constant else (1.0, 0.0)
     assert (computed.uniformity.overall, computed.context.overall) == (uniformity, context)
@@ -198,12 +197,12 @@ def encoding_of(name):
 def test_a_learned_table_that_differs_by_input_is_not_free_of_context():
     """So the test above can fail."""
     first, second = (encoding_layer(encoding("clipped"), 1100) for _ in range(2))
-    assert compute_map(first, "bias", second).context.overall > 0.5
+    assert map_of_layer(first, "bias", second).context.overall > 0.5
 
 
 def test_numbers_over_all_heads_pool_their_sums_of_squares():
     layer, second = (encoding_layer(encoding("cable"), 30) for _ in range(2))
-    computed = compute_map(layer, "bias", second)
+    computed = map_of_layer(layer, "bias", second)
     rows, columns = np.tril_indices(30)
     weight = dense(layer, "bias")[:, rows, columns].var(1)
     expected = 1 - sum((1 - u) * w for u, w in zip(computed.uniformity.heads, weight, strict=True)) / weight.sum()
@@ -214,7 +213,7 @@ def test_numbers_over_all_heads_pool_their_sums_of_squares():
 def test_unrelated_maps_have_a_context_dependence_of_about_one():
     q, k = torch.randn(2, 1, 2, 200, 64)
     other_q, other_k = torch.randn(2, 1, 2, 200, 64)
-    computed = compute_map(
+    computed = map_of_layer(
         open_layer(1, LayerCall(q, k, None, {})), "scores", open_layer(1, LayerCall(other_q, other_k, None, {}))
     )
     assert computed.context.overall == pytest.approx(1, abs=0.02)
@@ -229,7 +228,7 @@ def test_a_key_that_a_bias_hides_is_not_counted():
 
     position = Window(2, 8)
     for length in (20, 600):
-        computed = compute_map(encoding_layer(position, length), "bias", encoding_layer(position, length))
+        computed = map_of_layer(encoding_layer(position, length), "bias", encoding_layer(position, length))
         assert computed.range() == (-5 / 16, 0.0)
         assert computed.uniformity.overall == 1.0
         assert computed.context.overall == 0.0
@@ -245,27 +244,55 @@ def test_broken_weights_get_a_sentence():
 
 
 @pytest.mark.parametrize("length", [1, 2, 37, 300])
-def test_fire_by_its_pieces_is_fire_entry_by_entry(length):
-    """With a threshold within the sequence, and a function that rises and falls."""
-    position = encoding("fire", length=20)
-    with torch.no_grad():
-        for parameter in (position.inner.weight, position.inner.bias, position.outer.weight):
-            parameter.normal_()
+@pytest.mark.parametrize("name", ["fire", "cable", "cable_nw", "forgetting"])
+def test_cells_and_diagonals_from_the_form_are_those_of_the_entries(name, length):
+    """FIRE with a threshold within the sequence, and a function that rises and falls."""
+    position = encoding(name, **({"length": 20} if name == "fire" else {}))
+    if name == "fire":
+        with torch.no_grad():
+            for parameter in (position.inner.weight, position.inner.bias, position.outer.weight):
+                parameter.normal_()
     layer = encoding_layer(position, length)
-    direct, computed = Cells(HEADS, length, 30), Cells(HEADS, length, 30)
-    values = layer.rows("bias", 0, length - 1).double()
-    direct.add(values, 0)
-    scaled = ScaledMap(layer.form)
+    values = head_values(layer, 1, "bias")
+    assert values.closed
+    size = -(-length // 30)
+    side = -(-length // size)
     with torch.no_grad():
-        scaled.fill_cells(computed, lambda done: None)
-    for name in ("low", "high", "total", "count"):
-        torch.testing.assert_close(getattr(computed, name), getattr(direct, name), rtol=1e-5, atol=1e-4)
-    direct, computed = Diagonals(HEADS, length), Diagonals(HEADS, length)
-    direct.add(values, 0)
+        for ours, direct in zip(
+            values.cells(0, side, 0, side, size), HeadValues.cells(values, 0, side, 0, side, size), strict=True
+        ):
+            torch.testing.assert_close(ours.double(), direct.double(), rtol=1e-5, atol=1e-4)
+        computed, direct = values.diagonals(), HeadValues.diagonals(values)
+        exact = ("count", "mean", "variance", "within", "between", *(("low", "high") if computed.extremes else ()))
+        for name_ in (*exact, "largest"):
+            torch.testing.assert_close(getattr(computed, name_), getattr(direct, name_), rtol=1e-5, atol=1e-4)
+        profile = values.profile(torch.arange(length))
+        torch.testing.assert_close(profile, direct.profile[:, 0], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("show", ["bias", "scores", "weights"])
+@pytest.mark.parametrize("name", ["kerple_log", "cable", "fire", "sum", "cope", "nope"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_profile_is_that_of_the_diagonals(name, show, causal):
+    position = encoding(name)
+    if (show == "bias" and position.place != "score") or not (causal or position.bidirectional):
+        return
+    values = head_values(encoding_layer(position, 40, causal), 1, show)
+    distances = torch.tensor([0, 1, 5, 39] if causal else [-39, -3, 0, 1, 39])
     with torch.no_grad():
-        scaled.fill_diagonals(computed)
-    for name in ("count", "mean", "low", "high", "within", "between"):
-        torch.testing.assert_close(getattr(computed, name), getattr(direct, name), rtol=1e-5, atol=1e-4)
+        dense = values.block(0, 40, 0, 40).double()
+        expected = []
+        for distance in distances.tolist():
+            along = dense.diagonal(-distance)
+            expected.append(torch.stack([along.min(), along.mean(), along.max()]))
+        torch.testing.assert_close(values.profile(distances), torch.stack(expected, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_the_distance_between_two_inputs_follows_from_running_sums():
+    first, second = (head_values(encoding_layer(encoding("cable"), 200), 0, "bias") for _ in range(2))
+    apart = (first.block(0, 200, 0, 200) - second.block(0, 200, 0, 200)).double().square().nansum()
+    assert first.squared_difference(second) == pytest.approx(float(apart), rel=1e-5)
+    assert first.squared_difference(first) == 0
 
 
 @pytest.mark.slow

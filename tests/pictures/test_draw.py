@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from relpos.cli import app
 from relpos.cli.pictures import Progress
-from relpos.maps.layers import model_layers
-from relpos.maps.map import compute_map
+from relpos.maps.layer import model_layers
+from relpos.maps.map import map_of_layer
 from relpos.pictures import draw
 from relpos.runs.inputs import heldout_samples
 from relpos.runs.run import open_run
@@ -200,15 +200,15 @@ def test_a_bias_that_is_the_same_for_every_input_is_drawn_without_reading_one(ru
     run = open_run(runs / "fire")
     text = " ".join([text_of(runs)] * 40)
     ids = torch.tensor(run.tokenizer(text)["input_ids"][:length])
-    expected = compute_map(model_layers(run.family, run.model, ids, [4])[0], "bias")
+    expected = map_of_layer(model_layers(run.family, run.model, ids, [4])[0], "bias")
 
     def read(*args, **kwargs):
         raise AssertionError("the model has read its input")
 
     monkeypatch.setattr(run.model.transformer, "forward", read)
-    (layer_map,) = draw(run, text=text, length=length).maps
-    np.testing.assert_array_equal(layer_map.mean, expected.mean)
-    np.testing.assert_array_equal(layer_map.profile, expected.profile)
+    (drawn,) = draw(run, text=text, length=length).maps
+    np.testing.assert_array_equal(drawn.mean, expected.mean)
+    np.testing.assert_array_equal(drawn.profile, expected.profile)
     with pytest.raises(AssertionError, match="has read"):
         draw(run, text=text, length=length, show="scores")
 

@@ -53,7 +53,7 @@ export interface SceneRequest {
 export interface Subject {
   id: string;
   name: string;
-  kind: "encoding" | "model";
+  kind: "encoding" | "model" | "tensor";
   encoding: string | null;
   family: string | null;
   layers: number;

@@ -14,18 +14,16 @@ the head's mass and that of a fitted curve: the share of the mass that would hav
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from relpos.maps.heads.curve_fits import CURVES, Fit, fit_curves
+from relpos.maps.computing import one_thread
+from relpos.maps.heads.curve_fits import CURVES, Fit, Wave, fit_curves, fit_wave, row_sums
 from relpos.maps.heads.mass_profiles import MassProfile, half_distances, stacked
-from relpos.maps.heads.row_sums import row_sums
-from relpos.maps.heads.waves import Wave, fit_wave
 
 Kind = Literal["previous token", "next token", "decaying", "flat", "periodic", "sink", "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -87,17 +85,6 @@ def class_heads(profiles: Sequence[MassProfile]) -> list[list[HeadClass]]:
             for place in places:
                 classes[place] = [replace(next(heads), head=head + 1) for head in range(profiles[place].heads)]
     return classes
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """For the many small sums of a fit: several threads take up to six times as long on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _class_together(profile: MassProfile) -> list[HeadClass]:

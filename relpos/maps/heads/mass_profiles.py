@@ -8,7 +8,7 @@ from torch import Tensor
 
 from relpos.attend.by_distance import mass_of_call
 from relpos.forms.bias import Toeplitz, terms
-from relpos.maps.layers import Layer
+from relpos.maps.layer import Layer
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from relpos.forms.rotation import turn
 from relpos.maps.diagonals import Diagonals
-from relpos.maps.layers import Layer
-from relpos.maps.map import tiles
+from relpos.maps.head_values import all_heads
+from relpos.maps.layer import Layer
+from relpos.maps.map import NUMBERS
 from relpos.models.layer_call import Turns
 
 if TYPE_CHECKING:
@@ -46,11 +47,14 @@ def layer_scores(layer: Layer) -> ScoreProfile:
     Returns:
         Mean and standard deviation over all pairs, with windows = 1.
     """
-    diagonals = Diagonals(layer.heads, layer.length, layer.causal)
-    for first, last in tiles(layer):
-        values = layer.rows("scores", first, last).double()
-        values[:, :, 0] = torch.nan
-        diagonals.add(values, first)
+    heads = all_heads(layer, "scores")
+    parts = [Diagonals(1, layer.length, layer.causal) for _ in heads]
+    for first, end in heads[0].row_blocks(NUMBERS):
+        for head, part in zip(heads, parts, strict=True):
+            values = head.block(first, end, 0, end if layer.causal else layer.length).double()
+            values[:, 0] = torch.nan
+            part.add(values[None], first)
+    diagonals = Diagonals.joined(parts)
     distances = torch.arange(0 if layer.causal else 1 - layer.length, layer.length)
     return ScoreProfile(layer.number, 1, distances, diagonals.mean, diagonals.variance.sqrt())
 

@@ -1,58 +1,58 @@
-"""A bias of the form Scaled (FIRE), reduced to cells with the linear pieces of its function.
+"""A bias of the form Scaled (FIRE), reduced with the linear pieces of its function.
 
-f is linear between knots, and x_ij = table[i − j] / row_i never decreases with i, nor with the distance along a row. So
+f is linear between knots, and x_ij = table[i − j] / row_i never decreases with i, nor with the distance along a row,
+nor increases along a diagonal. So
 
 - the extremes of a cell are among two of its corners and, where the slope of f changes its sign, the entries beside
   that knot;
 - F_i(e), the sum of f over the distances below e, follows from cumulative sums of the table. Over the queries of a row
-  of cells, Σ_i F_i is a product of matrices, plus what the knots add that only some of these queries are beyond.
+  of cells, Σ_i F_i is a product of matrices, plus what the knots add that only some of these queries are beyond;
+- the entries of a diagonal that lie on one piece are contiguous: their sums follow from cumulative sums of 1 / row.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from relpos.attend.hinges import hinges
 from relpos.forms.bias import Scaled
-from relpos.maps.deadline import check_time
-from relpos.maps.entries import Entries
-from relpos.maps.layers import Layer
-from relpos.maps.scaled_maps import ScaledMap
-from relpos.maps.sources import Source, Sums
+from relpos.maps.computing import check_time
+from relpos.maps.diagonals import Diagonals, counts
+from relpos.maps.layer import Layer, form_of_head
+from relpos.maps.values import Cells, HeadValues
 
 COARSE = 4  # queries per cell from which cells are reduced this way
 NUMBERS = 2**18  # values that are materialised at a time
 ROUNDING = 1e-5  # relative: the table is in float32
 
 
-class ScaledRows(Source):
-    """A causal bias of the form Scaled (`rises`).
+class ScaledValues(HeadValues):
+    """A causal bias of the form Scaled for which `has_pieces` holds.
 
     Args:
         layer: The layer.
         head: The head; 0 is the first.
     """
 
-    cheap = True
+    closed = causal = True
 
     def __init__(self, layer: Layer, head: int) -> None:
-        assert isinstance(layer.form, Scaled)
-        self.length, self.entries = layer.length, Entries(layer, head, "bias")
-        whole = ScaledMap(layer.form)
-        self.table, self.row, self.inverse, self.before = whole.table, whole.row, whole.inverse, whole.before
-        base, gain, bend = whole.base[head], whole.gain[head], whole.bend[head]
+        form = form_of_head(layer, head)
+        assert isinstance(form, Scaled)
+        self.length, self.form = layer.length, form
+        self.table, self.row = form.table.double(), form.row[0].double()
+        self.inverse = 1 / self.row
+        self.before = F.pad(self.table.cumsum(0), (1, 0))  # the sum over all shorter distances
+        knot, base, gain, bend = hinges(form, self.inverse)
         # On piece p, beyond p knots, f(x) = constant[p] + slope[p]·x. Knots that all x or no x lie beyond do not count.
-        always = int((whole.knot < 0).sum())
-        inside = slice(always, always + int(((whole.knot >= 0) & (whole.knot < float(self._largest(whole)))).sum()))
+        largest = (self.table[: self.length] * self.inverse).amax()  # x of the farthest key of some query
+        always = int((knot < 0).sum())
+        inside = slice(always, always + int(((knot >= 0) & (knot < largest)).sum()))
         pieces = slice(inside.start, inside.stop + 1)
-        self.knot, self.bend = whole.knot[inside].contiguous(), bend[inside]
-        self.constant = (base - F.pad((bend * whole.knot).cumsum(0), (1, 0)))[pieces]
-        self.slope = (gain + F.pad(bend.cumsum(0), (1, 0)))[pieces]
+        self.knot, self.bend = knot[inside].contiguous(), bend[0, inside]
+        self.constant = (base - F.pad((bend[0] * knot).cumsum(0), (1, 0)))[pieces]
+        self.slope = (gain + F.pad(bend[0].cumsum(0), (1, 0)))[pieces]
         self.turning = (self.slope[:-1] * self.slope[1:] < 0).nonzero()[:, 0]  # knots at which f has an extreme
-
-    @staticmethod
-    def _largest(whole: ScaledMap) -> Tensor:
-        """The largest x: that of the farthest key of some query."""
-        return (whole.table[: whole.length] * whole.inverse).amax()
 
     def block(self, first: int, end: int, left: int, right: int) -> Tensor:
         i, j = torch.arange(first, end)[:, None], torch.arange(left, right)
@@ -68,12 +68,10 @@ class ScaledRows(Source):
         """The first distance beyond each knot, of each query: (queries, knots)."""
         return torch.searchsorted(self.table, knot * self.row[i, None], right=True)
 
-    def cells(self, row: int, rows: int, column: int, columns: int, size: int) -> Sums:
+    def cells(self, row: int, rows: int, column: int, columns: int, size: int) -> Cells:
         if size < COARSE:
             return super().cells(row, rows, column, columns, size)
-        low = torch.full((rows, columns), torch.inf, dtype=torch.float64)
-        high = torch.full((rows, columns), -torch.inf, dtype=torch.float64)
-        total, seen = torch.zeros(2, rows, columns, dtype=torch.float64)
+        low, total, high, seen = cells = Cells.empty(rows, columns)
         step = max(1, NUMBERS // (size * (len(self.knot) + 1)))  # rows of cells at a time
         for first in range(max(0, column - row), rows, step):  # rows before that see none of these columns
             check_time()
@@ -85,7 +83,7 @@ class ScaledRows(Source):
             here = (slice(first, last), slice(wide))
             low[here], high[here] = self._extremes(place, column, wide, size, after)
             total[here], seen[here] = self._sums(place, column, wide, size, after)
-        return Sums(low, total, high, seen)
+        return cells
 
     def _extremes(self, row: Tensor, column: int, columns: int, size: int, after: Tensor) -> tuple[Tensor, Tensor]:
         """Minimum and maximum of the cells of some rows of cells: (rows, columns) each."""
@@ -156,6 +154,40 @@ class ScaledRows(Source):
         count.masked_fill_(apart < 0, 0.0)
         return -under.diff(dim=1), -count.diff(dim=1)
 
+    def diagonals(self) -> Diagonals:
+        once, twice = (F.pad(x.cumsum(0), (1, 0)) for x in (self.inverse, self.inverse**2))
+        step = max(1, NUMBERS // len(self.slope))
+        diagonals = Diagonals(1, self.length)
+        diagonals.count = counts(self.length)[None]
+        for start in range(0, self.length, step):
+            check_time()
+            r = torch.arange(start, min(start + step, self.length))
+            table = self.table[r]  # (distances,)
+            first = self._values(table * self.inverse[r])
+            # Piece p holds the rows from edge[p + 1] (included) to edge[p] (excluded), since x decreases with the row.
+            edge = torch.searchsorted(self.row, table[:, None] / self.knot, right=False)  # (distances, knots)
+            edge = F.pad(F.pad(edge, (1, 0), value=self.length), (0, 1)).maximum(r[:, None]).cummin(dim=1).values
+            low, high = edge[:, 1:], edge[:, :-1]
+            number, inverse = (high - low).double(), once[high] - once[low]
+            offset = self.constant - first[:, None]  # (distances, pieces)
+            rise = self.slope * table[:, None]
+            squares = offset**2 * number + 2 * offset * rise * inverse + rise**2 * (twice[high] - twice[low])
+            diagonals.first[0, r] = first
+            diagonals.total[0, r] = (offset * number + rise * inverse).sum(dim=-1)
+            diagonals.squares[0, r] = squares.sum(dim=-1)
+            ends = torch.stack([low, high - 1]).clamp(max=self.length - 1)  # first and last row of each piece
+            value = self.constant + rise * self.inverse[ends]  # (2, distances, pieces)
+            empty = number == 0
+            diagonals.low[0, r] = value.masked_fill(empty, torch.inf).amin(dim=(0, -1))
+            diagonals.high[0, r] = value.masked_fill(empty, -torch.inf).amax(dim=(0, -1))
+        return diagonals
+
+    def squared_difference(self, other: HeadValues) -> float | None:
+        if not isinstance(other, ScaledValues):
+            return None
+        pairs = zip(self.form.tensors(), other.form.tensors(), strict=True)
+        return 0.0 if all(torch.equal(a, b) for (_, a), (_, b) in pairs) else None
+
     def extremes_without_first_key(self) -> tuple[float, float]:
         if self.length == 1:
             return super().extremes_without_first_key()
@@ -171,9 +203,17 @@ class ScaledRows(Source):
         return sum(x.nbytes for x in (self.table, self.row, self.inverse, self.before))
 
 
-def rises(form: Scaled) -> bool:
-    """Whether x_ij never decreases with i: each step of the table up to distance i is at least that of row i."""
+def has_pieces(form: object) -> bool:
+    """Whether a causal form can be reduced by its pieces.
+
+    Neither its table nor its rows may decrease, and x_ij must never decrease with i: each step of the table up to
+    distance i is at least that of row i.
+    """
+    if not isinstance(form, Scaled) or form.column is not None or form.where is not None:
+        return False
     table, row = form.table.double(), form.row[0].double()
+    if not (bool((table.diff() >= 0).all()) and bool((row.diff() >= 0).all())):
+        return False
     steps = (table[1:] / table[:-1])[: len(row) - 1]  # inf or NaN after a table entry of 0, which is no bound
     least = steps.nan_to_num(nan=torch.inf, posinf=torch.inf).cummin(dim=0).values
     return bool((least * (1 + ROUNDING) >= (row[1:] / row[:-1])[: len(least)]).all())

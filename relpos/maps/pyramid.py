@@ -1,4 +1,4 @@
-"""The map of one head in tiles: on demand from its source, or from a pyramid that is built once, in bounded memory."""
+"""The map of one head in tiles: on demand from its values, or from a pyramid that is built once, in bounded memory."""
 
 import threading
 from contextlib import nullcontext
@@ -7,8 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from relpos.maps.cores import all_cores
-from relpos.maps.sources import ENTRIES, Source, Sums
+from relpos.maps.computing import all_cores
+from relpos.maps.values import ENTRIES, Cells, HeadValues
 
 TILE = 256  # cells per side of a tile
 DIRECT = 3  # the highest level whose tiles are computed entry by entry: 2048 × 2048 entries
@@ -23,11 +23,11 @@ class HeadMap:
     the first that fits into one tile.
 
     Args:
-        source: Its values.
+        values: Its values.
     """
 
-    def __init__(self, source: Source) -> None:
-        self.source, self.length = source, source.length
+    def __init__(self, values: HeadValues) -> None:
+        self.values, self.length = values, values.length
         self.top = 0
         while self.length > TILE << self.top:
             self.top += 1
@@ -35,7 +35,7 @@ class HeadMap:
         while self.cells_at(self.base) > KEPT:
             self.base += 1
         self._lock = threading.Lock()
-        self._levels: dict[int, Sums] = {}
+        self._levels: dict[int, Cells] = {}
 
     def cells_at(self, level: int) -> int:
         """Cells per side at a level."""
@@ -56,25 +56,34 @@ class HeadMap:
                 f"{-(-self.cells_at(min(max(level, 0), self.top)) // TILE)} tiles per side."
             )
         rows, columns = (min(TILE, side - TILE * place) for place in (row, column))
-        if level < self.top and (level < self.base or self.source.cheap):
-            planes = self.source.cells(TILE * row, rows, TILE * column, columns, 1 << level).planes
-        else:
-            here = (slice(TILE * row, TILE * row + rows), slice(TILE * column, TILE * column + columns))
-            planes = Sums(*(x[here] for x in self.grid(level))).planes
+        planes = self.cells(level, TILE * row, rows, TILE * column, columns).planes
         out = torch.full((3, TILE, TILE), torch.nan)
         out[:, :rows, :columns] = planes
         return out
 
-    def grid(self, level: int) -> Sums:
+    def cells(self, level: int, row: int, rows: int, column: int, columns: int) -> Cells:
+        """Some cells of a level: from the values, or from the pyramid."""
+        if level < self.top and (level < self.base or self.values.closed):
+            return self.values.cells(row, rows, column, columns, 1 << level)
+        return self.grid(level).part(row, rows, column, columns)
+
+    def level_of(self, cells: int) -> int:
+        """The finest level with at most so many cells per side."""
+        level = 0
+        while self.cells_at(level) > cells:
+            level += 1
+        return level
+
+    def grid(self, level: int) -> Cells:
         """All cells of a level of the pyramid; they are computed once."""
         with self._lock:
             if level in self._levels:
                 return self._levels[level]
-            lowest = self.base if level >= self.base and not self.source.cheap else level
+            lowest = self.base if level >= self.base and not self.values.closed else level
             if lowest not in self._levels:
                 side = self.cells_at(lowest)
-                with nullcontext() if self.source.cheap else all_cores():
-                    self._levels[lowest] = self.source.cells(0, side, 0, side, 1 << lowest)
+                with nullcontext() if self.values.closed else all_cores():
+                    self._levels[lowest] = self.values.cells(0, side, 0, side, 1 << lowest)
             for above in range(lowest + 1, level + 1):
                 if above not in self._levels:
                     self._levels[above] = self._levels[above - 1].halved()
@@ -89,14 +98,14 @@ class HeadMap:
     @cached_property
     def range_without_sink(self) -> tuple[float, float]:
         """The smallest and the largest value without the first key."""
-        if self.source.cheap or self.length <= TILE:
-            return self.source.extremes_without_first_key()
+        if self.values.closed or self.length <= TILE:
+            return self.values.extremes_without_first_key()
         level = min(self.base, self.top)
         sums, size = self.grid(level), 1 << level
         low, high = float(sums.low[:, 1:].amin()), float(sums.high[:, 1:].amax())
         rows = max(1, ENTRIES // size)
         for first in range(0, self.length, rows):  # the other keys of the first column of cells
-            values = self.source.block(first, min(first + rows, self.length), 1, size)
+            values = self.values.block(first, min(first + rows, self.length), 1, size)
             seen = values.isfinite()
             low = min(low, float(torch.where(seen, values, torch.inf).amin()))
             high = max(high, float(torch.where(seen, values, -torch.inf).amax()))
@@ -106,13 +115,13 @@ class HeadMap:
         """One entry; None if the query does not see the key."""
         self._check("query", query)
         self._check("key", key)
-        value = float(self.source.block(query, query + 1, key, key + 1)[0, 0])
+        value = float(self.values.block(query, query + 1, key, key + 1)[0, 0])
         return value if torch.isfinite(torch.tensor(value)) else None
 
     def row(self, query: int) -> tuple[int, Tensor]:
         """All values of a query: how many keys a point stands for, and (3, points) minimum, mean and maximum."""
         self._check("query", query)
-        values = self.source.block(query, query + 1, 0, self.length)[0]
+        values = self.values.block(query, query + 1, 0, self.length)[0]
         step = -(-self.length // ROW_POINTS)
         padded = torch.nn.functional.pad(values, (0, -len(values) % step), value=torch.nan).view(-1, step)
         seen = padded.isfinite()
@@ -128,4 +137,4 @@ class HeadMap:
     @property
     def nbytes(self) -> int:
         """Bytes that it keeps."""
-        return self.source.nbytes + sum(sums.nbytes for sums in list(self._levels.values()))
+        return self.values.nbytes + sum(sums.nbytes for sums in list(self._levels.values()))

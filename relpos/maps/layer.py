@@ -10,7 +10,7 @@ from torch import Tensor
 from relpos.attend import reference
 from relpos.attend.arguments import make_call
 from relpos.attend.checked import positioned
-from relpos.forms.bias import Form, Scaled, Toeplitz, terms
+from relpos.forms.bias import Form, Scored, Toeplitz, take_heads, terms
 from relpos.forms.call import Call, products
 from relpos.forms.encoding import Encoding
 from relpos.forms.rotation import Rotation
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from relpos.models.family import Reader
 
-Values = Literal["bias", "scores", "weights"]  # what a map can hold
+Quantity = Literal["bias", "scores", "weights"]  # what a map can hold
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Layer:
         return self.call.causal
 
     @torch.no_grad()
-    def rows(self, show: Values, first: int, last: int) -> Tensor:
+    def rows(self, show: Quantity, first: int, last: int) -> Tensor:
         """Materialise the rows first…last of a map.
 
         Args:
@@ -82,9 +82,40 @@ class Layer:
         parts = terms(self.form)
         return bool(parts) and all(isinstance(part, Toeplitz) for part in parts)
 
-    def values_per_entry(self) -> int:
-        """Values that are materialised per query and key: one per head, or one per unit of a network."""
-        return max([self.heads, *(len(part.slope) for part in terms(self.form) if isinstance(part, Scaled))])
+    @property
+    def reads_rows(self) -> bool:
+        """Whether the bias needs complete rows of all heads."""
+        return any(isinstance(part, Scored) for part in terms(self.form))
+
+    @property
+    def plain(self) -> bool:
+        """Whether positions have no gaps, and only the distance decides what a query sees."""
+        call = self.call
+        return call.even and call.documents is None and call.padding is None and call.mask is None
+
+    @property
+    def even_by_distance(self) -> bool:
+        """Whether the bias, with what is not seen, is a function of the distance between the tokens' indices alone."""
+        return self.by_distance and self.plain
+
+    def without_content(self) -> "Layer":
+        """The layer with queries and keys of 0, so that all content is equal."""
+        q, k = (torch.zeros(1, dtype=x.dtype).expand(1, x.shape[1], x.shape[2], 1) for x in (self.q, self.k))
+        return replace(self, q=q, k=k)
+
+    def values_by_distance(self, show: Quantity) -> Tensor:
+        """Values that are a function of the distance, by distance: (heads, distances) in float64."""
+        last = self.length - 1
+        backward = self.rows(show, last, last)[:, 0].double().flip(-1)  # (heads, length): the distances 0…length − 1
+        if self.causal:
+            return backward
+        forward = self.rows(show, 0, 0)[:, 0].double().flip(-1)  # (heads, length): −(length − 1)…0
+        return torch.cat([forward[:, :-1], backward], dim=-1)
+
+
+def form_of_head(layer: Layer, head: int) -> Form | None:
+    """The bias of one head of a layer (0 is the first), as a form with a single head."""
+    return None if layer.form is None else take_heads(layer.form, slice(head, head + 1), layer.heads)
 
 
 def open_layer(number: int, seen: LayerCall) -> Layer:

@@ -1,0 +1,229 @@
+"""The values of one head: any rectangle of its map as entries or reduced to square cells, and its diagonals.
+
+A cell of size s in row r and column c holds the queries r·s … r·s + s − 1 and the keys c·s … c·s + s − 1, as far as
+they exist. Nothing here materialises length × length values.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from relpos.maps.computing import check_time, one_thread
+from relpos.maps.diagonals import Diagonals
+
+ENTRIES = 2**20  # values that are materialised at a time: 4 MB in float32
+
+
+class Cells(NamedTuple):
+    """Cells of a map: minimum, sum and maximum of the entries that are seen, and their number, (rows, columns) each."""
+
+    low: Tensor  # inf where nothing is seen
+    total: Tensor  # float64
+    high: Tensor  # −inf where nothing is seen
+    seen: Tensor  # their number, float64
+
+    @staticmethod
+    def empty(rows: int, columns: int) -> "Cells":
+        """Cells in which nothing is seen yet."""
+        total, seen = torch.zeros(2, rows, columns, dtype=torch.float64)
+        return Cells(total + torch.inf, total, total - torch.inf, seen)
+
+    def put(self, row: int, column: int, part: "Cells") -> None:
+        """Add the entries of other cells, which begin at `row` and `column` of these."""
+        rows, columns = part.low.shape
+        here = (slice(row, row + rows), slice(column, column + columns))
+        self.low[here] = torch.minimum(self.low[here], part.low)
+        self.high[here] = torch.maximum(self.high[here], part.high)
+        self.total[here] += part.total
+        self.seen[here] += part.seen
+
+    def part(self, row: int, rows: int, column: int, columns: int) -> "Cells":
+        """Some of the cells."""
+        return Cells(*(x[row : row + rows, column : column + columns] for x in self))
+
+    def halved(self) -> "Cells":
+        """The cells of twice the size."""
+        low, high = (self._pairs(x, fill) for x, fill in ((self.low, torch.inf), (self.high, -torch.inf)))
+        total, count = (self._pairs(x, 0.0) for x in (self.total, self.seen))
+        return Cells(low.amin(dim=(1, 3)), total.sum(dim=(1, 3)), high.amax(dim=(1, 3)), count.sum(dim=(1, 3)))
+
+    def _pairs(self, x: Tensor, fill: float) -> Tensor:
+        rows, columns = x.shape
+        return F.pad(x, (0, columns % 2, 0, rows % 2), value=fill).view(-(-rows // 2), 2, -(-columns // 2), 2)
+
+    @property
+    def planes(self) -> Tensor:
+        """Minimum, mean and maximum in float32, NaN where nothing is seen: (3, rows, columns)."""
+        planes = torch.stack([self.low.float(), (self.total / self.seen).float(), self.high.float()])
+        return planes.masked_fill(self.seen == 0, torch.nan) + 0.0  # no −0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(x.nbytes for x in self)
+
+
+class HeadValues(ABC):
+    """The values of one head.
+
+    Attributes:
+        length: Number of tokens.
+        causal: Whether no query sees a key after its own.
+        closed: Whether cells of any size and the sums along diagonals follow from the form, without its entries.
+        together: Heads whose entries are computed together.
+    """
+
+    length: int
+    causal: bool
+    closed: bool = False
+    together: int = 1
+
+    @abstractmethod
+    def block(self, first: int, end: int, left: int, right: int) -> Tensor:
+        """The entries of the queries first…end − 1 and the keys left…right − 1, NaN where a key is not seen."""
+
+    def cells(self, row: int, rows: int, column: int, columns: int, size: int) -> Cells:
+        """Reduce the cells from `row` and `column` on.
+
+        Args:
+            row: First row of cells.
+            rows: Number of rows of cells.
+            column: First column of cells.
+            columns: Number of columns of cells.
+            size: Queries and keys per cell.
+        """
+        step = max(1, ENTRIES // (columns * size * size))
+        left, right = column * size, min((column + columns) * size, self.length)
+        parts = []
+        for first in range(row, row + rows, step):
+            check_time()
+            end = min(first + step, row + rows)
+            values = self.block(first * size, min(end * size, self.length), left, right)
+            parts.append(reduce_block(values, end - first, columns, size))
+        return Cells(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    def diagonals(self) -> Diagonals:
+        """Sums along every diagonal, exact: in one pass over all entries, or from the form."""
+        diagonals = Diagonals(1, self.length, self.causal)
+        for first, end in self.row_blocks(ENTRIES // 4):
+            values = self.block(first, end, 0, end if self.causal else self.length)
+            diagonals.add(values.double()[None], first)
+        return diagonals
+
+    def diagonal(self, distance: int) -> Tensor | None:
+        """The entries at a distance, in order, NaN where a key is not seen; None if that needs a pass over all."""
+        return None
+
+    def profile(self, distances: Tensor) -> Tensor:
+        """Minimum, mean and maximum of the entries at some distances, exact: (3, distances), NaN where none is seen."""
+        if self.diagonal(0) is None:
+            return self.diagonals().profile[:, 0, distances + (0 if self.causal else self.length - 1)]
+        profile = torch.full((3, len(distances)), torch.nan, dtype=torch.float64)
+        with one_thread():  # many small sums
+            for place, distance in enumerate(distances.tolist()):
+                check_time()
+                values = self.diagonal(distance)
+                assert values is not None
+                seen = values.isfinite()
+                values = values if bool(seen.all()) else values[seen]
+                if len(values):
+                    low, high = values.aminmax()
+                    profile[:, place] = torch.stack([low.double(), values.mean(dtype=torch.float64), high.double()])
+        return profile
+
+    def squared_difference(self, other: "HeadValues") -> float | None:
+        """The sum of squared differences from another head's entries; None if that needs a pass over all."""
+        return None
+
+    def extremes_without_first_key(self) -> tuple[float, float]:
+        """The smallest and the largest value of the keys from 1 on; of all keys if there is no other."""
+        left = min(1, self.length - 1)
+        low, high = math.inf, -math.inf
+        for first, end in self.row_blocks(ENTRIES):
+            values = self.block(first, end, left, self.length)
+            seen = values.isfinite()
+            low = min(low, float(torch.where(seen, values, torch.inf).amin()))
+            high = max(high, float(torch.where(seen, values, -torch.inf).amax()))
+        return low, high
+
+    def row_blocks(self, entries: int, size: int = 1) -> Iterator[tuple[int, int]]:
+        """First row, and past the last, of blocks of about so many entries, which do not cut cells of `size` rows.
+
+        A block may be a part of one row of cells.
+        """
+        rows = max(1, entries // (self.length * self.together))
+        wide = rows // size * size or size  # rows of complete rows of cells
+        for top in range(0, self.length, wide):
+            bottom = min(top + wide, self.length)
+            for first in range(top, bottom, min(rows, wide)):
+                check_time()
+                yield first, min(first + min(rows, wide), bottom)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it keeps besides the layer's own tensors."""
+        return 0
+
+
+class TensorValues(HeadValues):
+    """Values that are there already.
+
+    Args:
+        values: (queries, keys), as many as each other; what is not finite is not seen.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self.length = len(values)
+        self.values = torch.where(values.isfinite(), values, torch.nan)
+        self.causal = not bool(self.values.isfinite().triu(1).any())
+
+    def block(self, first: int, end: int, left: int, right: int) -> Tensor:
+        return self.values[first:end, left:right].float()
+
+    def diagonal(self, distance: int) -> Tensor:
+        return self.values.diagonal(-distance)
+
+
+class Difference(HeadValues):
+    """a − b, where both are seen.
+
+    Args:
+        a: The values of one head.
+        b: Those of another, of the same length.
+    """
+
+    def __init__(self, a: HeadValues, b: HeadValues) -> None:
+        self.length, self.causal, self.a, self.b = a.length, a.causal or b.causal, a, b
+
+    def block(self, first: int, end: int, left: int, right: int) -> Tensor:
+        return self.a.block(first, end, left, right) - self.b.block(first, end, left, right)
+
+    def diagonal(self, distance: int) -> Tensor | None:
+        a, b = self.a.diagonal(distance), self.b.diagonal(distance)
+        return None if a is None or b is None else a - b
+
+
+def reduce_block(values: Tensor, rows: int, columns: int, size: int) -> Cells:
+    """Reduce entries (queries, keys) to rows × columns cells; what is missing at the end counts as not seen."""
+    queries, keys = values.shape
+    tall = min(size, queries)  # a single row of cells may be cut off
+    if (queries, keys) == (rows * tall, columns * size):
+        by_row = values.view(rows, tall, keys)  # rows are reduced before columns, along memory, which is faster
+        low, high = (x.view(rows, columns, size) for x in (by_row.amin(dim=1), by_row.amax(dim=1)))
+        low, high = low.amin(dim=-1), high.amax(dim=-1)
+        if bool((low.isfinite() & high.isfinite()).all()):  # otherwise some entries are not seen
+            total = by_row.sum(dim=1).view(rows, columns, size).double().sum(dim=-1)
+            return Cells(low, total, high, torch.full((rows, columns), float(tall * size), dtype=torch.float64))
+    values = F.pad(values, (0, columns * size - keys, 0, rows * tall - queries), value=torch.nan)
+    seen = values.isfinite().view(rows, tall, -1)
+    by_row = values.view(rows, tall, -1)
+    low = torch.where(seen, by_row, torch.inf).amin(dim=1)
+    high = torch.where(seen, by_row, -torch.inf).amax(dim=1)
+    total, count = torch.where(seen, by_row, 0.0).sum(dim=1).double(), seen.sum(dim=1).double()
+    low, high, total, count = (x.view(rows, columns, size) for x in (low, high, total, count))
+    return Cells(low.amin(dim=-1), total.sum(dim=-1), high.amax(dim=-1), count.sum(dim=-1))

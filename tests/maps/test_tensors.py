@@ -1,0 +1,109 @@
+"""Tensors that someone already has: what is read from them, drawn, explored and refused."""
+
+import numpy as np
+import pytest
+import torch
+from explorer import client, get_tile, reduced_tile
+
+import relpos
+from relpos.explorer.tensor_subjects import TensorSubject
+from relpos.maps.heads.mass_profiles import layer_mass
+from relpos.maps.layer import open_layer
+from relpos.maps.tensors import mean_entropy, open_tensor, tensor_mass
+from relpos.models.layer_call import LayerCall
+
+HIDDEN = torch.ones(20, 20).triu(1).bool()
+
+
+def weights(layers=2, heads=3):
+    torch.manual_seed(0)
+    scores = torch.randn(layers, heads, 20, 20).masked_fill(HIDDEN, -torch.inf)
+    return scores.softmax(-1).masked_fill(HIDDEN, torch.nan)
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy", "layers", "attentions", "half"])
+def test_every_kind_of_tensor_is_drawn_with_its_values(kind):
+    values = weights()
+    given = {
+        "torch": values.requires_grad_(),
+        "numpy": values.detach().numpy(),
+        "layers": list(values),
+        "attentions": tuple(layer[None] for layer in values),  # as transformers returns them
+        "half": values.bfloat16(),
+    }[kind]
+    picture = relpos.draw(given, show="weights", layer=1)
+    (drawn,) = picture.maps
+    expected = values[0].detach()
+    np.testing.assert_allclose(drawn.mean, expected, atol=1e-7 if kind != "half" else 2e-3)
+    assert (drawn.show, drawn.layer, drawn.causal) == ("weights", 1, True)
+    assert "the attention weights of 20 tokens" in picture.caption
+
+
+def test_tokens_name_the_axes_and_a_space_is_a_token():
+    words = [" ", *(f"w{n}" for n in range(19))]
+    panel = relpos.draw(weights()[0], show="weights", tokens=words, head=[2]).figure.axes[0]
+    shown = [label.get_text() for label in panel.get_xticklabels()]
+    assert shown == ["·", *words[1:]]
+    assert len(relpos.draw(weights(), show="weights", layer="all").maps) == 2
+
+
+def test_the_explorer_shows_a_tensor_and_its_tokens():
+    values = weights()
+    web = client(TensorSubject("0", open_tensor(values, "weights", [f"w{n}" for n in range(20)])))
+    scene = web.post("/api/scenes", json={"subject": "0"}).json()
+    assert (scene["shows"], scene["length"], scene["layers"], scene["heads"]) == (["weights"], 20, 2, 3)
+    tile = get_tile(web, scene, "weights", 2, 3, 0, 0, 0)
+    np.testing.assert_allclose(tile, reduced_tile(values[1, 2].numpy(), 0, 0, 0), atol=1e-7)
+    head = web.get(f"/api/scenes/{scene['scene']}/head/2/3?show=weights").json()
+    assert head["log"]
+    assert head["class"]["sink"] == pytest.approx(float(values[1, 2, :, 0].mean()), abs=1e-6)
+    assert head["profile"]["mean"][3] == pytest.approx(float(values[1, 2].diagonal(-3).mean()), rel=1e-5)
+    lines = web.get(f"/api/scenes/{scene['scene']}/overview").text.splitlines()
+    assert len(lines) == 2
+    tokens = web.get(f"/api/scenes/{scene['scene']}/tokens").json()
+    assert tokens["tokens"][:2] == ["w0", "w1"]
+    assert web.post("/api/scenes", json={"subject": "0", "length": 30}).status_code == 400
+
+
+def test_the_mass_and_entropy_of_weights_are_those_of_the_layer():
+    torch.manual_seed(1)
+    q, k = torch.randn(2, 1, 3, 30, 8)
+    layer = open_layer(1, LayerCall(q, k, relpos.encoding("alibi", 3, 8), {}))
+    (heads,) = open_tensor(layer.rows("weights", 0, 29), "weights", None).layers
+    ours, direct = tensor_mass(heads, 1), layer_mass(layer)
+    torch.testing.assert_close(ours.by_distance, direct.by_distance, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(ours.first_key, direct.first_key, atol=1e-6, rtol=1e-4)
+    dense = torch.special.entr(layer.rows("weights", 0, 29).nan_to_num()).sum(-1).mean(-1)
+    assert [mean_entropy(head) for head in heads] == pytest.approx(dense.tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "sentence"),
+    [
+        (torch.randn(3, 4, 4), {}, "say what the tensor holds"),
+        (torch.randn(3, 4, 4), {"show": "profile"}, "unknown kind of values of a tensor 'profile'"),
+        (torch.randn(4, 4), {"show": "bias"}, r"shape \(4, 4\) cannot be drawn: give \(heads"),
+        (torch.randn(3, 4, 5), {"show": "bias"}, r"shape \(1, 3, 4, 5\)"),
+        (torch.randn(2, 3, 0, 0), {"show": "bias"}, "cannot be drawn"),
+        ([torch.randn(3, 4, 4), torch.randn(3, 5, 5)], {"show": "bias"}, "layers of the shapes"),
+        (torch.full((2, 4, 4), torch.nan), {"show": "bias"}, "head 1 of layer 1 has no finite value"),
+        (torch.randn(3, 4, 4), {"show": "bias", "tokens": ["a"]}, "1 names for 4 tokens"),
+        (torch.randn(3, 4, 4), {"show": "bias", "length": 8}, "length is not for a tensor"),
+        (torch.randn(3, 4, 4), {"show": "bias", "causal": False}, "causal is not for a tensor"),
+        (torch.randn(3, 4, 4), {"show": "bias", "head": [4]}, "there is no head 4"),
+        (torch.randn(3, 4, 4), {"show": "bias", "layer": 2}, "there is no layer 2"),
+        ("alibi", {"tokens": ["a"]}, "names of a tensor's tokens"),
+    ],
+)
+def test_what_cannot_be_drawn_gets_a_sentence(values, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        relpos.draw(values, **options)
+
+
+def test_what_is_no_number_is_refused():
+    with pytest.raises(TypeError, match="holds no numbers"):
+        relpos.draw(np.array([[["a"]]]), show="bias")
+    with pytest.raises(TypeError, match="real numbers"):
+        relpos.draw(torch.zeros(1, 2, 2, dtype=torch.complex64), show="bias")
+    with pytest.raises(ValueError, match="for a tensor"):
+        relpos.explore("alibi", tokens=["a"])
