@@ -4,10 +4,12 @@ import torch
 from torch import Tensor
 
 from relpos.attend import native
+from relpos.attend.arguments import AttentionOptions, Position, check_position, make_call, read_positions
+from relpos.attend.checked import attend
 from relpos.attend.kept import Kept, increments
 from relpos.attend.native.running import Running
 from relpos.forms.call import positions
-from relpos.forms.checks import integer_at_least
+from relpos.forms.checks import check_shape, integer_at_least
 from relpos.forms.encoding import Encoding
 
 LEAST_ROOM = 64  # tokens
@@ -87,6 +89,39 @@ class Cache:
         self._tensors = {name: x.index_select(0, index.to(x.device)) for name, x in self._tensors.items()}
         self._running = None
 
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        position: Position | None,
+        backend: str | None,
+        options: AttentionOptions,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Add the new tokens, and attend from them to all tokens so far; after an error the cache is what it was."""
+        batch, _, tokens, _ = q.shape
+        if options["start"] is not None or options["cu_seqlens"] is not None:
+            raise ValueError("with a cache the queries are the last tokens: leave start and cu_seqlens out.")
+        if k.shape[2] != tokens:
+            raise ValueError(f"with a cache, q and k are of the new tokens, but q has {tokens} and k has {k.shape[2]}.")
+        before, total = self._length, self._length + tokens
+        documents, positions = options["documents"], options["positions"]
+        if documents is not None:
+            check_shape("documents", documents, (batch, total))
+        if positions is not None:
+            positions = read_positions(positions, batch, total, position)
+        gates = check_position(q, tokens, position, options)
+        encoding = position if isinstance(position, Encoding) else None
+        try:
+            where = new_positions(tokens, total, documents, positions, q.device)
+            q, k, v, gates = self.append(q, k, v, gates, encoding, where)
+            options = {**options, "hidden": None, "gates": gates, "start": before}
+            call = make_call(q, k, position, **options)
+            return attend(q, k, v, position, call, backend, self.kept, self._running, self._rotated)
+        except BaseException:
+            self.crop(min(before, self._length))
+            raise
+
     def append(
         self, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None, position: Encoding | None, where: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -122,16 +157,6 @@ class Cache:
         self._length = end
         seen = [self._tensors[name][:, :, :end] for name in new]
         return q, seen[0], seen[1], seen[2] if gates is not None else None
-
-    @property
-    def rotated(self) -> bool:
-        """Whether its keys are rotated."""
-        return self._rotated
-
-    @property
-    def running(self) -> Running | None:
-        """The bias of all tokens so far in the kernel's layout, if it is kept so."""
-        return self._running
 
     def _check(self, new: dict[str, Tensor]) -> None:
         if not self._length:
@@ -176,20 +201,6 @@ class Cache:
             assert of_all is not None
             fresh = Running(*of_all, end + max(LEAST_ROOM, end // 2))
             self._running = fresh if fresh.fits else None
-
-
-class Attempt:
-    """A context in which an error takes back what was added: after a refused call the cache is what it was."""
-
-    def __init__(self, cache: Cache) -> None:
-        self.cache, self.before = cache, cache.length
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
-            self.cache.crop(min(self.before, self.cache.length))
 
 
 def new_positions(

@@ -4,20 +4,19 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from relpos.attend.arguments import check_finite
+from relpos.attend.arguments import Position, check_finite
 from relpos.attend.backends import choose
 from relpos.attend.kept import Kept
 from relpos.attend.native.running import Running
-from relpos.forms.bias import Form, take_heads
+from relpos.forms.bias import Form, locate, take_heads
 from relpos.forms.call import Call
-from relpos.forms.encoding import Encoding
 
 
 def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    position: Encoding | None,
+    position: Position | None,
     call: Call,
     backend: str | None = None,
     kept: Kept | None = None,
@@ -40,7 +39,7 @@ def attend(
     Returns:
         The output and, if the call asks for it, the log-sum-exp.
     """
-    if kept is not None:
+    if kept is not None and not isinstance(position, Form):
         step = kept.attention(q, k, v, position, call, backend, running)
         if step is not None:
             return step
@@ -50,7 +49,7 @@ def attend(
 
 
 def positioned(
-    q: Tensor, k: Tensor, position: Encoding | None, call: Call, rotated: bool = False, heads: slice | None = None
+    q: Tensor, k: Tensor, position: Position | None, call: Call, rotated: bool = False, heads: slice | None = None
 ) -> tuple[Tensor, Tensor, Form | None, Call]:
     """Let the encoding act; if q and k are already rotated, on the scores alone.
 
@@ -68,6 +67,10 @@ def positioned(
     """
     if position is None:
         return q, k, None, call
+    if isinstance(position, Form):
+        own = locate(position.fit(call), call)
+        check_form(own)
+        return q, k, own, call
     if "query and key" in position.places:
         rotation = None if rotated else position.rotation(call)
         factor = position.query_factor(call)
@@ -83,8 +86,17 @@ def positioned(
             call = replace(call, rotation=rotation)
     form = position.located_bias(call)
     if form is not None:
-        for name, numbers in form.tensors():
-            check_finite(f"{name} of the bias", numbers)
+        check_form(form)
         if heads is not None:
             form = take_heads(form, heads, position.heads)
     return q, k, form, call
+
+
+def check_form(form: Form) -> None:
+    """Refuse NaN and +inf in a bias.
+
+    Raises:
+        ValueError: A tensor of the form holds one.
+    """
+    for name, numbers in form.tensors():
+        check_finite(f"{name} of the bias", numbers)

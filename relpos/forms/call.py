@@ -1,7 +1,7 @@
 """One call of attention, as an encoding and a backend see it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -26,6 +26,7 @@ class Call:
 
     queries: int
     keys: int
+    _: KW_ONLY
     causal: bool = True
     documents: Tensor | None = None  # (batch, keys or more), one id per token, each document contiguous
     padding: Tensor | None = None  # (batch, keys), False where a key must not be seen
@@ -53,7 +54,7 @@ class Call:
         return replace(self, gates=gates)
 
     def on_axes(self, axes: int) -> "Call":
-        """The call for an encoding with so many axes: with one, it counts tokens where the positions have more."""
+        """The call for an encoding with this many axes: with one, it counts tokens where the positions have more."""
         if axes > 1 or self.token_positions is None or self.token_positions.dim() == 2:
             return self
         return replace(self, token_positions=None)
@@ -147,6 +148,11 @@ class Call:
         return self._given_range[0]
 
     @property
+    def highest(self) -> int:
+        """The largest distance in `distances`."""
+        return max(0, self.first + self.queries - 1 if self.even else self._given_range[1])
+
+    @property
     def zero(self) -> int:
         """Column of distance 0 in `distances`."""
         return -self.lowest
@@ -154,8 +160,7 @@ class Call:
     @property
     def distances(self) -> Tensor:
         """All distances that may occur between a query and a key that it sees, ascending: (distances,)."""
-        highest = self.first + self.queries - 1 if self.even else self._given_range[1]
-        return torch.arange(self.lowest, max(0, highest) + 1, device=self.device, dtype=self.dtype)
+        return torch.arange(self.lowest, self.highest + 1, device=self.device, dtype=self.dtype)
 
     @cached_property
     def _given_range(self) -> tuple[int, int]:
@@ -243,7 +248,7 @@ def check_documents(documents: Tensor, batch: int, keys: int) -> None:
     """Check ids of packed documents: one integer per key, each document contiguous.
 
     Raises:
-        TypeError: The ids are no integers.
+        TypeError: The ids are not integers.
         ValueError: The shape is not (batch, keys), or an id occurs again after another one.
     """
     check_shape("documents", documents, (batch, keys))

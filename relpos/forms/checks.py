@@ -39,7 +39,7 @@ def positive_number(name: str, value: float) -> float:
         The value as a float.
 
     Raises:
-        ValueError: The value is no number (a bool is none), is not positive, or is infinite or NaN.
+        ValueError: Not a number (bools are rejected), not positive, infinite or NaN.
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
         raise ValueError(f"{name} must be a positive number, not {value!r}.")
@@ -64,27 +64,29 @@ def boolean(name: str, value: bool) -> bool:
     return value
 
 
-def check_shape(name: str, x: Tensor, expected: tuple[int | str, ...], advice: str = "") -> None:
+def check_shape(name: str, x: Tensor, expected: tuple[int | str | tuple[int, ...], ...], advice: str = "") -> None:
     """Check the shape of a tensor.
 
     Args:
         name: The argument's name, for the message.
         x: The tensor.
-        expected: One entry per axis: a size, or the name of an axis that may have any size.
+        expected: One entry per axis: a size, several allowed sizes, or the name of an axis that may have any size.
         advice: A sentence to end the message with.
 
     Raises:
-        TypeError: `x` is no tensor.
-        ValueError: The shape is another.
+        TypeError: `x` is not a tensor.
+        ValueError: Wrong shape.
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor, not {type(x).__name__}.")
     sizes = tuple(x.shape)
     fits = len(sizes) == len(expected) and all(
-        isinstance(axis, str) or size == axis for size, axis in zip(sizes, expected, strict=True)
+        isinstance(axis, str) or (size in axis if isinstance(axis, tuple) else size == axis)
+        for size, axis in zip(sizes, expected, strict=True)
     )
     if not fits:
-        shape = ", ".join(str(axis) for axis in expected)
+        allowed = (dict.fromkeys(axis) if isinstance(axis, tuple) else [axis] for axis in expected)
+        shape = ", ".join(" or ".join(map(str, sizes)) for sizes in allowed)
         raise ValueError(" ".join(filter(None, [f"{name} must be ({shape}), not {sizes}.", advice])))
 
 
@@ -115,7 +117,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor | None) -> None:
     if v is not None and v.shape[:3] != k.shape[:3]:
         raise ValueError(
             f"v must have the batch, heads and length of k, {tuple(k.shape[:3])}, not {tuple(v.shape[:3])}; only its "
-            "last dimension may be another."
+            "last dimension may differ."
         )
     if k.shape[0] != batch:
         raise ValueError(f"k has batch {k.shape[0]}, but q has batch {batch}.")

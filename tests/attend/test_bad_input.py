@@ -338,7 +338,7 @@ def test_an_encoding_of_other_sizes_is_refused():
 
 
 def test_a_name_in_place_of_an_encoding_is_refused():
-    with pytest.raises(TypeError, match=says("position must be an encoding (relpos.encoding(name, …)), not 'alibi'")):
+    with pytest.raises(TypeError, match=says("position must be an encoding", "not 'alibi'")):
         relpos.attention(*qkv(), "alibi")
 
 

@@ -237,28 +237,38 @@ def test_a_missing_library_only_makes_it_unavailable(monkeypatch):
         library.use(chosen)
 
 
-def test_what_the_kernel_cannot_run_is_refused():
-    q = torch.randn(1, 1, 4, 8)
-    call = Call(4, 4)
-    with pytest.raises(RuntimeError, match="cannot run the form Scored"):
-        native.attention(q, q, q, Scored(lambda *_: q, {}), call)
-    with pytest.raises(RuntimeError, match=r"computes in float32, but q is torch\.float64"):
-        native.attention(q.double(), q.double(), q.double(), None, call)
-    with pytest.raises(RuntimeError, match="head_dim and value_dim up to 512, not 513 and 513"):
-        native.attention(*[torch.randn(1, 1, 4, 513)] * 3, None, call)
-    with pytest.raises(RuntimeError, match="head_dim and value_dim up to 512, not 8 and 513"):
-        native.attention(q, q, torch.randn(1, 1, 4, 513), None, call)
-    with pytest.raises(RuntimeError, match=r"cannot run mask=: it runs causal=, window="):
-        native.attention(q, q, q, None, Call(4, 4, mask=torch.ones(4, 4, dtype=torch.bool)))
-    positions = torch.tensor([[0, 2, 3, 4]])
-    with pytest.raises(RuntimeError, match=r"with these positions= the distance is another one"):
-        native.attention(q, q, q, Toeplitz(torch.zeros(1, 5), 0), Call(4, 4, token_positions=positions))
-    assert native.refuses(q, q, None, Call(4, 4, token_positions=positions)) is None
-    beyond = Call(4, 4, causal=False, start=1)
-    with pytest.raises(RuntimeError, match="the queries, 1 to 4, are not all among 4 keys"):
-        native.attention(q, q, q, RankOne(torch.zeros(1, 1, 4).double(), None, torch.float32), beyond)
-    with pytest.raises(RuntimeError, match="counts tokens from 0, and the first query has the index -1"):
-        native.attention(q, q[:, :, :3], q[:, :, :3], None, Call(4, 3))
+Q, WIDE, GAPS = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 513), torch.tensor([[0, 2, 3, 4]])
+
+
+@pytest.mark.parametrize(
+    ("q", "v", "form", "call", "sentence"),
+    [
+        (Q, Q, Scored(lambda *_: Q), Call(4, 4), "cannot run the form Scored"),
+        (Q.double(), Q, None, Call(4, 4), "computes in float32, but q is torch.float64"),
+        (WIDE, WIDE, None, Call(4, 4), "head_dim and value_dim up to 512, not 513 and 513"),
+        (Q, WIDE, None, Call(4, 4), "head_dim and value_dim up to 512, not 8 and 513"),
+        (Q, Q, None, Call(4, 4, mask=torch.ones(4, 4).bool()), "cannot run mask=: it runs causal=, window="),
+        (Q, Q, Toeplitz(torch.zeros(1, 5)), Call(4, 4, token_positions=GAPS), "difference of two indices"),
+        (
+            Q,
+            Q,
+            RankOne(torch.zeros(1, 1, 4).double()),
+            Call(4, 4, causal=False, start=1),
+            "1 to 4, are not all among 4",
+        ),
+        (Q, Q, None, Call(4, 3), "counts tokens from 0, and the first query has the index -1"),
+    ],
+)
+def test_what_the_kernel_cannot_run_is_refused(q, v, form, call, sentence):
+    assert sentence in native.refuses(q, v, form, call)
+    assert native.refuses(Q, Q, None, Call(4, 4, token_positions=GAPS)) is None
+
+
+def test_a_call_asks_once_whether_the_kernel_can_run_it(monkeypatch):
+    asked, refuses = [], native.refuses
+    monkeypatch.setattr(native, "refuses", lambda *arguments: asked.append(1) or refuses(*arguments))
+    relpos.attention(Q, Q, Q, Toeplitz(torch.zeros(1, 4)))
+    assert asked == [1]
 
 
 def test_a_form_or_dtype_that_the_kernel_does_not_know_is_an_error():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from relpos.attend.flex.pieces import pieces
-from relpos.forms.bias import Form, Located, RankOne, Scaled, Toeplitz, terms
+from relpos.forms.bias import Form, Positions, RankOne, Scaled, Toeplitz, terms
 from relpos.forms.call import Call
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # (score, b, h, query, key) -> score
@@ -115,7 +115,7 @@ def given_mask(call: Call) -> Mask:
     return ask
 
 
-def distance_function(where: Located | None, call: Call) -> Distance:
+def distance_function(where: Positions | None, call: Call) -> Distance:
     """The distance of a query from a key."""
     if where is None:
         first = scalar(call.first, call)

@@ -74,16 +74,17 @@ def refuses(q: Tensor, v: Tensor, form: Form | None, call: Call) -> str | None:
 
 def refuses_call(form: Form | None, call: Call) -> str | None:
     """Why the kernel cannot run a form or the masks of a call, as a sentence; None if it can."""
-    kinds = [type(term) for term in terms(form)]
+    parts = terms(form)
+    kinds = [type(term) for term in parts]
     runs = not kinds or kinds == [Scaled] or (set(kinds) <= {Toeplitz, RankOne} and kinds.count(RankOne) <= 1)
     if not runs:
         names = " + ".join(kind.__name__ for kind in kinds)
         return f"the native kernel cannot run the form {names}: it runs Toeplitz, RankOne, their sum, and Scaled."
-    if any(isinstance(term, Scaled) and term.column is not None for term in terms(form)):
+    if any(isinstance(term, Scaled) and term.column is not None for term in parts):
         return "the native kernel runs a Scaled bias that is scaled per query, and this one is scaled per key too."
     if call.mask is not None:
         return "the native kernel cannot run mask=: it runs causal=, window=, documents= and padding=."
-    return refuses_places(terms(form), call)
+    return refuses_places(parts, call)
 
 
 def refuses_places(parts: Sequence[Form], call: Call) -> str | None:
@@ -116,7 +117,7 @@ def attention(
     skip: bool | None = None,
     ready: Ready | Running | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention by the compiled kernel; gradients flow to q, k, v, the sinks and every tensor of the form.
+    """Compute attention that `refuses` has not refused; gradients flow to q, k, v, the sinks and the form's tensors.
 
     Args:
         q: Queries, (batch, heads, queries, head_dim), not rotated where the call has a rotation.
@@ -131,13 +132,8 @@ def attention(
     Returns:
         The output, (batch, heads, queries, value_dim) in the dtype of q, and the log-sum-exp of each row, (batch,
         heads, queries) in float32, or None if the call does not ask for it.
-
-    Raises:
-        RuntimeError: The kernel cannot run this call.
     """
     skip = _skips if skip is None else skip
-    if ready is None:  # whoever has made the bias has asked before
-        check_runs(q, v, form, call)
     inputs = make_inputs(q, k, v, form, call, skip and ready is None)
     if ready is not None:
         prepared = Prepared(inputs)
@@ -170,7 +166,7 @@ def refuses_mass(q: Tensor, form: Form | None, call: Call) -> str | None:
 
 @torch.no_grad()
 def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum the attention weights by the difference of indices, in memory linear in the length.
+    """Sum the weights of a call that `refuses_mass` has not refused by the difference of indices.
 
     Args:
         q: Queries, (batch, heads, queries, head_dim), not rotated where the call has a rotation.
@@ -182,11 +178,7 @@ def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, T
         Sums of the weights over `call.distances`, without the first token of each query's document, (batch, heads,
         distances); the sum of the weights of those tokens, (batch, heads); and how many queries see a key, (batch,
         heads).
-
-    Raises:
-        RuntimeError: The kernel cannot run this call.
     """
-    check_runs(q, k, form, call)
     inputs = make_inputs(q, k, k, form, call, skip=False)
     inputs.dropout = 0.0
     prepared, _ = operators.prepare(inputs)
@@ -198,17 +190,6 @@ def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, T
     p.mass, p.mass_first, p.mass_rows = sums.data_ptr(), first.data_ptr(), rows.data_ptr()
     prepared.run("relpos_mass")
     return sums[..., pad : pad + distances].to(call.dtype), first.to(call.dtype), rows
-
-
-def check_runs(q: Tensor, v: Tensor, form: Form | None, call: Call) -> None:
-    """Refuse a call that the kernel cannot run.
-
-    Raises:
-        RuntimeError: It cannot.
-    """
-    reason = refuses(q, v, form, call)
-    if reason is not None:
-        raise RuntimeError(reason)
 
 
 def make_inputs(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, skip: bool) -> Inputs:

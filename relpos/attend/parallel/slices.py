@@ -54,7 +54,7 @@ def check_group(group: object) -> dist.ProcessGroup:
     """The process group of the argument `group`.
 
     Raises:
-        TypeError: It is no process group.
+        TypeError: It is not a process group.
         ValueError: This process is not in it.
     """
     if not isinstance(group, dist.ProcessGroup):
