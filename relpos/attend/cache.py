@@ -7,7 +7,7 @@ from relpos.attend import native
 from relpos.attend.arguments import AttentionOptions, Position, check_position, make_call, read_positions
 from relpos.attend.checked import attend
 from relpos.attend.kept import Kept, increments
-from relpos.attend.native.running import Running
+from relpos.attend.native import RunningTotals as Running
 from relpos.forms.call import positions
 from relpos.forms.checks import check_shape, integer_at_least
 from relpos.forms.encoding import Encoding

@@ -7,7 +7,7 @@ from torch import Tensor
 from relpos.attend.arguments import Position, check_finite
 from relpos.attend.backends import choose
 from relpos.attend.kept import Kept
-from relpos.attend.native.running import Running
+from relpos.attend.native import RunningTotals as Running
 from relpos.forms.bias import Form, locate, take_heads
 from relpos.forms.call import Call
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from relpos.attend import native
 from relpos.attend.arguments import check_finite
-from relpos.attend.native.running import Running
+from relpos.attend.native import RunningTotals as Running
 from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
 from relpos.forms.rotation import Rotation, turn
@@ -57,7 +57,7 @@ class Tables:
     dtype: torch.dtype
     device: torch.device
     waves: "Waves | None" = None
-    ready: native.Ready | None = None
+    ready: native.PackedBias | None = None
     biased: bool = field(default=False)  # whether `ready` has been looked for
 
 
@@ -108,15 +108,15 @@ class Kept:
             return None
         if not _is_plain(position, q, k, v, call.sinks) or native.refuses(q, v, None, call) is not None:
             return None
-        ready: native.Ready | Running | None = running
+        ready: native.PackedBias | Running | None = running
         if running is None and _is_fixed(position):
             tables = self._for(position, call.length, call.dtype, call.device)
             if not tables.biased:
                 tables.ready, tables.biased = _ready(position, tables), True
             ready = tables.ready
-            if ready is not None and ready.fields["knots"] and call.documents is not None:
+            if isinstance(ready, native.PackedBias) and ready.scaled and call.documents is not None:
                 return None  # positions restart, and there is one factor per position
-        return None if ready is None else native.attention(q, k, v, None, call, ready=ready)
+        return None if ready is None else native.attention(q, k, v, None, call, packed=ready)
 
     def rotate(
         self, q: Tensor, k: Tensor, position: Encoding, start: int, positions: Tensor | None
@@ -199,7 +199,7 @@ class Kept:
 
 
 @torch.no_grad()
-def _ready(position: Encoding, tables: Tables) -> native.Ready | None:
+def _ready(position: Encoding, tables: Tables) -> native.PackedBias | None:
     """The encoding's bias in the kernel's layout, or None if the kernel does not run it."""
     call = Call(tables.capacity, tables.capacity, dtype=tables.dtype, device=tables.device)
     form = position.bias(call)
@@ -207,7 +207,7 @@ def _ready(position: Encoding, tables: Tables) -> native.Ready | None:
         return None
     for name, numbers in form.tensors():
         check_finite(name, numbers)
-    return native.Ready(form, tables.capacity)
+    return native.PackedBias(form, tables.capacity)
 
 
 def increments(position: Encoding | None, gates: Tensor | None) -> tuple[Tensor, Tensor | None] | None:

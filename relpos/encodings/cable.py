@@ -44,11 +44,9 @@ class CableNoWeight(Encoding):
 
     def bias(self, call: Call) -> Form:
         assert call.gates is not None
-        total = call.gates[..., 0].double().cumsum(-1)  # (batch, heads, keys)
-        weight = call.gates[..., 1].to(call.dtype) if call.gates.shape[-1] > 1 else None
-        return RankOne(total, weight, call.dtype, symmetric=not call.causal)
+        return RankOne.of_steps(*self.increments(call.gates.to(call.dtype)), call.dtype, symmetric=not call.causal)
 
-    def increments(self, gates: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    def increments(self, gates: Tensor) -> tuple[Tensor, Tensor | None]:
         return gates[..., 0], gates[..., 1] if gates.shape[-1] > 1 else None
 
 

@@ -39,8 +39,7 @@ class Forgetting(Encoding):
 
     def bias(self, call: Call) -> RankOne:
         assert call.gates is not None
-        forgotten = -call.gates[..., 0].double().cumsum(-1)  # (batch, heads, keys)
-        return RankOne(forgotten, None, call.dtype)
+        return RankOne.of_steps(*self.increments(call.gates.to(call.dtype)), call.dtype)
 
     def increments(self, gates: Tensor) -> tuple[Tensor, None]:
         return -gates[..., 0], None

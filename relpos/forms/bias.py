@@ -144,6 +144,7 @@ class RankOne(Form):
         weight: One per token, (batch, heads, keys), or None for 1.
         dtype: Of the bias; attention fills it in.
         symmetric: |total_i − total_j|, for attention in both directions.
+        step: The steps of which total is the running sum, if it is made by `of_steps`.
 
     Example:
         >>> total = steps.double().cumsum(-1)  # (batch, heads, keys)
@@ -154,6 +155,17 @@ class RankOne(Form):
     weight: Tensor | None = None
     dtype: torch.dtype = torch.float32
     symmetric: bool = False
+    step: Tensor | None = None
+
+    @classmethod
+    def of_steps(cls, step: Tensor, weight: Tensor | None, dtype: torch.dtype, symmetric: bool = False) -> "RankOne":
+        """The bias whose total is the running sum of steps (batch, heads, keys), which the native kernel computes."""
+        return cls(step.double().cumsum(-1), weight, dtype, symmetric, step)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield ("total", self.total) if self.step is None else ("step", self.step)
+        if self.weight is not None:
+            yield "weight", self.weight
 
     def block(self, i: Tensor, j: Tensor, scores: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
         gained = self.gained(i, j)
@@ -413,7 +425,8 @@ def take_heads(form: Form, heads: slice, number: int) -> Form:
         case Toeplitz():
             return replace(form, table=cut(form.table, 0))
         case RankOne():
-            return replace(form, total=cut(form.total, 1), weight=None if form.weight is None else cut(form.weight, 1))
+            names = [name for name in ("total", "weight", "step") if getattr(form, name) is not None]
+            return replace(form, **{name: cut(getattr(form, name), 1) for name in names})  # type: ignore[arg-type]
         case Scaled():
             return replace(form, out=cut(form.out, 0), offset=cut(form.offset, 0))
         case Projected():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relpos.attend import native, reference
 from relpos.attend.native import operators
-from relpos.attend.native.inputs import Inputs
+from relpos.attend.native.problem import Inputs
 from relpos.forms.bias import RankOne, Sum, Toeplitz
 from relpos.forms.call import Call
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import relpos
 from relpos.attend import native
 from relpos.attend.native import library, operators
-from relpos.attend.native.inputs import Inputs, Prepared
+from relpos.attend.native.problem import Inputs, Problem
 from relpos.forms.bias import RankOne, Scaled, Scored, Sum, Toeplitz
 from relpos.forms.call import Call
 
@@ -93,9 +93,9 @@ def test_a_forked_process_computes_the_same():
 def test_little_work_is_not_shared_out(monkeypatch):
     monkeypatch.undo()
     q = torch.randn(1, 2, 64, 16)
-    assert Prepared(Inputs(q, q, q)).problem.threads == 1
+    assert Problem(Inputs(q, q, q)).fields.threads == 1
     long = q.expand(1, 2, 64, 16).repeat(1, 8, 16, 1)
-    assert Prepared(Inputs(long, long, long)).problem.threads == 2
+    assert Problem(Inputs(long, long, long)).fields.threads == 2
 
 
 def test_the_callers_denormal_mode_is_kept():
@@ -274,21 +274,16 @@ def test_a_call_asks_once_whether_the_kernel_can_run_it(monkeypatch):
 def test_a_form_or_dtype_that_the_kernel_does_not_know_is_an_error():
     q = torch.randn(1, 1, 4, 8)
     for field, number in (("form", 5), ("form", -1), ("dtype", 3), ("head_dim", 0), ("start", -1)):
-        prepared = Prepared(Inputs(q, q, q))
-        setattr(prepared.problem, field, number)
+        problem = Problem(Inputs(q, q, q))
+        setattr(problem.fields, field, number)
         for function in ("relpos_forward", "relpos_backward", "relpos_mass"):
             with pytest.raises(RuntimeError, match="the native attention kernel refused its input: form"):
-                prepared.run(function)
+                problem.run(function)
 
 
 def test_a_library_of_another_version_is_refused(monkeypatch):
     monkeypatch.setattr(library, "INTERFACE", library.INTERFACE + 1)
     with pytest.raises(RuntimeError, match="the compiled kernel is of another version of relpos: install relpos again"):
-        library.check(library.load())
-    monkeypatch.undo()
-    library.check(library.load())
-    monkeypatch.setattr(library, "FIELDS", library.FIELDS.replace(" seed ", " "))
-    with pytest.raises(RuntimeError, match="another version"):
         library.check(library.load())
 
 
@@ -306,7 +301,7 @@ def test_the_record_of_skipping_is_as_long_as_the_kernel_says(start):
     for bias in ({}, {"table": table}, {"total": total}, {"table": table, "total": total}):
         for options in ({}, {"skip": False}, {"softcap": 1.0}, {"dropout": 0.1, "seed": torch.tensor(1)}):
             inputs = Inputs(q, k, k, start=start, **bias, **options)
-            problem = operators.prepare(inputs)[0].problem
+            problem = operators.make_problem(inputs)[0].fields
             words = library.load().relpos_skipping_words(ctypes.byref(problem))
             assert operators.skipping_words(inputs) == words
 

@@ -10,12 +10,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from relpos.attend.native import library, operators, rank_one, scaled, toeplitz
-from relpos.attend.native.inputs import DTYPES, FEW, TENSORS, Inputs, Prepared, columns
-from relpos.attend.native.library import MAX_DIM, isa, isas
+from relpos.attend.native import library, operators
+from relpos.attend.native.decoding import PackedBias, RunningTotals
+from relpos.attend.native.library import FEW, MAX_DIM, isa, isas
 from relpos.attend.native.operators import needs_operator, skipped_fraction
-from relpos.attend.native.ready import Ready
-from relpos.attend.native.running import Running
+from relpos.attend.native.problem import DTYPES, TENSORS, Inputs, Problem, columns
 from relpos.forms.bias import Form, RankOne, Scaled, Toeplitz, terms
 from relpos.forms.call import Call
 from relpos.forms.tracing import is_transformed
@@ -24,7 +23,8 @@ __all__ = [
     "FASTEST_ON",
     "FEW",
     "MAX_DIM",
-    "Ready",
+    "PackedBias",
+    "RunningTotals",
     "attention",
     "available",
     "every_tile",
@@ -40,7 +40,6 @@ __all__ = [
 
 FASTEST_ON: tuple[str, ...] = ("cpu",)
 _skips = True  # see every_tile
-FILES = {Toeplitz: toeplitz, RankOne: rank_one, Scaled: scaled}
 
 
 def available() -> tuple[bool, str]:
@@ -115,7 +114,7 @@ def attention(
     form: Form | None,
     call: Call,
     skip: bool | None = None,
-    ready: Ready | Running | None = None,
+    packed: PackedBias | RunningTotals | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention that `refuses` has not refused; gradients flow to q, k, v, the sinks and the form's tensors.
 
@@ -127,18 +126,18 @@ def attention(
         call: The call of attention.
         skip: Whether the kernel may leave out tiles whose weights are provably below 2^−24 of their rows; None: yes,
             unless `every_tile` says otherwise. `skipped_fraction` returns how many the last call left out.
-        ready: The bias in place of `form`, made before; for calls without gradients.
+        packed: The bias in place of `form`, packed before; for calls without gradients.
 
     Returns:
         The output, (batch, heads, queries, value_dim) in the dtype of q, and the log-sum-exp of each row, (batch,
         heads, queries) in float32, or None if the call does not ask for it.
     """
     skip = _skips if skip is None else skip
-    inputs = make_inputs(q, k, v, form, call, skip and ready is None)
-    if ready is not None:
-        prepared = Prepared(inputs)
-        ready.fill(prepared)
-        out, lse, _, _ = operators.run_prepared(inputs, prepared)
+    inputs = make_inputs(q, k, v, form, call, skip and packed is None)
+    if packed is not None:
+        problem = Problem(inputs)
+        packed.fill(problem.fields)
+        out, lse, _, _ = operators.run_problem(inputs, problem)
     elif operators.needs_operator(getattr(inputs, name) for name in TENSORS):
         out, lse, _, _ = operators.forward(*inputs.values())
     else:
@@ -181,14 +180,14 @@ def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, T
     """
     inputs = make_inputs(q, k, k, form, call, skip=False)
     inputs.dropout = 0.0
-    prepared, _ = operators.prepare(inputs)
-    p, pad = prepared.problem, library.constant("TABLE_PAD")
+    problem, _ = operators.make_problem(inputs)
+    p, pad = problem.fields, library.constant("TABLE_PAD")
     heads, (zero, distances) = tuple(q.shape[:2]), columns(call)
     p.zero, p.distances = zero + pad, distances
     sums = torch.empty(*heads, distances + 2 * pad, dtype=torch.float64)
     first, rows = torch.empty(heads, dtype=torch.float64), torch.empty(heads, dtype=torch.int64)
     p.mass, p.mass_first, p.mass_rows = sums.data_ptr(), first.data_ptr(), rows.data_ptr()
-    prepared.run("relpos_mass")
+    problem.run("relpos_mass")
     return sums[..., pad : pad + distances].to(call.dtype), first.to(call.dtype), rows
 
 
@@ -226,5 +225,5 @@ def make_inputs(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, 
         )
         inputs.interleaved = rotation.layout == "interleaved"
     for term in terms(form):
-        FILES[type(term)].describe(term, call, inputs)
+        operators.FILES[type(term)].describe(term, call, inputs)
     return inputs
