@@ -7,7 +7,7 @@ from torch import Tensor
 
 from relpos.attend import native, reference
 from relpos.attend.arguments import Position, WeightOptions, check_names, make_call
-from relpos.attend.checked import positioned
+from relpos.attend.backends import positioned
 from relpos.attend.chunks import block_size
 from relpos.forms.bias import Form, Positions, distances
 from relpos.forms.call import Call, document_ends

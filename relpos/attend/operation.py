@@ -7,8 +7,8 @@ from torch import Tensor
 
 from relpos.attend import reference
 from relpos.attend.arguments import AttentionOptions, Position, ScoreOptions, check_names, make_call
+from relpos.attend.backends import attend, positioned
 from relpos.attend.cache import Cache
-from relpos.attend.checked import attend, positioned
 from relpos.forms.call import MaskFunction
 from relpos.forms.checks import check_tensors
 from relpos.forms.tracing import without_autocast

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from relpos.forms.bias import RankOne
 from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
-from relpos.forms.gate import Gate
+from relpos.forms.parameters import Gate
 
 
 class Forgetting(Encoding):
@@ -15,8 +15,6 @@ class Forgetting(Encoding):
     There is one gate per token and head, computed from the layer's input.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         width: Size of the layer's input `hidden`, (batch, length, width); heads × head_dim if None.
     """
 

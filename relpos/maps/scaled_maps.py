@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.attend.hinges import hinges
+from relpos.attend.piecewise import hinges
 from relpos.forms.bias import Scaled
 from relpos.maps.cells import Cells
 from relpos.maps.diagonals import Diagonals, counts

@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from relpos.attend.flex.pieces import pieces
+from relpos.attend.piecewise import pieces
 from relpos.forms.bias import Form, Positions, RankOne, Scaled, Toeplitz, terms
 from relpos.forms.call import Call
 

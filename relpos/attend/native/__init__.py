@@ -94,8 +94,8 @@ def refuses_places(parts: Sequence[Form], call: Call) -> str | None:
     by_distance = [term for term in parts if isinstance(term, Toeplitz | Scaled)]
     if any(term.where is not None for term in by_distance) or (by_distance and not call.even):
         return (
-            "the native kernel reads a bias over distances by the difference of two indices, and with these positions= "
-            "the distance is another one."
+            "the native kernel reads a bias over distances by the difference of two indices, which is not the distance "
+            "of these positions=."
         )
     tokens = [("a RankOne bias has", term.total.shape[-1]) for term in parts if isinstance(term, RankOne)]
     if call.documents is not None:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.attend.hinges import hinges
 from relpos.attend.native import toeplitz
 from relpos.attend.native.library import constant
 from relpos.attend.native.problem import Inputs, Keep, columns
 from relpos.attend.native.toeplitz import LOG2E
+from relpos.attend.piecewise import hinges
 from relpos.forms.bias import Scaled
 from relpos.forms.call import Call
 
