@@ -29,7 +29,7 @@ class PackedBias:
         self.tensors: list[Tensor] = []  # kept alive
         problem = library.interface().problem()
         operators.fill(problem, inputs, self.keep)
-        values = {name: getattr(problem, name) for name, _ in problem._fields_}
+        values = {item[0]: getattr(problem, item[0]) for item in problem._fields_}
         self.fields = {name: value for name, value in values.items() if isinstance(value, int | float) and value}
 
     @property

@@ -58,7 +58,9 @@ def buffers(inputs: Inputs, slots: int) -> dict[str, Tensor]:
     }
 
 
-def gradients(sums: dict[str, Tensor], inputs: Inputs, problem: ctypes.Structure, _: None = None) -> dict[str, Tensor]:
+def gradients(
+    sums: dict[str, Tensor], inputs: Inputs, problem: ctypes.Structure, filled: None = None
+) -> dict[str, Tensor]:
     """Gradients of the inputs of this form, from the kernel's sums (native/src/scaled.h)."""
     _, inverse, knot, _, _, bend = _tensors(inputs)
     by_batch = sums["grad_inverse"].double().sum(1)  # (batch, queries)

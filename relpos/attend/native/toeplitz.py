@@ -53,7 +53,9 @@ def buffers(inputs: Inputs, slots: int) -> dict[str, Tensor]:
     return {"grad_table": torch.zeros(slots, inputs.q.shape[1], padded, dtype=torch.float32)}
 
 
-def gradients(sums: dict[str, Tensor], inputs: Inputs, problem: ctypes.Structure, _: None = None) -> dict[str, Tensor]:
+def gradients(
+    sums: dict[str, Tensor], inputs: Inputs, problem: ctypes.Structure, filled: None = None
+) -> dict[str, Tensor]:
     """Gradients of the inputs of this form, from the kernel's sums."""
     assert inputs.table is not None
     pad = constant("TABLE_PAD")
