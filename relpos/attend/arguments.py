@@ -50,11 +50,7 @@ class AttentionOptions(WeightOptions, total=False):
 
 
 def check_names(function: str, options: ScoreOptions, allowed: type) -> None:
-    """Refuse arguments that a function does not have.
-
-    Raises:
-        TypeError: An argument is unknown; the message suggests the nearest name.
-    """
+    """Refuse arguments that a function does not have."""
     names: frozenset[str] = allowed.__optional_keys__  # type: ignore[attr-defined]
     for name in options:
         if name not in names:
@@ -66,10 +62,6 @@ def make_call(q: Tensor, k: Tensor, position: Position | None, **options: Unpack
 
     Returns:
         The call, with the gates that the encoding needs.
-
-    Raises:
-        TypeError: An argument has a wrong type or dtype.
-        ValueError: A shape or a value does not match.
     """
     check_names("attention", options, AttentionOptions)
     batch, heads, queries, head_dim = q.shape
@@ -132,11 +124,7 @@ def make_call(q: Tensor, k: Tensor, position: Position | None, **options: Unpack
 
 
 def check_per_key(call: Call, position: Position | None) -> None:
-    """Refuse queries outside the keys where something has values for keys only.
-
-    Raises:
-        ValueError: Documents, positions or running sums do.
-    """
+    """Refuse queries outside the keys where something has values for keys only."""
     reasons = {"documents": call.documents is not None, "positions": call.token_positions is not None}
     if isinstance(position, Encoding):
         reasons[f"the running sums of {type(position).__name__}"] = position.needs_hidden
@@ -151,48 +139,25 @@ def check_per_key(call: Call, position: Position | None) -> None:
 
 
 def check_boolean(name: str, x: Tensor, meaning: str) -> None:
-    """Refuse a mask that is not boolean.
-
-    Raises:
-        TypeError: Wrong dtype.
-    """
+    """Refuse a mask that is not boolean."""
     if x.dtype != torch.bool:
         raise TypeError(f"{name} must be boolean, {meaning}, not {x.dtype}: use {name}.bool().")
 
 
 def read_window(window: int | tuple[int, int], tokens: int) -> tuple[int, int]:
-    """Tokens before and after its own that a query sees, from the argument `window`.
-
-    Args:
-        window: The argument.
-        tokens: Number of indices that occur. A wider window means no limit, and is reduced to it: sums of an index and
-            a huge number (`sys.maxsize`) would overflow.
-
-    Raises:
-        ValueError: It is neither an integer of at least 0 nor a pair of them.
-    """
+    """Tokens before and after its own that a query sees, at most the number of indices that occur."""
     pair = tuple(window) if isinstance(window, tuple | list) else (window, window)
     if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in pair):
         raise ValueError(
             f"window must be the number of tokens that a query sees before its own, or (before, after), not {window!r}."
         )
+    # Sums of an index and a huge number (`sys.maxsize`, for no limit) would overflow.
     # sym_min: where sizes are symbols of a traced graph, Python's min would restrict them to one side of the window.
     return torch.sym_min(pair[0], tokens), torch.sym_min(pair[1], tokens)
 
 
 def read_start(start: int | None, queries: int, keys: int, causal: bool, matters: bool) -> int | None:
-    """Index of the first query, None for the default: the queries are the last tokens.
-
-    Args:
-        start: The argument.
-        queries: Number of queries.
-        keys: Number of keys.
-        causal: Whether a query sees only keys up to its own position.
-        matters: Whether anything but causality depends on where the queries stand.
-
-    Raises:
-        ValueError: Not an integer of at least 0, or missing where nothing says where the queries stand.
-    """
+    """Index of the first query, None for the last tokens; `matters` if more than causality depends on it."""
     if start is not None:
         return integer_at_least("start", start, least=0)
     if queries == keys:
@@ -213,12 +178,7 @@ def read_start(start: int | None, queries: int, keys: int, causal: bool, matters
 
 
 def read_positions(positions: Tensor, batch: int, keys: int, position: Position | None) -> Tensor:
-    """Given positions of the tokens, checked, int64: (1 or batch, keys), or (1 or batch, keys, axes).
-
-    Raises:
-        TypeError: They are not integers.
-        ValueError: The shape does not fit the keys or the encoding.
-    """
+    """Given positions of the tokens, checked, int64: (1 or batch, keys), or (1 or batch, keys, axes)."""
     if not isinstance(positions, Tensor):
         raise TypeError(f"positions must be a tensor, not {type(positions).__name__}.")
     if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool:
@@ -239,12 +199,7 @@ def read_positions(positions: Tensor, batch: int, keys: int, position: Position 
 
 
 def check_mask(mask: Tensor | MaskFunction | None, batch: int, heads: int, queries: int, keys: int) -> None:
-    """Check a mask: boolean, and broadcastable to (batch, heads, queries, keys); or a function.
-
-    Raises:
-        TypeError: It is neither a boolean tensor nor a function.
-        ValueError: The shape does not broadcast.
-    """
+    """Check a mask: boolean, and broadcastable to (batch, heads, queries, keys); or a function."""
     if mask is None or (callable(mask) and not isinstance(mask, Tensor)):
         return
     if not isinstance(mask, Tensor):
@@ -259,11 +214,7 @@ def check_mask(mask: Tensor | MaskFunction | None, batch: int, heads: int, queri
 
 
 def read_dropout(dropout: float, seed: int | Tensor | None) -> tuple[float, Tensor | None]:
-    """Share of the weights to drop, and the seed as a tensor; a new seed from PyTorch's generator if none was given.
-
-    Raises:
-        ValueError: The share is not from 0 to below 1, or the seed is not an integer from 0 to 2^63 − 1.
-    """
+    """Share of the weights to drop, and the seed as a tensor; a new seed from PyTorch's generator if none was given."""
     if not isinstance(dropout, int | float) or isinstance(dropout, bool) or not 0 <= dropout < 1:
         raise ValueError(f"dropout must be a number from 0 to below 1, not {dropout!r}.")
     if not dropout:
@@ -280,18 +231,7 @@ def read_dropout(dropout: float, seed: int | Tensor | None) -> tuple[float, Tens
 
 
 def read_cu_seqlens(cu_seqlens: Tensor, documents: Tensor | None, batch: int, keys: int) -> Tensor:
-    """Ids of packed documents, (1, keys), from their boundaries as flash-attention has them.
-
-    Args:
-        cu_seqlens: (documents + 1,), ascending from 0 to the number of tokens.
-        documents: Must be None: it says the same in another way.
-        batch: Must be 1: all documents stand in one row.
-        keys: Number of tokens.
-
-    Raises:
-        TypeError: They are not integers.
-        ValueError: They do not divide the tokens.
-    """
+    """Ids of packed documents, (1, keys), from their boundaries as flash-attention has them."""
     if documents is not None:
         raise ValueError("documents and cu_seqlens say the same: give one of the two.")
     check_shape("cu_seqlens", cu_seqlens, ("documents + 1",))
@@ -308,12 +248,7 @@ def read_cu_seqlens(cu_seqlens: Tensor, documents: Tensor | None, batch: int, ke
 
 
 def check_position(q: Tensor, keys: int, position: Position | None, options: ScoreOptions) -> Tensor | None:
-    """Check that the encoding fits q, and return the gates it needs, (batch, heads, keys, gate_size), or None.
-
-    Raises:
-        TypeError: It is neither an encoding nor a form.
-        ValueError: The encoding has other sizes, or its input is missing.
-    """
+    """Check that the encoding fits q, and return the gates it needs, (batch, heads, keys, gate_size), or None."""
     if position is None or isinstance(position, Form):
         return None
     if not isinstance(position, Encoding):
@@ -331,11 +266,7 @@ def check_position(q: Tensor, keys: int, position: Position | None, options: Sco
 
 
 def check_finite(name: str, numbers: Tensor) -> None:
-    """Refuse NaN and +inf in a tensor of an encoding; −inf is allowed, as a mask.
-
-    Raises:
-        ValueError: The tensor holds NaN or +inf.
-    """
+    """Refuse NaN and +inf in a tensor of an encoding; −inf is allowed, as a mask."""
     if numbers.device.type != "cpu" or not has_values(numbers):
         return  # reading values would stall an accelerator
     # One reduction: the maximum is NaN if any entry is, and +inf if any is.

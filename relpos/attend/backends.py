@@ -63,18 +63,8 @@ BACKENDS: dict[str, Backend] = {"native": native, "flex": flex, "chunks": chunks
 def choose(backend: str | None, q: Tensor, v: Tensor, form: Form | None, call: Call) -> Backend:
     """Choose the backend for a call.
 
-    Args:
-        backend: Its name; if None, the fastest backend that can run the call.
-        q: Queries, (batch, heads, queries, head_dim).
-        v: Values, (batch, key_heads, keys, value_dim).
-        form: The bias, or None.
-        call: The call of attention.
-
     Returns:
         The backend.
-
-    Raises:
-        ValueError: No backend has this name, or it cannot run the call.
     """
     if backend is not None:
         if backend not in BACKENDS:
@@ -104,15 +94,6 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with arguments that have been checked: the encoding acts, then a backend runs.
 
-    Args:
-        q: Queries, (batch, heads, queries, head_dim).
-        k: Keys, (batch, key_heads, keys, head_dim).
-        v: Values, (batch, key_heads, keys, value_dim).
-        position: The encoding.
-        call: The call of attention.
-        backend: The name of the backend, or None for the fastest.
-        rotated: Whether q and k are already rotated.
-
     Returns:
         The output and, if the call asks for it, the log-sum-exp.
     """
@@ -125,14 +106,6 @@ def positioned(
     q: Tensor, k: Tensor, position: Position | None, call: Call, rotated: bool = False, heads: slice | None = None
 ) -> tuple[Tensor, Tensor, Form | None, Call]:
     """Let the encoding act; if q and k are already rotated, on the scores alone.
-
-    Args:
-        q: Queries, (batch, heads, queries, head_dim).
-        k: Keys, (batch, key_heads, keys, head_dim).
-        position: The encoding.
-        call: The call of attention.
-        rotated: Whether q and k are already rotated.
-        heads: Which of the encoding's heads q and the call have; None for all of them.
 
     Returns:
         Queries, keys, the form of the bias, and the call with the rotation that is still to be applied to q and k. An
@@ -166,11 +139,7 @@ def positioned(
 
 
 def check_form(form: Form) -> None:
-    """Refuse NaN and +inf in a bias.
-
-    Raises:
-        ValueError: A tensor of the form holds one.
-    """
+    """Refuse NaN and +inf in a bias."""
     for name, numbers in form.tensors():
         check_finite(f"{name} of the bias", numbers)
 

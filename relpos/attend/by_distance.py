@@ -73,11 +73,7 @@ def mass(
 
 
 def mass_of_call(q: Tensor, k: Tensor, form: Form | None, call: Call, backend: str | None = None) -> Mass:
-    """The mass of a call in which the encoding has acted already: what is left is the rotation of the call, if any.
-
-    Raises:
-        ValueError: The backend "native" cannot run this call.
-    """
+    """The mass of a call in which the encoding has acted already: what is left is the rotation of the call, if any."""
     reason = native.refuses_mass(q, form, call)
     if backend == "native" and reason:
         raise ValueError(f"the backend 'native' cannot run this: {reason}")

@@ -51,12 +51,7 @@ class GrowingTensor:
         self._last: Tensor | None = None  # what was returned last
 
     def extend(self, before: Tensor, new: Tensor) -> Tensor:
-        """The tokens `before` and the new ones, as a view.
-
-        Args:
-            before: (batch, heads, tokens, size). If it is what was returned last, only the new tokens are written.
-            new: (batch, heads, new tokens, size).
-        """
+        """The tokens `before` and the new ones, as a view; copies `before` unless it is what was returned last."""
         start, end = before.shape[2], before.shape[2] + new.shape[2]
         memory = self._memory
         if memory is not None:
@@ -183,19 +178,8 @@ class Cache:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Add the new tokens.
 
-        Args:
-            q: Their queries, (batch, heads, tokens, head_dim).
-            k: Their keys, (batch, key_heads, tokens, head_dim).
-            v: Their values, (batch, key_heads, tokens, value_dim).
-            gates: (batch, heads, tokens, gate_size), or None.
-            position: The encoding.
-            where: Their positions, (1 or batch, tokens), or None if they are their numbers.
-
         Returns:
             The queries, rotated if the keys are; keys, values and gates of all tokens so far.
-
-        Raises:
-            ValueError: Shapes, dtypes or the kind of encoding differ from those of the tokens before.
         """
         rotated = position is not None and position.rotates_by_position
         if self.length and rotated != self._rotated:
@@ -256,14 +240,7 @@ def attend_step(
 def extended_totals(
     totals: native.RunningTotals | None, position: Encoding | None, gates: Tensor, new: int
 ) -> native.RunningTotals | None:
-    """The running totals of all tokens, from those of earlier ones; None while a prompt is read, or if impossible.
-
-    Args:
-        totals: Of earlier tokens; what lies beyond them is forgotten.
-        position: The encoding.
-        gates: Of all tokens, (batch, heads, tokens, gate_size).
-        new: How many of the tokens are new.
-    """
+    """The running totals of all tokens, from those of earlier ones; None while a prompt is read, or if impossible."""
     if new > native.FEW:
         return None
     tokens = gates.shape[2]
@@ -357,15 +334,6 @@ class DecodingTables:
     ) -> tuple[Tensor, Tensor | None] | None:
         """Compute attention of few queries with the packed bias, or return None if that cannot serve this call.
 
-        Args:
-            q: Queries, (batch, heads, queries, head_dim), rotated if the encoding rotates.
-            k: Keys, (batch, key_heads, keys, head_dim), likewise.
-            v: Values, (batch, key_heads, keys, value_dim).
-            position: The encoding.
-            call: The call of attention.
-            backend: The backend that the caller asks for.
-            totals: The bias of an encoding with running sums, if a cache keeps it.
-
         Returns:
             The output and the log-sum-exp, as `native.attention` returns them.
         """
@@ -396,13 +364,6 @@ class DecodingTables:
     ) -> tuple[Tensor, Tensor]:
         """Rotate the queries and keys of new tokens, whose rotation depends on their positions alone.
 
-        Args:
-            q: Queries, (batch, heads, tokens, head_dim).
-            k: Keys, (batch, key_heads, tokens, head_dim).
-            position: The encoding, whose `rotates_by_position` is true.
-            start: Index of the first of the tokens.
-            positions: Their positions, (1 or batch, tokens), or None if they are the indices.
-
         Returns:
             Queries and keys of the same shapes and dtypes.
         """
@@ -421,11 +382,6 @@ class DecodingTables:
 
     def totals(self, position: Encoding | None, gates: Tensor | None, new: int) -> native.RunningTotals | None:
         """The running totals of all tokens, for caches that may reorder and crop what they hold without saying so.
-
-        Args:
-            position: The encoding.
-            gates: Of all tokens so far, (batch, heads, tokens, gate_size).
-            new: How many of the tokens are new.
 
         Returns:
             The totals, packed again if earlier gates are not the same; None if they cannot be kept.

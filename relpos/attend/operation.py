@@ -145,11 +145,7 @@ def attention(
 
 
 def check_division(group: object, scheme: str | None, cache: object, start: int | None) -> None:
-    """Check the arguments that divide a sequence among processes against the others.
-
-    Raises:
-        ValueError: They do not go together.
-    """
+    """Check the arguments that divide a sequence among processes against the others."""
     if group is None and scheme is not None:
         raise ValueError(f"scheme={scheme!r} says how the processes of a group divide the work: give group= too.")
     if group is not None and (cache is not None or start is not None):

@@ -85,11 +85,7 @@ def _fitted(name: str, x: Tensor, expected: tuple[int | str | tuple[int, ...], .
 
 
 def _check_distances(name: str, columns: int, zero: int, call: Call) -> None:
-    """Refuse a table without columns for distances that occur.
-
-    Raises:
-        ValueError: A distance that occurs is not in the table.
-    """
+    """Refuse a table without columns for distances that occur."""
     lowest, highest = call.lowest, call.highest
     if call.window is not None and call.even:
         lowest, highest = max(lowest, -call.window[1]), min(highest, call.window[0])
@@ -203,6 +199,11 @@ class Scaled(Form):
         first: Index of the first query; attention fills it in.
         column: Scale of each key, (1 or batch, keys), for both directions.
         where: Positions with gaps, or None; attention fills it in.
+
+    Example:
+        >>> distance, row = torch.arange(512.0), torch.arange(1.0, 513.0)[None]
+        >>> network = [nn.Parameter(torch.randn(shape)) for shape in ((32,), (32,), (12, 32), (12,))]
+        >>> out = relpos.attention(q, k, v, relpos.Scaled(distance, row, *network))
     """
 
     table: Tensor
@@ -257,11 +258,7 @@ class Scaled(Form):
         return replace(self, first=call.first, **fitted)  # type: ignore[arg-type]
 
     def _check_order(self, distance: Tensor, visible: Tensor | None) -> None:
-        """Refuse keys of later positions than the query's, for which a bias of one direction is not defined.
-
-        Raises:
-            ValueError: A query sees one.
-        """
+        """Refuse keys of later positions than the query's, for which a bias of one direction is not defined."""
         if self.where is None or visible is None or distance.device.type != "cpu" or not has_values(distance):
             return  # in causal attention the indices ascend; reading values would stall an accelerator
         if bool(((distance < 0)[:, None] & visible).any()):
@@ -405,16 +402,7 @@ def locate(form: Form, call: Call) -> Form:
 
 
 def take_heads(form: Form, heads: slice, number: int) -> Form:
-    """The form for some of the heads.
-
-    Args:
-        form: For all heads. Tensors that have just these heads already, made from gates of these, stay as they are.
-        heads: Which heads.
-        number: Number of all heads.
-
-    Raises:
-        ValueError: The form is a function that needs all heads.
-    """
+    """The form for some of the heads."""
 
     def cut(x: Tensor, axis: int) -> Tensor:
         return x[(slice(None),) * axis + (heads,)] if x.shape[axis] == number else x

@@ -183,12 +183,7 @@ class Call:
         return int(low), int(high)
 
     def visible(self, i: Tensor, j: Tensor | None = None) -> Tensor:
-        """Which keys the queries at the indices `i` (rows,) may see: (1 or batch, 1 or heads, rows, keys).
-
-        Args:
-            i: Indices of queries.
-            j: Indices of the keys, (keys,); all of them if None.
-        """
+        """Which keys the queries at the indices `i` (rows,) may see: (1 or batch, 1 or heads, rows, keys)."""
         column, row = i[:, None], self.j if j is None else j
         seen = torch.ones(1, 1, len(i), len(row), dtype=torch.bool, device=self.device)
         if self.causal:
@@ -211,11 +206,7 @@ class Call:
         return seen
 
     def ask_mask(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """What the function `mask` says of these indices.
-
-        Raises:
-            TypeError: It does not return booleans.
-        """
+        """What the function `mask` says of these indices."""
         assert callable(self.mask)
         seen = self.mask(b, h, i, j)
         kind = seen.dtype if isinstance(seen, Tensor) else type(seen)
@@ -245,12 +236,7 @@ def document_ends(documents: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_documents(documents: Tensor, batch: int, keys: int) -> None:
-    """Check ids of packed documents: one integer per key, each document contiguous.
-
-    Raises:
-        TypeError: The ids are not integers.
-        ValueError: The shape is not (batch, keys), or an id occurs again after another one.
-    """
+    """Check ids of packed documents: one integer per key, each document contiguous."""
     check_shape("documents", documents, (batch, keys))
     if documents.is_floating_point() or documents.is_complex():
         raise TypeError(f"documents must be integers, one id per token, not {documents.dtype}.")

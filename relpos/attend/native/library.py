@@ -124,11 +124,7 @@ def _beside_this_file(*names: str) -> Path | None:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Load the library, and select the instruction set RELPOS_ISA if that is set.
-
-    Raises:
-        RuntimeError: The library is missing, cannot be loaded, or is of another version.
-    """
+    """Load the library, and select the instruction set RELPOS_ISA if that is set."""
     path = file()
     if path is None:
         raise RuntimeError(why_missing())
@@ -151,11 +147,7 @@ def load() -> ctypes.CDLL:
 
 
 def check(library: ctypes.CDLL) -> None:
-    """Refuse a library whose structure or meaning is not the one that this package knows.
-
-    Raises:
-        RuntimeError: It is of another version.
-    """
+    """Refuse a library whose structure or meaning is not the one that this package knows."""
     try:
         fits = Interface(library).fits
     except (AttributeError, KeyError):  # it does not describe itself, or in other words

@@ -137,12 +137,7 @@ class Problem:
             setattr(p, f"{name[0]}_rotation_stride", stride)
 
     def run(self, function: str) -> None:
-        """Call the kernel; other Python threads run meanwhile.
-
-        Raises:
-            MemoryError: There was no memory for its tiles.
-            RuntimeError: The kernel refuses the problem.
-        """
+        """Call the kernel; other Python threads run meanwhile."""
         answer = getattr(library.load(), function)(ctypes.byref(self.fields))
         if answer == library.constant("OUT_OF_MEMORY"):
             raise MemoryError("the native attention kernel could not allocate memory for its tiles.")

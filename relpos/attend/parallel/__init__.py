@@ -51,10 +51,6 @@ def attention_over_slices(
 
     Returns:
         The output of the slice, (batch, heads, length, value_dim), and the log-sum-exp if asked for.
-
-    Raises:
-        TypeError: An argument has a wrong type or dtype.
-        ValueError: The processes disagree, an argument cannot be used with a group, or the scheme cannot run this.
     """
     members = check_group(group)
     if scheme is not None and scheme not in SCHEMES:
@@ -99,11 +95,7 @@ def attention_over_slices(
 
 
 def choose_scheme(scheme: str | None, inputs: Inputs) -> str:
-    """The name of the scheme: the one asked for, or the first that can run the call.
-
-    Raises:
-        ValueError: The scheme asked for cannot run this call.
-    """
+    """The name of the scheme: the one asked for, or the first that can run the call."""
     if scheme is None:
         return next(name for name, module in SCHEMES.items() if module.refuses(inputs) is None)
     reason = SCHEMES[scheme].refuses(inputs)

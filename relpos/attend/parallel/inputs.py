@@ -42,11 +42,6 @@ class Inputs:
 def form_of_two_tokens(position: Encoding, causal: bool, q: Tensor) -> tuple[tuple[Form, ...], bool]:
     """What the encoding does, tried on two tokens.
 
-    Args:
-        position: The encoding.
-        causal: Whether attention is causal.
-        q: Queries of any call, for their dtype and device.
-
     Returns:
         The terms of its bias; and whether it changes q and k by its method `rotate` alone, of which nothing is known.
     """
