@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from relpos.comparison.api import compare as compare
     from relpos.evaluation.api import evaluate as evaluate
     from relpos.explorer.explore import explore as explore
+    from relpos.forms.bias import Projected as Projected
+    from relpos.forms.bias import RankOne as RankOne
+    from relpos.forms.bias import Scaled as Scaled
+    from relpos.forms.bias import Scored as Scored
+    from relpos.forms.bias import Toeplitz as Toeplitz
     from relpos.forms.encoding import Encoding as Encoding
     from relpos.paper.figures import draw_figures as figures
     from relpos.pictures.picture import draw as draw
@@ -44,9 +49,14 @@ _LAZY = {  # name: module, and its name there
     "Cache": ("relpos.attend", "Cache"),
     "Encoding": ("relpos.forms.encoding", "Encoding"),
     "LocalExecutor": ("relpos.system.executors.local", "LocalExecutor"),
+    "Projected": ("relpos.forms.bias", "Projected"),
+    "RankOne": ("relpos.forms.bias", "RankOne"),
     "RayExecutor": ("relpos.system.executors.ray", "RayExecutor"),
     "Resources": ("relpos.system.executors.interface", "Resources"),
+    "Scaled": ("relpos.forms.bias", "Scaled"),
+    "Scored": ("relpos.forms.bias", "Scored"),
     "SlurmExecutor": ("relpos.system.executors.slurm", "SlurmExecutor"),
+    "Toeplitz": ("relpos.forms.bias", "Toeplitz"),
     "attention": ("relpos.attend", "attention"),
     "compare": ("relpos.comparison.api", "compare"),
     "draw": ("relpos.pictures.picture", "draw"),
@@ -64,9 +74,14 @@ __all__ = [  # without `open`: `from relpos import *` must not replace Python's 
     "Cache",
     "Encoding",
     "LocalExecutor",
+    "Projected",
+    "RankOne",
     "RayExecutor",
     "Resources",
+    "Scaled",
+    "Scored",
     "SlurmExecutor",
+    "Toeplitz",
     "attention",
     "card",
     "compare",

@@ -106,7 +106,7 @@ def _same_start():
 @pytest.fixture
 def two_threads(monkeypatch):
     """Two threads for the native kernel, however little there is to do."""
-    monkeypatch.setattr("relpos.attend.native.inputs.WORK_FOR_A_THREAD", 1)
+    monkeypatch.setattr("relpos.attend.native.problem.WORK_FOR_A_THREAD", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

@@ -11,7 +11,7 @@ import relpos
 from relpos.encodings.registry import encoding_class
 from relpos.forms.cards import HEAD_DIM, HEADS, Card
 from relpos.forms.options import options_of
-from relpos.forms.positive import Between, Positive
+from relpos.forms.parameters import BoundedParameter, PositiveParameter
 from website.blocks import block
 
 FORMS = {  # the form of a bias: what it costs, and what runs it
@@ -118,7 +118,11 @@ def parameters(card: Card) -> str:
 @torch.no_grad()
 def values(encoding: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The parameters as they are used: those that are positive by construction after their softplus."""
-    wrapped = {path: module for path, module in encoding.named_modules() if isinstance(module, Positive | Between)}
+    wrapped = {
+        path: module
+        for path, module in encoding.named_modules()
+        if isinstance(module, PositiveParameter | BoundedParameter)
+    }
     for path, parameter in encoding.named_parameters():
         module = path.removesuffix(".raw")
         yield (module, wrapped[module](torch.float32)) if module in wrapped else (path, parameter.detach())

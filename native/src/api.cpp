@@ -69,7 +69,7 @@ const relpos_entry description[] = {
 #undef CONSTANT
     {"size", "relpos_problem", sizeof(relpos_problem)},
     {"size", "relpos_array", sizeof(relpos_array)},
-    {"size", "relpos_running", sizeof(relpos_running)},
+    {"size", "relpos_totals", sizeof(relpos_totals)},
 #define FIELD(type, name) {#type, #name, offsetof(relpos_problem, name)},
 #include "problem.inc"
 #undef FIELD

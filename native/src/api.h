@@ -23,7 +23,7 @@ typedef struct {
 // Constants, as CONSTANT(name, value). The interface's number is incremented with every change that a caller must know
 // about and cannot see in the description, such as the meaning of a buffer.
 #define RELPOS_CONSTANTS(CONSTANT)                                                      \
-    CONSTANT(INTERFACE, 4)                                                              \
+    CONSTANT(INTERFACE, 5)                                                              \
     /* Forms of the bias. */                                                            \
     CONSTANT(NONE, 0)                                                                   \
     CONSTANT(TOEPLITZ, 1)                                                               \
@@ -44,6 +44,8 @@ typedef struct {
     CONSTANT(SKIP_COUNTS, 4)                                                            \
     /* The largest head_dim and value_dim. */                                           \
     CONSTANT(MAX_DIM, 512)                                                              \
+    /* Queries up to which a forward reads keys and values where they lie, faster than it computes with them. */ \
+    CONSTANT(FEW, 8)                                                                    \
     /* What the functions return. */                                                    \
     CONSTANT(OK, 0)                                                                     \
     CONSTANT(OUT_OF_MEMORY, 1)                                                          \
@@ -66,19 +68,33 @@ RELPOS_EXPORT int relpos_forward(const relpos_problem*);
 RELPOS_EXPORT int relpos_backward(const relpos_problem*);
 RELPOS_EXPORT int relpos_mass(const relpos_problem*);
 
-// Running totals in the layout of total_high, total_low and weight, of a decoder whose tokens are added one by one.
+// Running totals of a RankOne bias, (batch, heads, tokens), and their place in the layout of total_high, total_low and
+// weight. Strides are those of batch, heads and tokens.
 typedef struct {
-    int64_t heads;         // batch × heads
-    const double* units;   // per head: a power of two, by which steps are multiplied
-    const double* weigh;   // per head: factor of the weights
-    double* sum;           // per head: total of the tokens so far, in units
-    float* rows;           // high and low part of the total, and weight: (3, heads, room)
+    int64_t batch, heads, tokens;
+    int32_t threads;               // at most this many
+    const double* total;           // contiguous; NULL: the running sum of `step`
+    const float *step, *weight;    // a weight of NULL is 1
+    int64_t step_strides[3], weight_strides[3];
+    float* rows;                   // (3, batch, heads, room): high and low part of the total, and weight times log2(e)
     int64_t plane_stride, row_stride;
-} relpos_running;
-// Adds tokens `first` to `first + tokens` − 1, whose steps (and weights, or NULL for 1) are (heads, tokens) arrays of the
-// given strides. Returns RELPOS_INVALID if a number has left the range of its unit: then the totals must be made again.
-RELPOS_EXPORT int relpos_append(const relpos_running*, const float* step, const float* weight, int64_t head_stride,
-                                int64_t token_stride, int64_t first, int64_t tokens);
+    double* unit;                  // (batch, heads): a power of two, in which the totals are counted
+    // Gradients: the kernel's sums for keys, queries and weights, and those of the inputs; contiguous, NULL if not wanted.
+    int64_t keys, queries, start;
+    const double* grad_keys;       // (batch, heads, keys): grad_total of relpos_problem
+    const float *grad_queries, *grad_weights;  // (batch, heads, queries): its grad_total_query and grad_weight
+    double* grad_total;
+    float *grad_step, *grad_weight;
+} relpos_totals;
+// Writes rows and unit: the totals minus their minimum, split into two floats, and the weights. Both are scaled per head by
+// the unit, so that neither overflows and small differences do not become denormal, which the kernel treats as 0.
+// Returns RELPOS_INVALID if a number is not finite.
+RELPOS_EXPORT int relpos_pack_totals(const relpos_totals*);
+// Writes the gradients of total or step, and of weight.
+RELPOS_EXPORT int relpos_unpack_gradients(const relpos_totals*);
+// Adds tokens after the `first` ones that rows hold, by their steps. Returns RELPOS_INVALID if a number has left the range
+// of its unit: then the totals must be packed again.
+RELPOS_EXPORT int relpos_append_totals(const relpos_totals*, int64_t first);
 
 // Number of partial sums of the bias's gradient that the backward writes; the caller adds them up.
 RELPOS_EXPORT int64_t relpos_slots(const relpos_problem*);

@@ -33,7 +33,7 @@ struct Rows {
 template <class Form>
 class FewRows {
 public:
-    static constexpr int kMost = 8;  // queries of a head; with more, tiles are faster
+    static constexpr int kMost = RELPOS_FEW;  // queries of a head; with more, tiles are faster
 
     static bool takes(const relpos_problem& p) { return p.queries <= kMost && p.dropout == 0.0f; }
 

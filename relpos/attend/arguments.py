@@ -1,55 +1,76 @@
-"""Checks of the arguments of attention, and the call that encodings see."""
+"""The arguments of attention: one typed list, checked here once, and the call that encodings and backends see."""
 
 import math
 from itertools import pairwise
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
+from relpos.forms.bias import Form, RankOne, terms
 from relpos.forms.call import Call, MaskFunction, check_documents
 from relpos.forms.checks import boolean, check_shape, integer_at_least, positive_number
 from relpos.forms.encoding import Encoding
 from relpos.forms.tracing import has_values
+from relpos.system.errors import unknown
 
 LARGEST_SEED = 2**63 - 1
+Position = Encoding | Form
 
 
-def make_call(
-    q: Tensor,
-    k: Tensor,
-    position: Encoding | None,
-    *,
-    hidden: Tensor | None = None,
-    gates: Tensor | None = None,
-    causal: bool = True,
-    documents: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    padding: Tensor | None = None,
-    window: int | tuple[int, int] | None = None,
-    start: int | None = None,
-    positions: Tensor | None = None,
-    mask: Tensor | MaskFunction | None = None,
-    sinks: Tensor | None = None,
-    softcap: float | None = None,
-    dropout: float = 0.0,
-    seed: int | Tensor | None = None,
-    scale: float | None = None,
-    return_lse: bool = False,
-) -> Call:
-    """Check the arguments of `relpos.attention` and make the call that encodings see.
+class ScoreOptions(TypedDict, total=False):
+    """The arguments of `relpos.attention` that decide the scores; its docstring explains them."""
 
-    The arguments have the meanings and shapes of `relpos.attention`; `check_tensors` has checked q and k.
+    hidden: Tensor | None
+    gates: Tensor | None
+    causal: bool
+    window: int | tuple[int, int] | None
+    start: int | None
+    positions: Tensor | None
+    documents: Tensor | None
+    cu_seqlens: Tensor | None
+    padding: Tensor | None
+    mask: Tensor | MaskFunction | None
+    softcap: float | None
+    scale: float | None
+
+
+class WeightOptions(ScoreOptions, total=False):
+    """Those that decide the weights."""
+
+    sinks: Tensor | None
+
+
+class AttentionOptions(WeightOptions, total=False):
+    """All of them."""
+
+    dropout: float
+    seed: int | Tensor | None
+    return_lse: bool
+
+
+def check_names(function: str, options: ScoreOptions, allowed: type) -> None:
+    """Refuse arguments that a function does not have."""
+    names: frozenset[str] = allowed.__optional_keys__  # type: ignore[attr-defined]
+    for name in options:
+        if name not in names:
+            raise TypeError(str(unknown(f"argument of {function}", name, names)))
+
+
+def make_call(q: Tensor, k: Tensor, position: Position | None, **options: Unpack[AttentionOptions]) -> Call:
+    """Check the arguments of `relpos.attention` and make the call; `check_tensors` has checked q and k.
 
     Returns:
         The call, with the gates that the encoding needs.
-
-    Raises:
-        TypeError: An argument has a wrong type or dtype.
-        ValueError: A shape or a value does not match.
     """
+    check_names("attention", options, AttentionOptions)
     batch, heads, queries, head_dim = q.shape
     keys = k.shape[2]
-    boolean("causal", causal)
+    causal = boolean("causal", options.get("causal", True))
+    documents, padding, window = options.get("documents"), options.get("padding"), options.get("window")
+    positions, mask, sinks = options.get("positions"), options.get("mask"), options.get("sinks")
+    softcap, scale = options.get("softcap"), options.get("scale")
+    cu_seqlens = options.get("cu_seqlens")
     if cu_seqlens is not None:
         documents = read_cu_seqlens(cu_seqlens, documents, batch, keys)
     if documents is not None:
@@ -57,9 +78,11 @@ def make_call(
     if padding is not None:
         check_shape("padding", padding, (batch, keys))
         check_boolean("padding", padding, "True for the keys that count")
-    places = position.places if isinstance(position, Encoding) else ()
-    located = bool({"query and key", "score"} & set(places)) or window is not None or documents is not None
-    start = read_start(start, queries, keys, causal, located)
+    gates = check_position(q, keys, position, options)
+    acts = {"query and key", "score"} & set(position.places) if isinstance(position, Encoding) else position is not None
+    start = read_start(
+        options.get("start"), queries, keys, causal, bool(acts) or window is not None or documents is not None
+    )
     if window is not None:
         window = read_window(window, keys if start is None else torch.sym_max(keys, start + queries))  # type: ignore[no-untyped-call]
     if positions is not None:
@@ -70,86 +93,71 @@ def make_call(
         if not sinks.is_floating_point():
             raise TypeError(f"sinks must have a floating-point dtype, not {sinks.dtype}.")
         check_finite("vector of sinks", sinks)
-    if position is not None:
-        gates = check_position(position, batch, heads, head_dim, keys, hidden, gates, causal)
+    dropout, seed = read_dropout(options.get("dropout", 0.0), options.get("seed"))
     dtype = torch.promote_types(q.dtype, torch.float32)
     call = Call(
         queries,
         keys,
-        causal,
-        documents,
-        padding,
-        gates,
-        q.to(dtype) if position is not None and position.needs_scores else None,
-        head_dim**-0.5 if scale is None else positive_number("scale", scale),
-        dtype,
-        q.device,
-        start,
-        window,
-        positions,
-        mask,
-        None if softcap is None else positive_number("softcap", softcap),
-        sinks,
-        *read_dropout(dropout, seed),
-        return_lse=return_lse,
+        causal=causal,
+        documents=documents,
+        padding=padding,
+        gates=gates,
+        q=q.to(dtype) if isinstance(position, Encoding) and position.needs_scores else None,
+        scale=head_dim**-0.5 if scale is None else positive_number("scale", scale),
+        dtype=dtype,
+        device=q.device,
+        start=start,
+        window=window,
+        token_positions=positions,
+        mask=mask,
+        softcap=None if softcap is None else positive_number("softcap", softcap),
+        sinks=sinks,
+        dropout=dropout,
+        seed=seed,
+        return_lse=options.get("return_lse", False),
         batch=batch,
         heads=heads,
     )
-    reasons = {"documents": documents is not None, "positions": positions is not None}
-    if position is not None:
-        reasons[f"the running sums of {type(position).__name__}"] = position.needs_hidden
-    for reason, needs_it in reasons.items():
-        if needs_it and not call.among_keys:
-            raise ValueError(
-                f"the {queries} queries from index {call.first} on do not stand among the {keys} keys, but {reason} "
-                "have values for keys only: give keys for these queries too, or leave that out."
-            )
+    if not call.among_keys:
+        check_per_key(call, position)
     return call
 
 
-def check_boolean(name: str, x: Tensor, meaning: str) -> None:
-    """Refuse a mask that is not boolean.
+def check_per_key(call: Call, position: Position | None) -> None:
+    """Refuse queries outside the keys where something has values for keys only."""
+    reasons = {"documents": call.documents is not None, "positions": call.token_positions is not None}
+    if isinstance(position, Encoding):
+        reasons[f"the running sums of {type(position).__name__}"] = position.needs_hidden
+    else:
+        reasons["the running sums of RankOne"] = any(isinstance(term, RankOne) for term in terms(position))
+    for reason, needs_keys in reasons.items():
+        if needs_keys:
+            raise ValueError(
+                f"the {call.queries} queries from index {call.first} on lie outside the {call.keys} keys, but {reason} "
+                "have values for keys only: give keys for these queries too, or leave that out."
+            )
 
-    Raises:
-        TypeError: The dtype is another.
-    """
+
+def check_boolean(name: str, x: Tensor, meaning: str) -> None:
+    """Refuse a mask that is not boolean."""
     if x.dtype != torch.bool:
         raise TypeError(f"{name} must be boolean, {meaning}, not {x.dtype}: use {name}.bool().")
 
 
 def read_window(window: int | tuple[int, int], tokens: int) -> tuple[int, int]:
-    """Tokens before and after its own that a query sees, from the argument `window`.
-
-    Args:
-        window: The argument.
-        tokens: Number of indices that occur. A wider window means no limit, and is reduced to it: sums of an index and
-            a huge number (`sys.maxsize`) would overflow.
-
-    Raises:
-        ValueError: It is neither an integer of at least 0 nor a pair of them.
-    """
+    """Tokens before and after its own that a query sees, at most the number of indices that occur."""
     pair = tuple(window) if isinstance(window, tuple | list) else (window, window)
     if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in pair):
         raise ValueError(
             f"window must be the number of tokens that a query sees before its own, or (before, after), not {window!r}."
         )
+    # Sums of an index and a huge number (`sys.maxsize`, for no limit) would overflow.
     # sym_min: where sizes are symbols of a traced graph, Python's min would restrict them to one side of the window.
     return torch.sym_min(pair[0], tokens), torch.sym_min(pair[1], tokens)  # type: ignore[no-untyped-call]
 
 
 def read_start(start: int | None, queries: int, keys: int, causal: bool, matters: bool) -> int | None:
-    """Index of the first query, None for the default: the queries are the last tokens.
-
-    Args:
-        start: The argument.
-        queries: Number of queries.
-        keys: Number of keys.
-        causal: Whether a query sees only keys up to its own position.
-        matters: Whether anything but causality depends on where the queries stand.
-
-    Raises:
-        ValueError: It is no integer of at least 0, or it is missing where nothing says where the queries stand.
-    """
+    """Index of the first query, None for the last tokens; `matters` if more than causality depends on it."""
     if start is not None:
         return integer_at_least("start", start, least=0)
     if queries == keys:
@@ -169,18 +177,13 @@ def read_start(start: int | None, queries: int, keys: int, causal: bool, matters
     return 0
 
 
-def read_positions(positions: Tensor, batch: int, keys: int, position: Encoding | None) -> Tensor:
-    """Given positions of the tokens, checked, int64: (1 or batch, keys), or (1 or batch, keys, axes).
-
-    Raises:
-        TypeError: They are no integers.
-        ValueError: The shape does not fit the keys or the encoding.
-    """
+def read_positions(positions: Tensor, batch: int, keys: int, position: Position | None) -> Tensor:
+    """Given positions of the tokens, checked, int64: (1 or batch, keys), or (1 or batch, keys, axes)."""
     if not isinstance(positions, Tensor):
         raise TypeError(f"positions must be a tensor, not {type(positions).__name__}.")
     if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool:
         raise TypeError(f"positions must be integers, one per token, not {positions.dtype}.")
-    axes = 1 if position is None else position.axes
+    axes = position.axes if isinstance(position, Encoding) else 1
     if positions.dim() == 1:
         positions = positions[None]
     if positions.dim() == 3 and positions.shape[2] == axes == 1:
@@ -196,12 +199,7 @@ def read_positions(positions: Tensor, batch: int, keys: int, position: Encoding 
 
 
 def check_mask(mask: Tensor | MaskFunction | None, batch: int, heads: int, queries: int, keys: int) -> None:
-    """Check a mask: boolean, and broadcastable to (batch, heads, queries, keys); or a function.
-
-    Raises:
-        TypeError: It is neither a boolean tensor nor a function.
-        ValueError: The shape does not broadcast.
-    """
+    """Check a mask: boolean, and broadcastable to (batch, heads, queries, keys); or a function."""
     if mask is None or (callable(mask) and not isinstance(mask, Tensor)):
         return
     if not isinstance(mask, Tensor):
@@ -216,11 +214,7 @@ def check_mask(mask: Tensor | MaskFunction | None, batch: int, heads: int, queri
 
 
 def read_dropout(dropout: float, seed: int | Tensor | None) -> tuple[float, Tensor | None]:
-    """Share of the weights to drop, and the seed as a tensor; a new seed from PyTorch's generator if none was given.
-
-    Raises:
-        ValueError: The share is not from 0 to below 1, or the seed is no integer from 0 to 2^63 − 1.
-    """
+    """Share of the weights to drop, and the seed as a tensor; a new seed from PyTorch's generator if none was given."""
     if not isinstance(dropout, int | float) or isinstance(dropout, bool) or not 0 <= dropout < 1:
         raise ValueError(f"dropout must be a number from 0 to below 1, not {dropout!r}.")
     if not dropout:
@@ -237,18 +231,7 @@ def read_dropout(dropout: float, seed: int | Tensor | None) -> tuple[float, Tens
 
 
 def read_cu_seqlens(cu_seqlens: Tensor, documents: Tensor | None, batch: int, keys: int) -> Tensor:
-    """Ids of packed documents, (1, keys), from their boundaries as flash-attention has them.
-
-    Args:
-        cu_seqlens: (documents + 1,), ascending from 0 to the number of tokens.
-        documents: The other way to say the same, which must be None.
-        batch: Must be 1: all documents stand in one row.
-        keys: Number of tokens.
-
-    Raises:
-        TypeError: They are no integers.
-        ValueError: They do not divide the tokens.
-    """
+    """Ids of packed documents, (1, keys), from their boundaries as flash-attention has them."""
     if documents is not None:
         raise ValueError("documents and cu_seqlens say the same: give one of the two.")
     check_shape("cu_seqlens", cu_seqlens, ("documents + 1",))
@@ -264,34 +247,26 @@ def read_cu_seqlens(cu_seqlens: Tensor, documents: Tensor | None, batch: int, ke
     return torch.bucketize(tokens, cu_seqlens[1:], right=True)[None]
 
 
-def check_position(
-    position: Encoding,
-    batch: int,
-    heads: int,
-    head_dim: int,
-    keys: int,
-    hidden: Tensor | None,
-    gates: Tensor | None,
-    causal: bool,
-) -> Tensor | None:
+def check_position(q: Tensor, keys: int, position: Position | None, options: ScoreOptions) -> Tensor | None:
     """Check that the encoding fits q, and return the gates it needs, (batch, heads, keys, gate_size), or None."""
+    if position is None or isinstance(position, Form):
+        return None
     if not isinstance(position, Encoding):
-        raise TypeError(f"position must be an encoding (relpos.encoding(name, …)), not {position!r}.")
-    name = type(position).__name__
+        raise TypeError(
+            "position must be an encoding (relpos.encoding(name, …)), or a form of a bias such as "
+            f"relpos.Toeplitz(table), not {position!r}."
+        )
+    batch, heads, _, head_dim = q.shape
     if position.heads != heads or position.head_dim != head_dim:
         raise ValueError(
-            f"{name} was made for {position.heads} heads, head_dim {position.head_dim}, but q has {heads} heads, "
-            f"head_dim {head_dim}."
+            f"{type(position).__name__} was made for {position.heads} heads, head_dim {position.head_dim}, but q has "
+            f"{heads} heads, head_dim {head_dim}."
         )
-    return position.read_gates(batch, keys, causal, hidden, gates)
+    return position.read_gates(batch, keys, options.get("causal", True), options.get("hidden"), options.get("gates"))
 
 
 def check_finite(name: str, numbers: Tensor) -> None:
-    """Refuse NaN and +inf in a tensor of an encoding; −inf is allowed, as a mask.
-
-    Raises:
-        ValueError: The tensor holds NaN or +inf.
-    """
+    """Refuse NaN and +inf in a tensor of an encoding; −inf is allowed, as a mask."""
     if numbers.device.type != "cpu" or not has_values(numbers):
         return  # reading values would stall an accelerator
     # One reduction: the maximum is NaN if any entry is, and +inf if any is.

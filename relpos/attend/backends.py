@@ -1,9 +1,10 @@
-"""The backends of attention: several ways to compute the same result.
+"""Attention of a call whose arguments have been checked, by one of several backends that compute the same result.
 
 To add a backend: write a module with what `Backend` asks for, and add its line to `BACKENDS`.
 """
 
 import warnings
+from dataclasses import replace
 from functools import cache
 from typing import Any, Protocol
 
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 from relpos.attend import chunks, flex, native, reference
-from relpos.forms.bias import Form
+from relpos.attend.arguments import Position, check_finite
+from relpos.forms.bias import Form, locate, take_heads
 from relpos.forms.call import Call
 from relpos.forms.tracing import is_transformed
 from relpos.system.errors import unknown
@@ -61,18 +63,8 @@ BACKENDS: dict[str, Backend] = {"native": native, "flex": flex, "chunks": chunks
 def choose(backend: str | None, q: Tensor, v: Tensor, form: Form | None, call: Call) -> Backend:
     """Choose the backend for a call.
 
-    Args:
-        backend: Its name; if None, the fastest backend that can run the call.
-        q: Queries, (batch, heads, queries, head_dim).
-        v: Values, (batch, key_heads, keys, value_dim).
-        form: The bias, or None.
-        call: The call of attention.
-
     Returns:
         The backend.
-
-    Raises:
-        ValueError: No backend has this name, or it cannot run the call.
     """
     if backend is not None:
         if backend not in BACKENDS:
@@ -89,6 +81,67 @@ def choose(backend: str | None, q: Tensor, v: Tensor, form: Form | None, call: C
     if q.device.type == "cpu" and not torch.compiler.is_compiling():  # a traced graph cannot warn
         notice_missing_kernel()
     return chunks
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position: Position | None,
+    call: Call,
+    backend: str | None = None,
+    rotated: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention with arguments that have been checked: the encoding acts, then a backend runs.
+
+    Returns:
+        The output and, if the call asks for it, the log-sum-exp.
+    """
+    q, k, form, call = positioned(q, k, position, call, rotated)
+    out, lse = choose(backend, q, v, form, call).attention(q, k, v.to(q.dtype), form, call)
+    return out.to(v.dtype), lse
+
+
+def positioned(
+    q: Tensor, k: Tensor, position: Position | None, call: Call, rotated: bool = False, heads: slice | None = None
+) -> tuple[Tensor, Tensor, Form | None, Call]:
+    """Let the encoding act; if q and k are already rotated, on the scores alone.
+
+    Returns:
+        Queries, keys, the form of the bias, and the call with the rotation that is still to be applied to q and k. An
+        encoding that changes q and k otherwise has done so here.
+    """
+    if position is None:
+        return q, k, None, call
+    if isinstance(position, Form):
+        own = locate(position.fit(call), call)
+        check_form(own)
+        return q, k, own, call
+    if "query and key" in position.places:
+        rotation = None if rotated else position.rotation(call)
+        factor = position.query_factor(call)
+        if rotation is None and factor is None and not rotated:
+            # In float32 at least: half precision would lose the angles to rounding.
+            q, k = position.rotate(q.to(call.dtype), k.to(call.dtype), call)
+        if factor is not None:
+            check_finite("factor of the queries", factor)
+            if heads is not None and factor.shape[1] > 1:
+                factor = factor[:, heads]
+            q, k = q.to(call.dtype) * factor, k.to(call.dtype)
+        if rotation is not None:
+            call = replace(call, rotation=rotation)
+    form = position.located_bias(call)
+    if form is not None:
+        check_form(form)
+        if heads is not None:
+            form = take_heads(form, heads, position.heads)
+    return q, k, form, call
+
+
+def check_form(form: Form) -> None:
+    """Refuse NaN and +inf in a bias."""
+    for name, numbers in form.tensors():
+        check_finite(f"{name} of the bias", numbers)
 
 
 def describe() -> dict[str, Any]:

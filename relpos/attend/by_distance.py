@@ -1,18 +1,17 @@
 """How much attention each head pays at each distance, exactly, in memory linear in the length."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from relpos.attend import native, reference
-from relpos.attend.arguments import make_call
-from relpos.attend.checked import positioned
+from relpos.attend.arguments import Position, WeightOptions, check_names, make_call
+from relpos.attend.backends import positioned
 from relpos.attend.chunks import block_size
-from relpos.forms.bias import Form, Located, distances
-from relpos.forms.call import Call, MaskFunction, document_ends
+from relpos.forms.bias import Form, Positions, distances
+from relpos.forms.call import Call, document_ends
 from relpos.forms.checks import check_tensors
-from relpos.forms.encoding import Encoding
 from relpos.forms.tracing import without_autocast
 
 
@@ -25,31 +24,19 @@ class Mass(NamedTuple):
         first_key: The share of the first token of the query's document, (batch, heads).
     """
 
-    distances: Tensor  # (distances,), query − key
-    by_distance: Tensor  # (batch, heads, distances), without what the first tokens of documents get
-    first_key: Tensor  # (batch, heads), the share of the first token of the query's document
+    distances: Tensor
+    by_distance: Tensor
+    first_key: Tensor
 
 
 @torch.no_grad()
 def mass(
     q: Tensor,
     k: Tensor,
-    position: Encoding | None = None,
+    position: Position | None = None,
     *,
-    hidden: Tensor | None = None,
-    gates: Tensor | None = None,
-    causal: bool = True,
-    window: int | tuple[int, int] | None = None,
-    start: int | None = None,
-    positions: Tensor | None = None,
-    documents: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    padding: Tensor | None = None,
-    mask: Tensor | MaskFunction | None = None,
-    sinks: Tensor | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
     backend: str | None = None,
+    **options: Unpack[WeightOptions],
 ) -> Mass:
     """Sum the attention weights by distance.
 
@@ -59,21 +46,10 @@ def mass(
     Args:
         q: Queries, (batch, heads, queries, head_dim).
         k: Keys, (batch, key_heads, keys, head_dim), not rotated.
-        position: An encoding from `relpos.encoding`.
-        hidden: The layer's normalised input, (batch, keys, width), for encodings that read it.
-        gates: `position.gates(hidden)`, (batch, heads, keys, gate_size), in place of hidden.
-        causal: Whether a query sees only keys up to its own index.
-        window: How many tokens before its own a query sees, or (before, after).
-        start: Index of the first query on the axis of the keys.
-        positions: Position of each token, (batch, keys) or (1, keys).
-        documents: Ids of packed documents, integers (batch, keys).
-        cu_seqlens: The same as boundaries, (documents + 1,); batch 1.
-        padding: Boolean (batch, keys), False for keys that must not be seen.
-        mask: Boolean, broadcastable to (batch, heads, queries, keys); or a function (b, h, i, j) -> seen.
-        sinks: One logit per head, (heads,), that joins each softmax and carries no value.
-        softcap: Replaces the scaled scores s by softcap · tanh(s / softcap), before the bias is added.
-        scale: Factor of q·k; head_dim^−½ if None.
+        position: An encoding or a form, as in `attention`.
         backend: "native" or "chunks"; if None, the faster that can run this call.
+        **options: hidden, gates, causal, window, start, positions, documents, cu_seqlens, padding, mask, sinks, softcap
+            and scale, as in `attention`.
 
     Returns:
         The mass: `by_distance` (batch, heads, distances) with `distances`, and `first_key` (batch, heads), in float32
@@ -91,34 +67,13 @@ def mass(
     if backend not in (None, "native", "chunks"):
         raise ValueError(f"the backend of mass is 'native' or 'chunks', not {backend!r}.")
     check_tensors(q, k, None)
+    check_names("mass", options, WeightOptions)
     with without_autocast(q.device):
-        call = make_call(
-            q,
-            k,
-            position,
-            hidden=hidden,
-            gates=gates,
-            causal=causal,
-            window=window,
-            start=start,
-            positions=positions,
-            documents=documents,
-            cu_seqlens=cu_seqlens,
-            padding=padding,
-            mask=mask,
-            sinks=sinks,
-            softcap=softcap,
-            scale=scale,
-        )
-        return mass_of_call(*positioned(q, k, position, call), backend)
+        return mass_of_call(*positioned(q, k, position, make_call(q, k, position, **options)), backend)
 
 
 def mass_of_call(q: Tensor, k: Tensor, form: Form | None, call: Call, backend: str | None = None) -> Mass:
-    """The mass of a call in which the encoding has acted already: what is left is the rotation of the call, if any.
-
-    Raises:
-        ValueError: The backend "native" cannot run this call.
-    """
+    """The mass of a call in which the encoding has acted already: what is left is the rotation of the call, if any."""
     reason = native.refuses_mass(q, form, call)
     if backend == "native" and reason:
         raise ValueError(f"the backend 'native' cannot run this: {reason}")
@@ -143,7 +98,7 @@ def sums_by_block(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[
     columns = len(call.distances)
     by_distance = q.new_zeros(call.batch, call.heads, columns, dtype=call.dtype)
     first_key, rows = (q.new_zeros(call.batch, call.heads, dtype=call.dtype) for _ in range(2))
-    where = None if call.even else Located(call.query_positions, call.key_positions, call.first)
+    where = None if call.even else Positions(call.query_positions, call.key_positions, call.first)
     first = None if call.documents is None else document_ends(call.documents)[0]  # (batch, keys)
     for start in range(0, call.queries, size):
         i = indices[start : start + size]

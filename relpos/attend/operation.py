@@ -1,31 +1,27 @@
 """Attention with any encoding, as one operation."""
 
-import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
 
 from relpos.attend import reference
-from relpos.attend.arguments import check_position, make_call, read_positions
-from relpos.attend.cache import Attempt, Cache, new_positions
-from relpos.attend.checked import attend, positioned
+from relpos.attend.arguments import AttentionOptions, Position, ScoreOptions, check_names, make_call
+from relpos.attend.backends import attend, positioned
+from relpos.attend.cache import Cache
 from relpos.forms.call import MaskFunction
-from relpos.forms.checks import check_shape, check_tensors
-from relpos.forms.encoding import Encoding
+from relpos.forms.checks import check_tensors
 from relpos.forms.tracing import without_autocast
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-NOTHING = contextlib.nullcontext()
 
 
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    position: Encoding | None = None,
+    position: Position | None = None,
     *,
     hidden: Tensor | None = None,
     gates: Tensor | None = None,
@@ -58,7 +54,8 @@ def attention(
         k: Keys, (batch, key_heads, keys, head_dim), not rotated. Each key head serves heads / key_heads heads.
         v: Values, (batch, key_heads, keys, value_dim).
         position: An encoding from `relpos.encoding`. It rotates q and k and adds its bias here. An encoding of the
-            embedding does nothing here: call `position.embed` on the token embeddings before.
+            embedding does nothing here: call `position.embed` on the token embeddings before. Or a bias of your own as
+            a form: `relpos.Toeplitz(table)`, `RankOne`, `Scaled`, `Projected`, `Scored`, or a sum of them (`+`).
         hidden: The layer's normalised input, (batch, keys, width), for encodings that read it.
         gates: `position.gates(hidden)`, (batch, heads, keys, gate_size), in place of hidden: what a cache keeps while
             decoding.
@@ -75,7 +72,7 @@ def attention(
             positions restart at 0 in each.
         cu_seqlens: The same as boundaries, as in flash-attention: integers (documents + 1,) from 0 to keys; batch 1.
         padding: Boolean (batch, keys), False for keys that must not be seen. It changes no position.
-        mask: What nothing above expresses: boolean, broadcastable to (batch, heads, queries, keys), True where a query
+        mask: Any other mask: boolean, broadcastable to (batch, heads, queries, keys), True where a query
             may see a key; or a function (b, h, i, j) -> seen of broadcastable index tensors, as FlexAttention's
             mask_mod. On a CPU the backend "chunks" runs it, which is slower than "native".
         sinks: One learnable logit per head, (heads,), that joins each softmax and carries no value.
@@ -87,7 +84,7 @@ def attention(
         return_lse: Whether to return the log-sum-exp of each row too.
         backend: "native", "flex", "chunks" or "reference"; if None, the fastest that can run this call.
         cache: A `relpos.Cache` of earlier tokens. Then q, k, v, and hidden or gates, are those of the new tokens, which
-            are added to it, and the keys are all tokens so far: so many entries have positions, documents and padding.
+            are added to it, and the keys are all tokens so far, of which positions, documents and padding are.
         group: Processes of torch.distributed among which the sequence is divided: each passes its slice of q, k, v,
             hidden or gates, documents, padding and positions, and gets the output of its slice. The slices are equally
             long and in the order of the ranks; indices, and `cu_seqlens`, count the tokens of the whole sequence.
@@ -113,6 +110,42 @@ def attention(
         >>> part = relpos.attention(q, k, v, position, hidden=x, group=torch.distributed.group.WORLD)  # of a slice each
     """
     check_tensors(q, k, v)
+    options: AttentionOptions = {
+        "hidden": hidden,
+        "gates": gates,
+        "causal": causal,
+        "window": window,
+        "start": start,
+        "positions": positions,
+        "documents": documents,
+        "cu_seqlens": cu_seqlens,
+        "padding": padding,
+        "mask": mask,
+        "sinks": sinks,
+        "softcap": softcap,
+        "dropout": dropout,
+        "seed": seed,
+        "scale": scale,
+        "return_lse": return_lse,
+    }
+    check_division(group, scheme, cache, start)
+    if cache is not None and not isinstance(cache, Cache):
+        raise TypeError(f"cache must be a relpos.Cache(), not {cache!r}.")
+    with without_autocast(q.device):
+        if group is not None:
+            # Imported here: builds of PyTorch without torch.distributed have no process groups.
+            from relpos.attend.parallel import attention_over_slices  # noqa: PLC0415
+
+            out, lse = attention_over_slices(q, k, v, position, group, scheme, backend, options)
+        elif cache is not None:
+            out, lse = cache.attention(q, k, v, position, backend, options)
+        else:
+            out, lse = attend(q, k, v, position, make_call(q, k, position, **options), backend)
+    return (out, lse) if return_lse else out
+
+
+def check_division(group: object, scheme: str | None, cache: object, start: int | None) -> None:
+    """Check the arguments that divide a sequence among processes against the others."""
     if group is None and scheme is not None:
         raise ValueError(f"scheme={scheme!r} says how the processes of a group divide the work: give group= too.")
     if group is not None and (cache is not None or start is not None):
@@ -120,134 +153,17 @@ def attention(
             "with a group every process attends from its slice of the sequence, and there is no decoding: leave "
             f"{'cache' if cache is not None else 'start'}= out."
         )
-    if cache is not None and not isinstance(cache, Cache):
-        raise TypeError(f"cache must be a relpos.Cache(), not {cache!r}.")
-    with without_autocast(q.device), NOTHING if cache is None else Attempt(cache):
-        if group is not None:
-            # Imported here: builds of PyTorch without torch.distributed have no process groups.
-            from relpos.attend.parallel import attention_over_slices  # noqa: PLC0415
-
-            out, lse = attention_over_slices(
-                q,
-                k,
-                v,
-                position,
-                group=group,
-                scheme=scheme,
-                hidden=hidden,
-                gates=gates,
-                causal=causal,
-                window=window,
-                positions=positions,
-                documents=documents,
-                cu_seqlens=cu_seqlens,
-                padding=padding,
-                mask=mask,
-                sinks=sinks,
-                softcap=softcap,
-                dropout=dropout,
-                seed=seed,
-                scale=scale,
-                return_lse=return_lse,
-                backend=backend,
-            )
-            return (out, lse) if return_lse else out
-        if cache is not None:
-            if start is not None or cu_seqlens is not None:
-                raise ValueError("with a cache the queries are the last tokens: leave start and cu_seqlens out.")
-            q, k, v, gates = with_cache(cache, q, k, v, position, hidden, gates, causal, documents, positions)
-            hidden, start = None, cache.length - q.shape[2]
-        call = make_call(
-            q,
-            k,
-            position,
-            hidden=hidden,
-            gates=gates,
-            causal=causal,
-            window=window,
-            start=start,
-            positions=positions,
-            documents=documents,
-            cu_seqlens=cu_seqlens,
-            padding=padding,
-            mask=mask,
-            sinks=sinks,
-            softcap=softcap,
-            dropout=dropout,
-            seed=seed,
-            scale=scale,
-            return_lse=return_lse,
-        )
-        if cache is None:
-            out, lse = attend(q, k, v, position, call, backend)
-        else:
-            out, lse = attend(q, k, v, position, call, backend, cache.kept, cache.running, cache.rotated)
-    return (out, lse) if return_lse else out
 
 
-def with_cache(
-    cache: Cache,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    position: Encoding | None,
-    hidden: Tensor | None,
-    gates: Tensor | None,
-    causal: bool,
-    documents: Tensor | None,
-    positions: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Add the new tokens to the cache: queries, and keys, values and gates of all tokens so far."""
-    batch, heads, tokens, head_dim = q.shape
-    if k.shape[2] != tokens:
-        raise ValueError(f"with a cache, q and k are of the new tokens, but q has {tokens} and k has {k.shape[2]}.")
-    total = cache.length + tokens
-    if documents is not None:
-        check_shape("documents", documents, (batch, total))
-    if positions is not None:
-        positions = read_positions(positions, batch, total, position)
-    if position is not None:
-        gates = check_position(position, batch, heads, head_dim, tokens, hidden, gates, causal)
-    where = new_positions(tokens, total, documents, positions, q.device)
-    return cache.append(q, k, v, gates, position, where)
-
-
-def scores(
-    q: Tensor,
-    k: Tensor,
-    position: Encoding | None = None,
-    *,
-    hidden: Tensor | None = None,
-    gates: Tensor | None = None,
-    causal: bool = True,
-    window: int | tuple[int, int] | None = None,
-    start: int | None = None,
-    positions: Tensor | None = None,
-    documents: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    padding: Tensor | None = None,
-    mask: Tensor | MaskFunction | None = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-) -> Tensor:
+def scores(q: Tensor, k: Tensor, position: Position | None = None, **options: Unpack[ScoreOptions]) -> Tensor:
     """Compute the attention scores before the softmax, to look at them. This materialises queries × keys values.
 
     Args:
         q: Queries, (batch, heads, queries, head_dim).
         k: Keys, (batch, key_heads, keys, head_dim), not rotated.
-        position: An encoding from `relpos.encoding`.
-        hidden: The layer's normalised input, (batch, keys, width), for encodings that read it.
-        gates: `position.gates(hidden)`, (batch, heads, keys, gate_size), in place of hidden.
-        causal: Whether a query sees only keys up to its own index.
-        window: How many tokens before its own a query sees, or (before, after).
-        start: Index of the first query on the axis of the keys.
-        positions: Position of each token, (batch, keys) or (1, keys).
-        documents: Ids of packed documents, integers (batch, keys).
-        cu_seqlens: The same as boundaries, (documents + 1,); batch 1.
-        padding: Boolean (batch, keys), False for keys that must not be seen.
-        mask: Boolean, broadcastable to (batch, heads, queries, keys); or a function (b, h, i, j) -> seen.
-        softcap: Replaces the scaled scores s by softcap · tanh(s / softcap), before the bias is added.
-        scale: Factor of q·k; head_dim^−½ if None. The bias is not scaled.
+        position: An encoding or a form, as in `attention`.
+        **options: hidden, gates, causal, window, start, positions, documents, cu_seqlens, padding, mask, softcap and
+            scale, as in `attention`.
 
     Returns:
         (batch, heads, queries, keys), −inf where a key is not seen.
@@ -260,25 +176,9 @@ def scores(
         >>> weights = relpos.scores(q, k, relpos.encoding("alibi", heads=12, head_dim=64)).softmax(-1)
     """
     check_tensors(q, k, None)
+    check_names("scores", options, ScoreOptions)
     with without_autocast(q.device):
-        call = make_call(
-            q,
-            k,
-            position,
-            hidden=hidden,
-            gates=gates,
-            causal=causal,
-            window=window,
-            start=start,
-            positions=positions,
-            documents=documents,
-            cu_seqlens=cu_seqlens,
-            padding=padding,
-            mask=mask,
-            softcap=softcap,
-            scale=scale,
-        )
-        q, k, form, call = positioned(q, k, position, call)
+        q, k, form, call = positioned(q, k, position, make_call(q, k, position, **options))
         k = reference.hide_padding(k, call)
         careful = reference.needs_care(q, k)
         logits, visible = reference.logits(*call.rotated(q, k), form, call, call.i, careful)

@@ -28,10 +28,8 @@ class Alibi(Encoding):
     """ALiBi: a linear penalty on distance, with one fixed slope per head.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         slopes: Rule of the slopes. "geometric" is 2^(−8h/H) for every H, as in CABLE's figures; "press" is the rule of
-            the official code, BLOOM and MPT. They differ where H is no power of two.
+            the official code, BLOOM and MPT. They differ where H is not a power of two.
     """
 
     paper = "Press et al. 2022, arXiv 2108.12409"

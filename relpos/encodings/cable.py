@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from relpos.forms.bias import Form, RankOne
 from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
-from relpos.forms.gate import Gate
+from relpos.forms.parameters import Gate
 
 STEPS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "softplus": F.softplus}
 
@@ -21,8 +21,6 @@ class CableNoWeight(Encoding):
     Each token adds a step S to a running sum per head; the distance of two tokens is the sum of the steps between them.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         width: Size of the layer's input `hidden`, (batch, length, width); heads × head_dim if None.
         step: Non-linearity of the steps: "relu", or "softplus" as in the first public version of the code.
     """
@@ -44,9 +42,9 @@ class CableNoWeight(Encoding):
 
     def bias(self, call: Call) -> Form:
         assert call.gates is not None
-        total = call.gates[..., 0].double().cumsum(-1)  # (batch, heads, keys)
-        weight = call.gates[..., 1].to(call.dtype) if call.gates.shape[-1] > 1 else None
-        return RankOne(total, weight, call.dtype, symmetric=not call.causal)
+        gates = call.gates.to(call.dtype)
+        weight = gates[..., 1] if gates.shape[-1] > 1 else None
+        return RankOne.of_steps(gates[..., 0], weight, call.dtype, symmetric=not call.causal)
 
     def increments(self, gates: Tensor) -> tuple[Tensor, Tensor | None] | None:
         return gates[..., 0], gates[..., 1] if gates.shape[-1] > 1 else None
@@ -58,8 +56,6 @@ class Cable(CableNoWeight):
     Steps and weights are computed from the layer's input, one of each per token and head.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         width: Size of the layer's input `hidden`, (batch, length, width); heads × head_dim if None.
         step: Non-linearity of the steps: "relu", or "softplus" as in the first public version of the code.
     """

@@ -16,8 +16,6 @@ class Clipped(Encoding):
     distances, is `relpos.encoding("t5", …)`.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         limit: Largest distance with a value of its own. The table is (heads, 2·limit + 1).
     """
 

@@ -13,8 +13,6 @@ class Cope(Encoding):
     """CoPE, contextual position encoding: positions counted by gates of the scores.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         npos: Number of positions; counts are capped at npos − 1. The table is (npos, head_dim), shared by the heads.
         scaled: Whether the gates read the scaled scores, as the authors' code does. If False they read q·k, as in the
             paper's formula.

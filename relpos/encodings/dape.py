@@ -19,8 +19,6 @@ class Dape(Encoding):
     """DAPE: any bias, adapted to the scores by a small network over the heads.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         base: Name of the encoding whose bias is adapted.
         base_options: Options of the base. FIRE in the official code has a LeakyReLU: base="fire",
             base_options={"leak": 0.01}.

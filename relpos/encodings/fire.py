@@ -7,15 +7,13 @@ from relpos.forms.bias import Scaled
 from relpos.forms.call import Call
 from relpos.forms.checks import integer_at_least, positive_number
 from relpos.forms.encoding import Encoding
-from relpos.forms.positive import Positive
+from relpos.forms.parameters import PositiveParameter
 
 
 class Fire(Encoding):
     """FIRE, functional interpolation of relative positions: a small network of the distance over the position.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         length: Start value of the threshold ℓ; the trained length.
         c: Start value of c.
         units: Hidden units of the network f.
@@ -45,8 +43,10 @@ class Fire(Encoding):
             raise ValueError(f"leak must be a number from 0 (ReLU) to 1, not {leak!r}.")
         self.leak, self.symmetric = float(leak), symmetric
         self.length = integer_at_least("length", length)
-        self.c = Positive(torch.tensor([positive_number("c", c)]))  # a vector of one value: FSDP cannot shard a scalar
-        self.stretch = Positive(torch.tensor([1.0]))  # ℓ = length × stretch
+        self.c = PositiveParameter(
+            torch.tensor([positive_number("c", c)])
+        )  # a vector of one value: FSDP cannot shard a scalar
+        self.stretch = PositiveParameter(torch.tensor([1.0]))  # ℓ = length × stretch
         self.inner = nn.Linear(1, integer_at_least("units", units))
         self.outer = nn.Linear(units, heads)
 

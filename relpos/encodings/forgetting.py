@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from relpos.forms.bias import RankOne
 from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
-from relpos.forms.gate import Gate
+from relpos.forms.parameters import Gate
 
 
 class Forgetting(Encoding):
@@ -15,8 +15,6 @@ class Forgetting(Encoding):
     There is one gate per token and head, computed from the layer's input.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         width: Size of the layer's input `hidden`, (batch, length, width); heads × head_dim if None.
     """
 
@@ -39,8 +37,7 @@ class Forgetting(Encoding):
 
     def bias(self, call: Call) -> RankOne:
         assert call.gates is not None
-        forgotten = -call.gates[..., 0].double().cumsum(-1)  # (batch, heads, keys)
-        return RankOne(forgotten, None, call.dtype)
+        return RankOne.of_steps(*self.increments(call.gates.to(call.dtype)), call.dtype)
 
     def increments(self, gates: Tensor) -> tuple[Tensor, None]:
         return -gates[..., 0], None

@@ -12,8 +12,6 @@ class KernelCable(CableNoWeight):
     """Kernelised CABLE: the distance of cable_nw under a logarithmic kernel.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         width: Size of the layer's input `hidden`, (batch, length, width); heads × head_dim if None.
         step: Non-linearity of the steps: "relu", or "softplus" as in the first public version of the code.
     """

@@ -5,26 +5,21 @@ import torch
 from relpos.forms.bias import Toeplitz
 from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
-from relpos.forms.positive import Between, Positive
+from relpos.forms.parameters import BoundedParameter, PositiveParameter
 
 FLOOR = 1e-2  # the official code keeps both parameters at or above it
 
 
 class KerpleLog(Encoding):
-    """KERPLE, logarithmic: a learned logarithm of the distance, two values per head.
-
-    Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
-    """
+    """KERPLE, logarithmic: a learned logarithm of the distance, two values per head."""
 
     paper = "Chi et al. 2022, arXiv 2205.09921"
     formula = "B_ij = −r1·log(1 + r2·|i − j|);  r1, r2 > 0, start at U[0, 2], U[0, 1]"
 
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__(heads, head_dim)
-        self.r1 = Positive(2 * torch.rand(heads), FLOOR)
-        self.r2 = Positive(torch.rand(heads), FLOOR)
+        self.r1 = PositiveParameter(2 * torch.rand(heads), FLOOR)
+        self.r2 = PositiveParameter(torch.rand(heads), FLOOR)
 
     def bias(self, call: Call) -> Toeplitz:
         r1, r2 = self.r1(call.dtype)[:, None], self.r2(call.dtype)[:, None]  # (heads, 1)
@@ -32,20 +27,15 @@ class KerpleLog(Encoding):
 
 
 class KerplePower(Encoding):
-    """KERPLE, power: a learned power of the distance, two values per head.
-
-    Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
-    """
+    """KERPLE, power: a learned power of the distance, two values per head."""
 
     paper = "Chi et al. 2022, arXiv 2205.09921"
     formula = "B_ij = −r1·|i − j|^r2;  r1 > 0, 0 < r2 ≤ 2, start at U[0, 1], U[0, 2]"
 
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__(heads, head_dim)
-        self.r1 = Positive(torch.rand(heads), FLOOR)
-        self.r2 = Between(2 * torch.rand(heads), FLOOR, 2.0)
+        self.r1 = PositiveParameter(torch.rand(heads), FLOOR)
+        self.r2 = BoundedParameter(2 * torch.rand(heads), FLOOR, 2.0)
 
     def bias(self, call: Call) -> Toeplitz:
         r1, r2 = self.r1(call.dtype)[:, None], self.r2(call.dtype)[:, None]  # (heads, 1)

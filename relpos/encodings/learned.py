@@ -11,8 +11,6 @@ class Learned(Encoding):
     """Learned absolute positions: one learned vector per position, added to the token embedding.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         length: Number of positions; longer inputs are refused. The table is (length, width).
         width: Size of the embedding; heads × head_dim if None.
     """

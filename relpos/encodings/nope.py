@@ -4,12 +4,7 @@ from relpos.forms.encoding import Encoding
 
 
 class Nope(Encoding):
-    """NoPE: no positional encoding.
-
-    Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
-    """
+    """NoPE: no positional encoding."""
 
     paper = "Kazemnejad et al. 2023, arXiv 2305.19466"
     formula = "B_ij = 0"

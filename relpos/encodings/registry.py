@@ -36,7 +36,7 @@ FILES = {  # name: file and class
     "sandwich": ("sandwich", "Sandwich"),
     "sinusoidal": ("sinusoidal", "Sinusoidal"),
     "ssmax": ("ssmax", "Ssmax"),
-    "sum": ("sum", "Together"),
+    "sum": ("sum", "SumEncoding"),
     "t5": ("t5", "T5"),
     "temperature": ("temperature", "Temperature"),
     "window": ("window", "Window"),
@@ -69,8 +69,8 @@ def register(name: str, cls: type["Encoding"]) -> None:
             `__init__` has a default value.
 
     Raises:
-        TypeError: `cls` is no such class.
-        ValueError: The name is no identifier, or is taken by another class.
+        TypeError: `cls` is not such a class.
+        ValueError: The name is not an identifier, or is taken by another class.
 
     Example:
         >>> relpos.register("saturating", Saturating)

@@ -15,8 +15,6 @@ class Rope(Encoding):
     """RoPE: queries and keys rotated by their position, with the scalings for longer inputs.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         base: Base of the wavelengths, `rope_theta` in transformers; 10000 in the paper.
         layout: Which dimensions form a pair. "half": k and k + d/2 (Llama, NeoX); "interleaved": 2k and 2k + 1 (paper,
             GPT-J, CABLE).

@@ -12,8 +12,6 @@ class Sandwich(Encoding):
     """Sandwich: the inner product of two sinusoidal embeddings, as a bias.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         dim: Size d of the sinusoidal embeddings, even; head_dim if None.
         base: Base of the wavelengths; 10000 in the paper.
     """

@@ -11,8 +11,6 @@ class Sinusoidal(Encoding):
     """Sinusoidal absolute positions: fixed sines and cosines, added to the token embedding.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         amplitude: Factor a of the sines and cosines; the CABLE authors use 0.1.
         base: Base of the wavelengths; 10000 in the paper.
         width: Size of the embedding, even; heads × head_dim if None.

@@ -18,8 +18,6 @@ class Ssmax(Encoding):
     counted. A window, a mask and given positions do not change n.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         start: Start value of s. With 0.168 the factor is 1 on average over the first 1,024 tokens.
     """
 

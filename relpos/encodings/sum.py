@@ -15,12 +15,10 @@ from relpos.forms.options import options_of
 from relpos.forms.rotation import Rotation
 
 
-class Together(Encoding):
+class SumEncoding(Encoding):
     """Several encodings together, each in its own place; their biases add up (FoX: rope with forgetting).
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         parts: Names of the encodings, in the order in which they act. Where positions have several axes, parts that
             read one axis count tokens.
         part_options: Options of the parts, by the name of the part; they apply to every part of that name.
@@ -139,11 +137,11 @@ class Together(Encoding):
     def _overriding(self, method: str) -> list[Encoding]:
         """The parts, also those of inner sums, that override a method of `Encoding`."""
         parts = self._each()
-        inner = [each for part in parts if isinstance(part, Together) for each in part._overriding(method)]
+        inner = [each for part in parts if isinstance(part, SumEncoding) for each in part._overriding(method)]
         own = [
             part
             for part in parts
-            if not isinstance(part, Together) and getattr(type(part), method) is not getattr(Encoding, method)
+            if not isinstance(part, SumEncoding) and getattr(type(part), method) is not getattr(Encoding, method)
         ]
         return own + inner
 

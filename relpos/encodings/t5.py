@@ -43,8 +43,6 @@ class T5(Encoding):
     `relpos.encoding("clipped", …)`.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         buckets: Number of buckets, a multiple of 4. The table is (heads, buckets).
         max_distance: Distance from which all distances share the last bucket.
     """

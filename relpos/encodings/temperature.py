@@ -19,8 +19,6 @@ class Temperature(Encoding):
     without rope.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         rule: Formula of the factor at position i = 0, 1, 2, …, as three families of transformers have it. "llama4":
             1 + a·log(1 + ⌊(i + 1) / L⌋); "ministral3": 1 + a·log(1 + ⌊i / L⌋), also of Mistral-4; "inkling":
             1 + a·log(max((i + 1) / L, 1)), which that model applies to its bias as well: here, to queries only.

@@ -14,8 +14,6 @@ class Window(Encoding):
     Together with another encoding it is a part of `sum`; in a model, `window` in a rule of a layer plan does that.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head.
         size: Tokens that a query sees, its own among them; in both directions, on each side.
     """
 

@@ -13,8 +13,6 @@ class Xpos(Encoding):
     """xPos: RoPE with a decay, so that distant pairs of tokens count less.
 
     Args:
-        heads: Number of attention heads.
-        head_dim: Size of a head, even.
         base: Base of the wavelengths; 10000 in the paper.
         scale_base: Distance over which the decay acts; 512 in the paper, larger values decay more slowly.
     """

@@ -18,7 +18,7 @@ from torch import nn
 from relpos.encodings.registry import encoding, encoding_class
 from relpos.forms.encoding import Encoding
 from relpos.forms.options import meanings_of, options_of
-from relpos.forms.positive import Between, Positive
+from relpos.forms.parameters import BoundedParameter, PositiveParameter
 from relpos.system.errors import unknown
 
 MOST_VALUES = 64  # of a learned value that becomes a slider
@@ -212,10 +212,12 @@ def _learned(position: Encoding, taken: set[str]) -> Iterator[tuple[Slider, Any]
     """The learned values that are few enough, and lists of one number per head; each with a function that sets it."""
     inside: set[int] = set()
     for path, module in position.named_modules():
-        if isinstance(module, Positive | Between) and module.raw.numel() <= MOST_VALUES:
+        if isinstance(module, PositiveParameter | BoundedParameter) and module.raw.numel() <= MOST_VALUES:
             inside.add(id(module.raw))
             values = [float(x) for x in module(torch.float32).detach().flatten()]
-            low, high = (module.low, module.high) if isinstance(module, Between) else (module.floor, _above(values))
+            low, high = (
+                (module.low, module.high) if isinstance(module, BoundedParameter) else (module.floor, _above(values))
+            )
             yield _slider(_free(path, taken), values, low, high, position.heads), _assign(module)
     for path, parameter in position.named_parameters():
         if id(parameter) in inside or parameter.dim() > 1 or parameter.numel() not in (1, position.heads):
@@ -249,7 +251,7 @@ def _step(low: float, high: float) -> float:
     return 10.0 ** math.floor(math.log10(max(high - low, 1e-9) / 500))
 
 
-def _assign(module: Positive | Between) -> Any:
+def _assign(module: PositiveParameter | BoundedParameter) -> Any:
     def assign(numbers: list[float]) -> None:
         module.assign(torch.tensor(numbers).view_as(module.raw))
 

@@ -1,18 +1,21 @@
 """The forms a bias on the scores can take.
 
 An encoding returns its bias as one of these forms, with tensors in its fields; attention knows how to run each form.
-`block` is the definition: the bias of the query rows `i` and the key columns `j`, materialised. Fast paths read the
-fields instead.
+`relpos.attention(q, k, v, form)` takes a form directly, too. `block` is the definition: the bias of the query rows `i`
+and the key columns `j`, materialised. Fast paths read the fields instead.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from relpos.forms.call import Call
+from relpos.forms.checks import check_shape
 from relpos.forms.tracing import has_values
 
 
@@ -40,9 +43,21 @@ class Form(ABC):
             if isinstance(value, Tensor):
                 yield item.name, value
 
+    @abstractmethod
+    def fit(self, call: Call) -> Self:
+        """Check a form that was passed to attention against the call, and return it as an encoding would have made it.
+
+        Raises:
+            TypeError: A field is not a tensor of floating-point numbers.
+            ValueError: A shape does not match the call, or a distance that occurs is not in a table.
+        """
+
+    def __add__(self, other: "Form") -> "Sum":
+        return Sum((self, other)) if isinstance(other, Form) else NotImplemented
+
 
 @dataclass(frozen=True)
-class Located:
+class Positions:
     """Positions of queries and keys whose distances are not the differences of their indices."""
 
     queries: Tensor  # (1 or batch, queries)
@@ -54,32 +69,65 @@ class Located:
         return self.queries[:, i - self.first, None] - self.keys[:, None, j]
 
 
-def distances(where: Located | None, i: Tensor, j: Tensor) -> Tensor:
+def distances(where: Positions | None, i: Tensor, j: Tensor) -> Tensor:
     """Distances of queries from keys: (1 or batch, rows, keys)."""
     return (i[:, None] - j)[None] if where is None else where.distances(i, j)
 
 
+def _fitted(name: str, x: Tensor, expected: tuple[int | str | tuple[int, ...], ...], call: Call) -> Tensor:
+    """A tensor of a form that was passed to attention, checked, in the dtype of the call."""
+    check_shape(name, x, expected)
+    if not x.is_floating_point() or x.device != call.device:
+        raise TypeError(
+            f"{name} must hold floating-point numbers on {call.device}, as q does, not {x.dtype} on {x.device}."
+        )
+    return x.to(call.dtype)
+
+
+def _check_distances(name: str, columns: int, zero: int, call: Call) -> None:
+    """Refuse a table without columns for distances that occur."""
+    lowest, highest = call.lowest, call.highest
+    if call.window is not None and call.even:
+        lowest, highest = max(lowest, -call.window[1]), min(highest, call.window[0])
+    if -zero > lowest or columns - 1 - zero < highest:
+        raise ValueError(
+            f"{name} has {columns} columns, for the distances {-zero} to {columns - 1 - zero}, but the distances "
+            f"{lowest} to {highest} occur in this call: give {highest - lowest + 1} columns and zero={-lowest}, the "
+            "column of distance 0."
+        )
+
+
 @dataclass(frozen=True)
 class Toeplitz(Form):
-    """A function of the distance alone: B_ij = table[h, i − j].
+    """A function of the distance alone: B_ij = table[h, i − j + zero].
 
     Attributes:
-        table: (heads, distances), over `Call.distances`.
-        zero: Column of distance 0.
+        table: (heads, distances). Passed to attention, it may be (1, distances), and longer than the call needs.
+        zero: Column of distance 0: 0 in causal attention, keys − 1 for a table of both directions.
         where: Positions with gaps, or None if the distance is i − j; attention fills it in.
 
     Example:
-        >>> Toeplitz(-slopes[:, None] * call.distances.abs(), call.zero)
+        >>> table = torch.zeros(12, 512, requires_grad=True)  # column d: a key d tokens before the query
+        >>> out = relpos.attention(q, k, v, relpos.Toeplitz(table))
+        >>> both = torch.zeros(12, 2 * 512 - 1)  # column d + 511
+        >>> out = relpos.attention(q, k, v, relpos.Toeplitz(both, zero=511), causal=False)
     """
 
-    table: Tensor  # (heads, distances), over Call.distances
-    zero: int  # column of distance 0
-    where: Located | None = None  # None: the distance is i − j
+    table: Tensor
+    zero: int = 0
+    where: Positions | None = None
 
     def block(self, i: Tensor, j: Tensor, scores: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
         column = distances(self.where, i, j) + self.zero  # (1 or batch, rows, keys)
         # A causal table has no distances of the future; attention masks what is read in their place.
         return self.table[:, column.clamp(0, self.table.shape[1] - 1)].movedim(0, 1)
+
+    def fit(self, call: Call) -> "Toeplitz":
+        table = _fitted("the table of Toeplitz", self.table, ((1, call.heads), "distances"), call)
+        _check_distances("the table of Toeplitz", table.shape[1], self.zero, call)
+        first = max(0, self.zero + call.lowest)
+        end = min(table.shape[1], self.zero + call.highest + 1)
+        return Toeplitz(table[:, first:end].expand(call.heads, -1), self.zero - first)
 
 
 @dataclass(frozen=True)
@@ -87,19 +135,33 @@ class RankOne(Form):
     """One weight per query times the growth of a running sum since the key: B_ij = −weight_i · (total_i − total_j).
 
     Attributes:
-        total: The running sum, each token's own step included, (batch, heads, keys), in float64.
-        weight: (batch, heads, keys), or None for 1.
-        dtype: Of the bias.
+        total: The running sum, each token's own step included, (batch, heads, keys), in float64: in float32 a long sum
+            would lose the differences. Passed to attention, it may be (1, heads, keys) or (batch, 1, keys).
+        weight: One per token, (batch, heads, keys), or None for 1.
+        dtype: Of the bias; attention fills it in.
         symmetric: |total_i − total_j|, for attention in both directions.
+        step: The steps of which total is the running sum, if it is made by `of_steps`.
 
     Example:
-        >>> RankOne(call.gates[..., 0].double().cumsum(-1), None, call.dtype, symmetric=not call.causal)
+        >>> total = steps.double().cumsum(-1)  # (batch, heads, keys)
+        >>> out = relpos.attention(q, k, v, relpos.RankOne(total))
     """
 
-    total: Tensor  # (batch, heads, keys), float64: in float32 a long sum would lose the differences
-    weight: Tensor | None  # (batch, heads, keys); None means 1
-    dtype: torch.dtype  # of the bias
-    symmetric: bool = False  # |total_i − total_j|, for attention in both directions
+    total: Tensor
+    weight: Tensor | None = None
+    dtype: torch.dtype = torch.float32
+    symmetric: bool = False
+    step: Tensor | None = None
+
+    @classmethod
+    def of_steps(cls, step: Tensor, weight: Tensor | None, dtype: torch.dtype, symmetric: bool = False) -> "RankOne":
+        """The bias whose total is the running sum of steps (batch, heads, keys), which the native kernel computes."""
+        return cls(step.double().cumsum(-1), weight, dtype, symmetric, step)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield ("total", self.total) if self.step is None else ("step", self.step)
+        if self.weight is not None:
+            yield "weight", self.weight
 
     def block(self, i: Tensor, j: Tensor, scores: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
         gained = self.gained(i, j)
@@ -110,6 +172,14 @@ class RankOne(Form):
         largest = torch.finfo(self.dtype).max
         gained = (self.total[:, :, i, None] - self.total[:, :, None, j]).clamp(-largest, largest).to(self.dtype)
         return gained.abs() if self.symmetric else gained
+
+    def fit(self, call: Call) -> "RankOne":
+        allowed, shape = ((1, call.batch), (1, call.heads), call.keys), (call.batch, call.heads, -1)
+        _fitted("the total of RankOne", self.total, allowed, call)
+        weight = self.weight
+        if weight is not None:
+            weight = _fitted("the weight of RankOne", weight, allowed, call).expand(shape)
+        return RankOne(self.total.double().expand(shape), weight, call.dtype, self.symmetric)
 
 
 @dataclass(frozen=True)
@@ -126,20 +196,25 @@ class Scaled(Form):
         shift: Of each unit, (units,).
         out: (heads, units).
         offset: (heads,).
-        first: Index of the first query.
+        first: Index of the first query; attention fills it in.
         column: Scale of each key, (1 or batch, keys), for both directions.
         where: Positions with gaps, or None; attention fills it in.
+
+    Example:
+        >>> distance, row = torch.arange(512.0), torch.arange(1.0, 513.0)[None]
+        >>> network = [nn.Parameter(torch.randn(shape)) for shape in ((32,), (32,), (12, 32), (12,))]
+        >>> out = relpos.attention(q, k, v, relpos.Scaled(distance, row, *network))
     """
 
-    table: Tensor  # (distances,), from distance 0 on
-    row: Tensor  # (1 or batch, queries)
-    slope: Tensor  # (units,)
-    shift: Tensor  # (units,)
-    out: Tensor  # (heads, units)
-    offset: Tensor  # (heads,)
-    first: int = 0  # index of the first query
-    column: Tensor | None = None  # (1 or batch, keys)
-    where: Located | None = None  # None: the distance is i − j
+    table: Tensor
+    row: Tensor
+    slope: Tensor
+    shift: Tensor
+    out: Tensor
+    offset: Tensor
+    first: int = 0
+    column: Tensor | None = None
+    where: Positions | None = None
 
     def block(self, i: Tensor, j: Tensor, scores: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
         distance = distances(self.where, i, j)  # (1 or batch, rows, keys)
@@ -154,12 +229,36 @@ class Scaled(Form):
         units = F.relu(x[..., None] * self.slope + self.shift)  # (1 or batch, rows, keys, units)
         return (units @ self.out.T + self.offset).movedim(-1, 1)
 
-    def _check_order(self, distance: Tensor, visible: Tensor | None) -> None:
-        """Refuse keys of later positions than the query's, for which a bias of one direction is not defined.
+    def fit(self, call: Call) -> "Scaled":
+        if not call.causal and self.column is None:
+            raise ValueError(
+                "a Scaled bias without column= is defined for keys before the query: give column=, the scale of each "
+                f"key (1 or {call.batch}, {call.keys}), or causal=True."
+            )
+        batch, units = (1, call.batch), self.slope.numel()
+        tensors: dict[str, tuple[int | str | tuple[int, ...], ...]] = {
+            "table": ("distances",),
+            "row": (batch, call.queries),
+            "slope": (units,),
+            "shift": (units,),
+            "out": (call.heads, units),
+            "offset": (call.heads,),
+        }
+        if self.column is not None:
+            tensors["column"] = (batch, call.keys)
+        fitted = {
+            name: _fitted(f"the {name} of Scaled", getattr(self, name), shape, call) for name, shape in tensors.items()
+        }
+        farthest = max(call.highest, -call.lowest)
+        if len(fitted["table"]) <= farthest:
+            raise ValueError(
+                f"the table of Scaled has {len(fitted['table'])} entries, from distance 0 on, but the distance "
+                f"{farthest} occurs in this call: give at least {farthest + 1}."
+            )
+        return replace(self, first=call.first, **fitted)  # type: ignore[arg-type]
 
-        Raises:
-            ValueError: A query sees one.
-        """
+    def _check_order(self, distance: Tensor, visible: Tensor | None) -> None:
+        """Refuse keys of later positions than the query's, for which a bias of one direction is not defined."""
         if self.where is None or visible is None or distance.device.type != "cpu" or not has_values(distance):
             return  # in causal attention the indices ascend; reading values would stall an accelerator
         if bool(((distance < 0)[:, None] & visible).any()):
@@ -172,19 +271,32 @@ class Scaled(Form):
 
 @dataclass(frozen=True)
 class Projected(Form):
-    """Products of one vector per token with a table of vectors over distances: B_ij = vector_i · table[h, i − j].
+    """Products of one vector per token with a table over distances: B_ij = vector_i · table[h, i − j + zero].
 
-    With `of_keys`, the vectors are those of the keys: B_ij = vector_j · table[h, i − j]. Only the products of the rows
-    that are asked for are computed; for keys, of all keys in each block, so their table should be short.
+    Only the products of the rows that are asked for are computed; for keys, of all keys in each block, so their table
+    should be short.
+
+    Attributes:
+        vectors: (1 or batch, heads, queries or keys, size).
+        table: (1 or heads, distances, size), or (1 or heads, rows, size) with `row`.
+        zero: Column of distance 0, as in `Toeplitz`.
+        row: The table's row of each distance, integers (distances,), where distances share rows.
+        of_keys: Whether the vectors are those of the keys: B_ij = vector_j · table[h, i − j + zero].
+        first: Index of the first query; attention fills it in.
+        where: Positions with gaps, or None; attention fills it in.
+
+    Example:
+        >>> table = torch.zeros(1, 512, 64, requires_grad=True)  # Shaw et al.: one vector per distance
+        >>> out = relpos.attention(q, k, v, relpos.Projected(q / 8, table))
     """
 
-    vectors: Tensor  # (1 or batch, heads, queries or keys, size)
-    table: Tensor  # (1 or heads, table rows, size)
-    zero: int  # column of distance 0 in Call.distances
-    row: Tensor | None = None  # (distances,), the table's row of each distance; None: the table is over Call.distances
+    vectors: Tensor
+    table: Tensor
+    zero: int = 0
+    row: Tensor | None = None
     of_keys: bool = False
-    first: int = 0  # index of the first query
-    where: Located | None = None  # None: the distance is i − j
+    first: int = 0
+    where: Positions | None = None
 
     def block(self, i: Tensor, j: Tensor, scores: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
         number = self.table.shape[-2] if self.row is None else len(self.row)
@@ -201,16 +313,30 @@ class Projected(Form):
         shape = (max(len(index), len(products)), products.shape[1], *index.shape[1:])
         return products.expand(shape[0], -1, -1, -1).gather(-1, index[:, None].expand(shape))
 
+    def fit(self, call: Call) -> "Projected":
+        batch, heads, tokens = (1, call.batch), (1, call.heads), call.keys if self.of_keys else call.queries
+        vectors = _fitted("vectors of Projected", self.vectors, (batch, heads, tokens, "size"), call)
+        table = _fitted("the table of Projected", self.table, (heads, "rows", vectors.shape[3]), call)
+        if self.row is not None:
+            check_shape("row of Projected", self.row, ("distances",))
+        columns = table.shape[1] if self.row is None else len(self.row)
+        _check_distances("the table of Projected", columns, self.zero, call)
+        return replace(self, vectors=vectors.expand(-1, call.heads, -1, -1), table=table, first=call.first)
+
 
 @dataclass(frozen=True)
 class Sum(Form):
-    """A sum of biases: B = Σ_t B^(t).
+    """A sum of biases: B = Σ_t B^(t). Forms are added by `+`.
 
     Attributes:
-        terms: The biases.
+        terms: The biases; those of inner sums take their place.
     """
 
     terms: tuple[Form, ...]
+
+    def __post_init__(self) -> None:
+        if any(isinstance(term, Sum) for term in self.terms):
+            object.__setattr__(self, "terms", tuple(part for term in self.terms for part in terms(term)))
 
     def block(self, i: Tensor, j: Tensor, scores: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
         first, *others = (term.block(i, j, scores, visible) for term in self.terms)
@@ -219,6 +345,9 @@ class Sum(Form):
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         for term in self.terms:
             yield from term.tensors()
+
+    def fit(self, call: Call) -> "Sum":
+        return Sum(tuple(term.fit(call) for term in self.terms))
 
 
 @dataclass(frozen=True)
@@ -232,12 +361,12 @@ class Scored(Form):
             `Call.q` and `Call.gates` have just these. Then the heads can be divided among processes.
 
     Example:
-        >>> Scored(lambda i, j, scores, visible: -torch.log1p(scores.abs()), {})
+        >>> Scored(lambda i, j, scores, visible: -torch.log1p(scores.abs()))
     """
 
-    function: Callable[..., Tensor]  # (i, j, scores, visible) -> bias, as `block`
-    numbers: Mapping[str, Tensor]  # the tensors that the function reads
-    by_head: bool = False  # whether it runs for any subset of the heads
+    function: Callable[..., Tensor]
+    numbers: Mapping[str, Tensor] = field(default_factory=dict)
+    by_head: bool = False
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.numbers.items()
@@ -245,32 +374,35 @@ class Scored(Form):
     def block(self, i: Tensor, j: Tensor, scores: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
         return self.function(i, j, scores, visible)
 
+    def fit(self, call: Call) -> "Scored":
+        if not callable(self.function):
+            raise TypeError(
+                f"the function of Scored must be callable, (i, j, scores, visible) -> bias, not {self.function!r}."
+            )
+        return self
 
-def terms(form: Form | None) -> list[Form]:
-    """The terms of a form, with nested sums flattened; an empty list for None."""
-    if form is None:
-        return []
-    return [part for term in form.terms for part in terms(term)] if isinstance(form, Sum) else [form]
+
+def terms(form: Form | None) -> tuple[Form, ...]:
+    """The terms of a form; none for None."""
+    return () if form is None else form.terms if isinstance(form, Sum) else (form,)
 
 
-def locate(form: Form, where: Located) -> Form:
-    """The form with the positions by which its terms measure distances. Running sums and scores need none."""
-    if isinstance(form, Sum):
-        return Sum(tuple(locate(term, where) for term in form.terms))
-    return replace(form, where=where) if isinstance(form, Toeplitz | Scaled | Projected) else form
+def locate(form: Form, call: Call) -> Form:
+    """The form with the positions by which its terms measure distances, if given positions have gaps.
+
+    Running sums and scores need none.
+    """
+    if call.even:
+        return form
+    where = Positions(call.query_positions, call.key_positions, call.first)
+    located = [
+        replace(term, where=where) if isinstance(term, Toeplitz | Scaled | Projected) else term for term in terms(form)
+    ]
+    return located[0] if len(located) == 1 else Sum(tuple(located))
 
 
 def take_heads(form: Form, heads: slice, number: int) -> Form:
-    """The form for some of the heads.
-
-    Args:
-        form: For all heads. Tensors that have just these heads already, made from gates of these, stay as they are.
-        heads: Which heads.
-        number: Number of all heads.
-
-    Raises:
-        ValueError: The form is a function that needs all heads.
-    """
+    """The form for some of the heads."""
 
     def cut(x: Tensor, axis: int) -> Tensor:
         return x[(slice(None),) * axis + (heads,)] if x.shape[axis] == number else x
@@ -281,7 +413,8 @@ def take_heads(form: Form, heads: slice, number: int) -> Form:
         case Toeplitz():
             return replace(form, table=cut(form.table, 0))
         case RankOne():
-            return replace(form, total=cut(form.total, 1), weight=None if form.weight is None else cut(form.weight, 1))
+            names = [name for name in ("total", "weight", "step") if getattr(form, name) is not None]
+            return replace(form, **{name: cut(getattr(form, name), 1) for name in names})  # type: ignore[arg-type]
         case Scaled():
             return replace(form, out=cut(form.out, 0), offset=cut(form.offset, 0))
         case Projected():

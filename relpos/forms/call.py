@@ -1,7 +1,7 @@
 """One call of attention, as an encoding and a backend see it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -26,6 +26,7 @@ class Call:
 
     queries: int
     keys: int
+    _: KW_ONLY
     causal: bool = True
     documents: Tensor | None = None  # (batch, keys or more), one id per token, each document contiguous
     padding: Tensor | None = None  # (batch, keys), False where a key must not be seen
@@ -53,7 +54,7 @@ class Call:
         return replace(self, gates=gates)
 
     def on_axes(self, axes: int) -> "Call":
-        """The call for an encoding with so many axes: with one, it counts tokens where the positions have more."""
+        """The call for an encoding with this many axes: with one, it counts tokens where the positions have more."""
         if axes > 1 or self.token_positions is None or self.token_positions.dim() == 2:
             return self
         return replace(self, token_positions=None)
@@ -147,6 +148,11 @@ class Call:
         return self._given_range[0]
 
     @property
+    def highest(self) -> int:
+        """The largest distance in `distances`."""
+        return max(0, self.first + self.queries - 1 if self.even else self._given_range[1])
+
+    @property
     def zero(self) -> int:
         """Column of distance 0 in `distances`."""
         return -self.lowest
@@ -154,8 +160,7 @@ class Call:
     @property
     def distances(self) -> Tensor:
         """All distances that may occur between a query and a key that it sees, ascending: (distances,)."""
-        highest = self.first + self.queries - 1 if self.even else self._given_range[1]
-        return torch.arange(self.lowest, max(0, highest) + 1, device=self.device, dtype=self.dtype)
+        return torch.arange(self.lowest, self.highest + 1, device=self.device, dtype=self.dtype)
 
     @cached_property
     def _given_range(self) -> tuple[int, int]:
@@ -178,12 +183,7 @@ class Call:
         return int(low), int(high)
 
     def visible(self, i: Tensor, j: Tensor | None = None) -> Tensor:
-        """Which keys the queries at the indices `i` (rows,) may see: (1 or batch, 1 or heads, rows, keys).
-
-        Args:
-            i: Indices of queries.
-            j: Indices of the keys, (keys,); all of them if None.
-        """
+        """Which keys the queries at the indices `i` (rows,) may see: (1 or batch, 1 or heads, rows, keys)."""
         column, row = i[:, None], self.j if j is None else j
         seen = torch.ones(1, 1, len(i), len(row), dtype=torch.bool, device=self.device)
         if self.causal:
@@ -206,11 +206,7 @@ class Call:
         return seen
 
     def ask_mask(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """What the function `mask` says of these indices.
-
-        Raises:
-            TypeError: It does not return booleans.
-        """
+        """What the function `mask` says of these indices."""
         assert callable(self.mask)
         seen = self.mask(b, h, i, j)
         kind = seen.dtype if isinstance(seen, Tensor) else type(seen)
@@ -240,12 +236,7 @@ def document_ends(documents: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_documents(documents: Tensor, batch: int, keys: int) -> None:
-    """Check ids of packed documents: one integer per key, each document contiguous.
-
-    Raises:
-        TypeError: The ids are no integers.
-        ValueError: The shape is not (batch, keys), or an id occurs again after another one.
-    """
+    """Check ids of packed documents: one integer per key, each document contiguous."""
     check_shape("documents", documents, (batch, keys))
     if documents.is_floating_point() or documents.is_complex():
         raise TypeError(f"documents must be integers, one id per token, not {documents.dtype}.")

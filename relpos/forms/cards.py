@@ -72,10 +72,6 @@ class Card:
 def compute_card(name: str, cls: type["Encoding"]) -> Card:
     """Compute the card of an encoding class from an instance with default options.
 
-    Args:
-        name: The encoding's name in the registry.
-        cls: Its class.
-
     Returns:
         The card.
     """

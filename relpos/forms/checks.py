@@ -10,17 +10,8 @@ MOST_SEED = 2**32 - 1  # the largest seed, as numpy takes it
 def integer_at_least(name: str, value: int, least: int = 1, most: int | None = None) -> int:
     """Check an integer argument.
 
-    Args:
-        name: The argument's name, for the message.
-        value: Its value.
-        least: The smallest value allowed.
-        most: The largest value allowed; None for any.
-
     Returns:
         The value.
-
-    Raises:
-        ValueError: The value is not an integer (bools are rejected), is below `least`, or is above `most`.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
         limit = "" if most is None else f" and at most {most:,}"
@@ -31,15 +22,8 @@ def integer_at_least(name: str, value: int, least: int = 1, most: int | None = N
 def positive_number(name: str, value: float) -> float:
     """Check a positive, finite number.
 
-    Args:
-        name: The argument's name, for the message.
-        value: Its value.
-
     Returns:
         The value as a float.
-
-    Raises:
-        ValueError: The value is no number (a bool is none), is not positive, or is infinite or NaN.
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
         raise ValueError(f"{name} must be a positive number, not {value!r}.")
@@ -49,57 +33,31 @@ def positive_number(name: str, value: float) -> float:
 def boolean(name: str, value: bool) -> bool:
     """Check a switch.
 
-    Args:
-        name: The argument's name, for the message.
-        value: Its value.
-
     Returns:
         The value.
-
-    Raises:
-        TypeError: The value is not True or False. A text such as "no" would count as True.
     """
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}.")
     return value
 
 
-def check_shape(name: str, x: Tensor, expected: tuple[int | str, ...], advice: str = "") -> None:
-    """Check the shape of a tensor.
-
-    Args:
-        name: The argument's name, for the message.
-        x: The tensor.
-        expected: One entry per axis: a size, or the name of an axis that may have any size.
-        advice: A sentence to end the message with.
-
-    Raises:
-        TypeError: `x` is no tensor.
-        ValueError: The shape is another.
-    """
+def check_shape(name: str, x: Tensor, expected: tuple[int | str | tuple[int, ...], ...], advice: str = "") -> None:
+    """Check the shape of a tensor."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor, not {type(x).__name__}.")
     sizes = tuple(x.shape)
     fits = len(sizes) == len(expected) and all(
-        isinstance(axis, str) or size == axis for size, axis in zip(sizes, expected, strict=True)
+        isinstance(axis, str) or (size in axis if isinstance(axis, tuple) else size == axis)
+        for size, axis in zip(sizes, expected, strict=True)
     )
     if not fits:
-        shape = ", ".join(str(axis) for axis in expected)
+        allowed = (dict.fromkeys(axis) if isinstance(axis, tuple) else [axis] for axis in expected)
+        shape = ", ".join(" or ".join(map(str, sizes)) for sizes in allowed)
         raise ValueError(" ".join(filter(None, [f"{name} must be ({shape}), not {sizes}.", advice])))
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor | None) -> None:
-    """Check ranks, sizes and dtypes of queries, keys and values.
-
-    Args:
-        q: Queries, (batch, heads, queries, head_dim).
-        k: Keys, (batch, key_heads, keys, head_dim).
-        v: Values, (batch, key_heads, keys, value_dim), or None.
-
-    Raises:
-        TypeError: An argument is not a tensor, or its dtype is not one of `DTYPES`.
-        ValueError: Shapes, dtypes or devices do not match.
-    """
+    """Check ranks, sizes and dtypes of queries, keys and values."""
     tensors = {"q": q, "k": k} if v is None else {"q": q, "k": k, "v": v}
     for name, x in tensors.items():
         check_shape(name, x, ("batch", "heads", "length", "head_dim"))
@@ -115,7 +73,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor | None) -> None:
     if v is not None and v.shape[:3] != k.shape[:3]:
         raise ValueError(
             f"v must have the batch, heads and length of k, {tuple(k.shape[:3])}, not {tuple(v.shape[:3])}; only its "
-            "last dimension may be another."
+            "last dimension may differ."
         )
     if k.shape[0] != batch:
         raise ValueError(f"k has batch {k.shape[0]}, but q has batch {batch}.")

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from relpos.forms.bias import Form, Located, locate, terms
+from relpos.forms.bias import Form, locate, terms
 from relpos.forms.call import Call, check_documents, positions, products
 from relpos.forms.checks import check_shape, check_tensors, integer_at_least
 from relpos.forms.options import check_choices, options_of, signature
@@ -319,7 +319,7 @@ class Encoding(nn.Module):
                 heads, `call.gates` and `call.q` have some of the heads; tables are made for all of them.
 
         Returns:
-            A form: `Toeplitz`, `RankOne`, `Scaled`, `Scored` or `Sum`; None if there is no bias.
+            A form: `Toeplitz`, `RankOne`, `Scaled`, `Projected`, `Scored` or `Sum`; None if there is no bias.
 
         Example:
             >>> def bias(self, call):
@@ -341,9 +341,7 @@ class Encoding(nn.Module):
             >>> form.block(call.i, call.j)  # (1 or batch, heads, queries, keys)
         """
         form = self.bias(call)
-        if form is None or call.even:
-            return form
-        return locate(form, Located(call.query_positions, call.key_positions, call.first))
+        return None if form is None else locate(form, call)
 
     @torch.no_grad()
     def map(

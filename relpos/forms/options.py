@@ -28,11 +28,7 @@ def options_of(cls: type) -> Mapping[str, inspect.Parameter]:
 
 
 def check_names(encoding: str, cls: type, options: Mapping[str, object]) -> None:
-    """Refuse options that a class does not have.
-
-    Raises:
-        ValueError: An option is unknown; the message suggests the nearest name.
-    """
+    """Refuse options that a class does not have."""
     allowed = options_of(cls)
     for option in options:
         if option not in allowed:
@@ -40,11 +36,7 @@ def check_names(encoding: str, cls: type, options: Mapping[str, object]) -> None
 
 
 def check_choices(cls: type, options: Mapping[str, object]) -> None:
-    """Refuse a value that is not among the choices of an option annotated with `Literal`.
-
-    Raises:
-        ValueError: The value is not allowed; the message lists the choices.
-    """
+    """Refuse a value that is not among the choices of an option annotated with `Literal`."""
     for name, parameter in options_of(cls).items():
         choices = get_args(parameter.annotation) if get_origin(parameter.annotation) is Literal else None
         if choices is not None and options[name] not in choices:

@@ -257,7 +257,7 @@ def check_sections(r: RopeParameters, sections: Sequence[int]) -> None:
     """Refuse sections that do not divide the pairs.
 
     Raises:
-        ValueError: They are no integers, do not add up to the pairs, or cannot be interleaved.
+        ValueError: They are not integers, do not add up to the pairs, or cannot be interleaved.
     """
     pairs = r.dim // 2
     if isinstance(sections, str) or not isinstance(sections, Sequence) or len(sections) < 2:

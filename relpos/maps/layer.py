@@ -9,7 +9,7 @@ from torch import Tensor
 
 from relpos.attend import reference
 from relpos.attend.arguments import make_call
-from relpos.attend.checked import positioned
+from relpos.attend.backends import positioned
 from relpos.forms.bias import Form, Scored, Toeplitz, take_heads, terms
 from relpos.forms.call import Call, products
 from relpos.forms.encoding import Encoding

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.attend.hinges import hinges
+from relpos.attend.piecewise import hinges
 from relpos.forms.bias import Scaled
 from relpos.maps.computing import check_time
 from relpos.maps.diagonals import Diagonals, counts

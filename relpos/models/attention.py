@@ -5,8 +5,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from relpos.attend import attention
-from relpos.attend.checked import attend
-from relpos.attend.kept import Kept
+from relpos.attend.cache import DecodingTables, attend_step
 from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
 from relpos.forms.tracing import without_autocast
@@ -46,7 +45,7 @@ class SelfAttention(nn.Module):
         self.scale = head_dim**-0.5 if scale is None else scale
         self.causal, self.dropout_of_weights = causal, float(dropout)
         self.position = position
-        self.kept = Kept()  # tables of the encoding, between the steps of a decoder
+        self.tables = DecodingTables()  # of the encoding, between the steps of a decoder
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (batch, heads, length, head_dim), keys and values (batch, key_heads, length, head_dim), unrotated.
@@ -128,25 +127,25 @@ class SelfAttention(nn.Module):
         with without_autocast(q.device):
             if rotated:
                 assert position is not None
-                q, k = self.kept.rotate(q, k, position, total - tokens, positions)
+                q, k = self.tables.rotate(q, k, position, total - tokens, positions)
             k, v, gates = remember(cache, self.layer, k, v, gates, total)
             dtype = torch.promote_types(q.dtype, torch.float32)
             call = Call(
                 tokens,
                 total,
-                self.causal,
-                documents,
-                padding,
-                gates,
-                q.to(dtype) if position is not None and position.needs_scores else None,
-                self.scale,
-                dtype,
-                q.device,
+                causal=self.causal,
+                documents=documents,
+                padding=padding,
+                gates=gates,
+                q=q.to(dtype) if position is not None and position.needs_scores else None,
+                scale=self.scale,
+                dtype=dtype,
+                device=q.device,
                 batch=batch,
                 heads=heads,
             )
-            running = self.kept.running(position, gates, tokens)
-            return attend(q, k, v, position, call, kept=self.kept, running=running, rotated=rotated)[0]
+            totals = self.tables.totals(position, gates, tokens)
+            return attend_step(q, k, v, position, call, None, self.tables, totals, rotated)[0]
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

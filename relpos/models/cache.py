@@ -12,44 +12,18 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-LEAST_ROOM = 64  # tokens
+from relpos.attend.cache import GrowingTensor
 
 
-class Room:
-    """A tensor (batch, heads, tokens, size) that grows by tokens. Every place is written once: what it returned stays.
+class GrowingLayer(DynamicLayer):
+    """A layer of transformers' `DynamicCache` that adds tokens in place where nothing is differentiated.
 
     Concatenation, which transformers uses, copies the keys and values of all tokens at every step.
     """
 
     def __init__(self) -> None:
-        self._memory: Tensor | None = None  # (batch, heads, room, size)
-        self._last: Tensor | None = None  # what was returned last
-
-    def extend(self, before: Tensor, new: Tensor) -> Tensor:
-        """The tokens `before` and the new ones, as a view.
-
-        Args:
-            before: (batch, heads, tokens, size). If it is what was returned last, only the new tokens are written.
-            new: (batch, heads, new tokens, size).
-        """
-        start, end = before.shape[2], before.shape[2] + new.shape[2]
-        memory = self._memory
-        fits = memory is not None and before is self._last and end <= memory.shape[2]
-        if memory is None or not fits or memory.is_inference() != torch.is_inference_mode_enabled():
-            memory = new.new_empty(*new.shape[:2], end + max(LEAST_ROOM, end // 2), new.shape[3])
-            memory[:, :, :start] = before
-            self._memory = memory
-        memory[:, :, start:end] = new
-        self._last = memory[:, :, :end]
-        return self._last
-
-
-class GrowingLayer(DynamicLayer):
-    """A layer of transformers' `DynamicCache` that adds tokens in place where nothing is differentiated."""
-
-    def __init__(self) -> None:
         super().__init__()
-        self._rooms = Room(), Room()
+        self._memory = GrowingTensor(), GrowingTensor()
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Add the new tokens' keys and values, (batch, heads, tokens, size), and return those of all tokens."""
@@ -61,8 +35,8 @@ class GrowingLayer(DynamicLayer):
         before: tuple[Tensor, Tensor] = (key_states[:, :, :0], value_states[:, :, :0])
         if self.get_seq_length():
             before = self.keys, self.values
-        self.keys: Tensor = self._rooms[0].extend(before[0], key_states)
-        self.values: Tensor = self._rooms[1].extend(before[1], value_states)
+        self.keys: Tensor = self._memory[0].extend(before[0], key_states)
+        self.values: Tensor = self._memory[1].extend(before[1], value_states)
         return self.keys, self.values
 
 

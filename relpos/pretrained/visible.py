@@ -71,9 +71,9 @@ class Visible:
         call = Call(
             self.queries,
             self.keys,
-            self.causal,
-            self.documents,
-            self.padding,
+            causal=self.causal,
+            documents=self.documents,
+            padding=self.padding,
             device=device,
             start=self.start,
             window=self.window,

@@ -1,4 +1,4 @@
-"""Bad input is refused with a sentence that says what was passed and what is allowed: one test per kind."""
+"""Bad input is refused with a sentence that says what was given, what is allowed and what to do: tables of cases."""
 
 import re
 
@@ -23,6 +23,12 @@ def normal(*shape):
 
 def qkv(batch=2, heads=HEADS, length=LENGTH, head_dim=HEAD_DIM):
     return normal(batch, heads, length, head_dim), *(normal(batch, heads, length, head_dim) for _ in "kv")
+
+
+WITHOUT_A_BIAS = [
+    *((name, "query and key") for name in ("rope", "xpos", "ssmax", "temperature")),
+    *((name, "embedding") for name in ("learned", "sinusoidal")),
+]
 
 
 def says(*parts):
@@ -188,233 +194,135 @@ def test_rope_parameters_that_make_no_sense_are_refused(parameters, pattern):
         build("rope", rope_parameters=parameters)
 
 
-def test_t5_needs_buckets_that_can_be_halved_and_a_distance_over_the_exact_ones():
-    assert "a multiple of 4" in relpos.card("t5").options["buckets"].meaning
-    for buckets in (5, 6, 30):
-        with pytest.raises(ValueError, match=says("buckets must be a multiple of 4", f"not {buckets}")):
-            build("t5", buckets=buckets)
-    with pytest.raises(ValueError, match=says("max_distance must be over buckets / 2 = 16", "not 16")):
-        build("t5", max_distance=16)
+OPTIONS = [
+    *(("t5", {"buckets": n}, "buckets must be a multiple of 4", f"not {n}") for n in (5, 6, 30)),
+    ("t5", {"max_distance": 16}, "max_distance must be over buckets / 2 = 16", "not 16"),
+    *(
+        ("fire", {"leak": x}, "leak must be a number from 0 (ReLU) to 1", f"not {x!r}")
+        for x in (-0.01, 1.5, NAN, "0.01", True)
+    ),
+    ("cope", {"npos": 1}, "npos must be an integer of at least 2", "not 1"),
+    ("rope", {"head_dim": 7}, "pairs", "7 of head_dim 7"),
+    ("xpos", {"head_dim": 7}, "head_dim must be even", "not 7"),
+    ("sandwich", {"head_dim": 7}, "must be even", "not 7"),
+    ("rope", {"head_dim": 6, "fraction": 0.5}, "pairs", "3 of head_dim 6"),
+    ("rope", {"fraction": 0.1}, "pairs", "0 of head_dim 8"),
+    *(
+        ("rope", {"head_dim": 2, "scaling": x}, f"{x!r} needs at least 4 rotated dimensions", "not 2")
+        for x in ("ntk", "dynamic")
+    ),
+    ("sinusoidal", {"heads": 3, "head_dim": 5}, "the width must be even", "not 15"),
+    ("sinusoidal", {"width": 33}, "the width must be even", "not 33"),
+    *(
+        (name, {"base": base}, "adapts a bias on the scores", repr(base), place)
+        for name in ("dape", "dapev2")
+        for base, place in (*WITHOUT_A_BIAS, ("nope", "nowhere"))
+    ),
+]
 
 
-@pytest.mark.parametrize("leak", [-0.01, 1.5, float("nan"), "0.01", True])
-def test_fires_leak_is_a_slope_from_0_to_1(leak):
-    with pytest.raises(ValueError, match=says("leak must be a number from 0 (ReLU) to 1", f"not {leak!r}")):
-        build("fire", leak=leak)
+@pytest.mark.parametrize(("name", "options", "sentence"), [(case[0], case[1], case[2:]) for case in OPTIONS])
+def test_options_that_make_no_sense_are_refused(name, options, sentence):
+    with pytest.raises(ValueError, match=says(*sentence)):
+        build(name, **options)
 
 
-def test_cope_needs_two_positions():
-    with pytest.raises(ValueError, match=says("npos must be an integer of at least 2", "not 1")):
-        build("cope", npos=1)
+# The arguments of attention: what is replaced in a call that runs, the error, and the parts of its sentence
 
-
-@pytest.mark.parametrize(
-    ("name", "pattern"),
-    [
-        ("rope", says("pairs", "7 of head_dim 7")),
-        ("xpos", says("head_dim must be even", "not 7")),
-        ("sandwich", says("must be even", "not 7")),
-    ],
-)
-def test_an_odd_head_dim_cannot_be_paired(name, pattern):
-    with pytest.raises(ValueError, match=pattern):
-        build(name, head_dim=7)
-
-
-def test_an_odd_part_of_a_head_cannot_be_paired():
-    with pytest.raises(ValueError, match=says("pairs", "3 of head_dim 6")):
-        build("rope", head_dim=6, fraction=0.5)
-    with pytest.raises(ValueError, match=says("pairs", "0 of head_dim 8")):
-        build("rope", fraction=0.1)
-
-
-@pytest.mark.parametrize("scaling", ["ntk", "dynamic"])
-def test_a_scaling_of_the_base_needs_two_pairs(scaling):
-    with pytest.raises(ValueError, match=says(f"{scaling!r} needs at least 4 rotated dimensions", "not 2")):
-        build("rope", head_dim=2, scaling=scaling)
-
-
-def test_an_odd_width_cannot_be_paired():
-    with pytest.raises(ValueError, match=says("the width must be even", "not 15")):
-        build("sinusoidal", heads=3, head_dim=5)
-    with pytest.raises(ValueError, match=says("the width must be even", "not 33")):
-        build("sinusoidal", width=33)
-
-
-@pytest.mark.parametrize(
-    ("base", "place"),
-    [
-        ("rope", "query and key"),
-        ("xpos", "query and key"),
-        ("ssmax", "query and key"),
-        ("temperature", "query and key"),
-        ("learned", "embedding"),
-        ("sinusoidal", "embedding"),
-        ("nope", "nowhere"),
-    ],
-)
-@pytest.mark.parametrize("name", ["dape", "dapev2"])
-def test_dape_needs_a_base_with_a_bias(name, base, place):
-    with pytest.raises(ValueError, match=says("adapts a bias on the scores", repr(base), place)):
-        build(name, base=base)
-
-
-# Queries, keys and values
-
-
-@pytest.mark.parametrize("which", ["q", "k", "v"])
-@pytest.mark.parametrize("shape", [(HEADS, LENGTH, HEAD_DIM), (1, 2, HEADS, LENGTH, HEAD_DIM), (3,)], ids=str)
-def test_a_wrong_rank_is_refused(which, shape):
-    tensors = dict(zip("qkv", qkv(), strict=True)) | {which: normal(*shape)}
-    with pytest.raises(ValueError, match=says(f"{which} must be (batch, heads, length, head_dim)", shape)):
-        relpos.attention(**tensors)
-
-
-@pytest.mark.parametrize("which", ["q", "k", "v"])
-def test_what_is_no_tensor_is_refused(which):
-    tensors = dict(zip("qkv", qkv(), strict=True)) | {which: [[1.0]]}
-    with pytest.raises(TypeError, match=says(f"{which} must be a tensor, not list")):
-        relpos.attention(**tensors)
-
-
-@pytest.mark.parametrize("which", ["q", "k", "v"])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str)
-def test_a_dtype_without_a_point_is_refused(which, dtype):
-    tensors = dict(zip("qkv", qkv(), strict=True))
-    tensors[which] = tensors[which].to(dtype)
-    with pytest.raises(TypeError, match=says(f"{which} must have a floating-point dtype, not {dtype}")):
-        relpos.attention(**tensors)
-
-
-@pytest.mark.parametrize("which", ["k", "v"])
-def test_mixed_dtypes_are_refused(which):
-    tensors = dict(zip("qkv", qkv(), strict=True))
-    tensors[which] = tensors[which].bfloat16()
-    with pytest.raises(ValueError, match=says(f"{which} is torch.bfloat16", "q is torch.float32", "must agree")):
-        relpos.attention(**tensors)
-
-
-def test_sizes_that_do_not_match_are_refused():
-    q, k, v = qkv()
-    with pytest.raises(
-        ValueError, match=says("v must have the batch, heads and length of k", k.shape[0], "not (2, 4, 5)")
-    ):
-        relpos.attention(q, k, v[:, :, :5])
-    with pytest.raises(ValueError, match="k has batch 1, but q has batch 2"):
-        relpos.attention(q, k[:1], v[:1])
-    with pytest.raises(ValueError, match="k has head_dim 6, but q has head_dim 8"):
-        relpos.attention(q, k[..., :6], v[..., :6])
-    with pytest.raises(ValueError, match="the 4 heads of q are not a multiple of the 3 heads of k"):
-        relpos.attention(q, k[:, :3], v[:, :3])
-    with pytest.raises(ValueError, match="the 2 heads of q are not a multiple of the 4 heads of k"):
-        relpos.attention(q[:, :2], k, v)
-    with pytest.raises(ValueError, match="there are 6 queries but 5 keys"):
-        relpos.attention(q, k[:, :, :5], v[:, :, :5])
-
-
-def test_scores_refuse_what_attention_refuses():
-    q, k, _ = qkv()
-    with pytest.raises(ValueError, match="there are 6 queries but 5 keys"):
-        relpos.scores(q, k[:, :, :5])
-    with pytest.raises(ValueError, match="k has batch 1, but q has batch 2"):
-        relpos.scores(q, k[:1])
-
-
-@pytest.mark.parametrize("axis", range(4))
-def test_empty_tensors_are_refused(axis):
-    shape = [2, HEADS, LENGTH, HEAD_DIM]
-    shape[axis] = 0
-    empty = torch.zeros(shape)
-    with pytest.raises(ValueError, match=r"empty|the 0 heads of k"):
-        relpos.attention(empty, empty, empty)
-
-
-def test_an_encoding_of_other_sizes_is_refused():
-    q, k, v = qkv()
-    with pytest.raises(ValueError, match=says("Alibi was made for 8 heads, head_dim 8, but q has 4 heads, head_dim 8")):
-        relpos.attention(q, k, v, build("alibi", heads=8))
-    with pytest.raises(ValueError, match=says("Rope was made for 4 heads, head_dim 16, but q has 4 heads, head_dim 8")):
-        relpos.attention(q, k, v, build("rope", head_dim=16))
-
-
-def test_a_name_in_place_of_an_encoding_is_refused():
-    with pytest.raises(TypeError, match=says("position must be an encoding (relpos.encoding(name, …)), not 'alibi'")):
-        relpos.attention(*qkv(), "alibi")
-
-
-@pytest.mark.parametrize("scale", [0, 0.0, -1.0, NAN, INF, True, "1"], ids=repr)
-def test_a_scale_must_be_a_positive_number(scale):
-    with pytest.raises(ValueError, match=says("scale must be a positive number", f"not {scale!r}")):
-        relpos.attention(*qkv(), scale=scale)
-
-
-# Hidden and gates
-
+Q, K, V = qkv()
 FROM_HIDDEN = ["cable", "cable_nw", "kcable", "forgetting"]
+SHAPES = {"rank 3": (HEADS, LENGTH, HEAD_DIM), "rank 5": (1, 2, HEADS, LENGTH, HEAD_DIM), "rank 1": (3,)}
 
 
-@pytest.mark.parametrize("name", FROM_HIDDEN)
-def test_a_bias_from_the_input_needs_the_input(name):
-    with pytest.raises(ValueError, match=says(f"give hidden= of shape (2, {LENGTH}, {WIDTH}), or", "gates=")):
-        relpos.attention(*qkv(), build(name))
-    over = build("dape", base=name)
-    with pytest.raises(ValueError, match=says(f"give hidden= of shape (2, {LENGTH}, {WIDTH}), or", "gates=")):
-        relpos.attention(*qkv(), over)
+def zeros(*shape, dtype=torch.long):
+    return torch.zeros(shape, dtype=dtype)
 
 
-@pytest.mark.parametrize("shape", [(2, LENGTH, 5), (2, 1, WIDTH), (1, LENGTH, WIDTH), (LENGTH, WIDTH)], ids=str)
-@pytest.mark.parametrize("name", FROM_HIDDEN)
-def test_hidden_of_a_wrong_shape_is_refused(name, shape):
-    pattern = says("hidden must be", f"(2, {LENGTH}, {WIDTH}), not {shape}", "gates=")
-    with pytest.raises(ValueError, match=pattern):
-        relpos.attention(*qkv(), build(name), hidden=normal(*shape))
+def refused_tensors():
+    for name, x in (("q", Q), ("k", K), ("v", V)):
+        for shape in SHAPES.values():
+            yield {name: normal(*shape)}, ValueError, f"{name} must be (batch, heads, length, head_dim)", shape
+        yield {name: [[1.0]]}, TypeError, f"{name} must be a tensor, not list"
+        for dtype in (torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn):
+            yield {name: x.to(dtype)}, TypeError, f"{name} must have a floating-point dtype, not {dtype}"
+        if name != "q":
+            mixed = {name: x.bfloat16()}
+            yield mixed, ValueError, f"{name} is torch.bfloat16", "q is torch.float32", "must agree"
+    for axis in range(4):
+        empty = torch.zeros([0 if at == axis else size for at, size in enumerate(Q.shape)])
+        yield {"q": empty, "k": empty, "v": empty}, ValueError, "is empty"
+    yield {"v": V[:, :, :5]}, ValueError, "v must have the batch, heads and length of k", "not (2, 4, 5)"
+    yield {"k": K[:1], "v": V[:1]}, ValueError, "k has batch 1, but q has batch 2"
+    yield {"k": K[..., :6], "v": V[..., :6]}, ValueError, "k has head_dim 6, but q has head_dim 8"
+    yield {"k": K[:, :3], "v": V[:, :3]}, ValueError, "the 4 heads of q are not a multiple of the 3 heads of k"
+    yield {"q": Q[:, :2]}, ValueError, "the 2 heads of q are not a multiple of the 4 heads of k"
+    yield {"k": K[:, :, :5], "v": V[:, :, :5]}, ValueError, "there are 6 queries but 5 keys", "Give start="
 
 
-@pytest.mark.parametrize("shape", [(2, HEADS, LENGTH), (2, HEADS, 1, 1), (1, HEADS, LENGTH, 1), (2, 3, LENGTH, 1)])
-def test_gates_of_a_wrong_shape_are_refused(shape):
-    with pytest.raises(ValueError, match=says(f"gates of Forgetting must be (2, {HEADS}, {LENGTH},", f"not {shape}")):
-        relpos.attention(*qkv(), build("forgetting"), gates=normal(*shape))
+def refused_encodings():
+    alibi, rope = build("alibi", heads=8), build("rope", head_dim=16)
+    yield {"position": alibi}, ValueError, "Alibi was made for 8 heads, head_dim 8, but q has 4 heads, head_dim 8"
+    yield {"position": rope}, ValueError, "Rope was made for 4 heads, head_dim 16, but q has 4 heads, head_dim 8"
+    yield {"position": "alibi"}, TypeError, "position must be an encoding (relpos.encoding(name, …))", "not 'alibi'"
+    for name in FROM_HIDDEN:
+        for position in (build(name), build("dape", base=name)):
+            yield {"position": position}, ValueError, f"give hidden= of shape (2, {LENGTH}, {WIDTH}), or", "gates="
+        for shape in ((2, LENGTH, 5), (2, 1, WIDTH), (1, LENGTH, WIDTH), (LENGTH, WIDTH)):
+            expected = f"hidden must be (2, {LENGTH}, {WIDTH}), not {shape}"
+            yield {"position": build(name), "hidden": normal(*shape)}, ValueError, expected, "gates="
+    for shape in ((2, HEADS, LENGTH), (2, HEADS, 1, 1), (1, HEADS, LENGTH, 1), (2, 3, LENGTH, 1)):
+        expected = f"gates of Forgetting must be (2, {HEADS}, {LENGTH}, 1), not {shape}"
+        yield {"position": build("forgetting"), "gates": normal(*shape)}, ValueError, expected
+    for name, other in (("cable", "cable_nw"), ("cable_nw", "cable"), ("forgetting", "cable")):
+        gates = build(other).gates(normal(2, LENGTH, WIDTH))
+        yield {"position": build(name), "gates": gates}, ValueError, "gates of", "must be", f"not {tuple(gates.shape)}"
 
 
-@pytest.mark.parametrize(("name", "other"), [("cable", "cable_nw"), ("cable_nw", "cable"), ("forgetting", "cable")])
-def test_gates_of_another_encoding_are_refused(name, other):
-    gates = build(other).gates(normal(2, LENGTH, WIDTH))
-    with pytest.raises(ValueError, match=says("gates of", "must be", f"not {tuple(gates.shape)}")):
-        relpos.attention(*qkv(), build(name), gates=gates)
+def refused_options():
+    for scale in (0, 0.0, -1.0, NAN, INF, True, "1"):
+        yield {"scale": scale}, ValueError, "scale must be a positive number", f"not {scale!r}"
+    for shape in ((LENGTH,), (1, LENGTH), (2, LENGTH - 1), (2, LENGTH, 1)):
+        yield {"documents": zeros(*shape)}, ValueError, f"documents must be (2, {LENGTH}), not {shape}"
+        yield {"padding": zeros(*shape, dtype=torch.bool)}, ValueError, f"padding must be (2, {LENGTH}), not {shape}"
+    for dtype in (torch.float32, torch.complex64):
+        yield {"documents": zeros(2, LENGTH, dtype=dtype)}, TypeError, "documents must be integers", f"not {dtype}"
+    for dtype in (torch.float32, torch.int64):
+        expected = "padding must be boolean, True for the keys that count", f"not {dtype}: use padding.bool()"
+        yield {"padding": zeros(2, LENGTH, dtype=dtype)}, TypeError, *expected
+    back = torch.tensor([[0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 0, 0]])
+    yield {"documents": back}, ValueError, "each document must be contiguous", "in row 1 an id occurs again"
+    for causal in ("no", 0, 1, None, torch.tensor(True)):
+        yield {"causal": causal}, TypeError, f"causal must be True or False, not {causal!r}"
+    for cache in ({}, [], True):
+        yield {"cache": cache}, TypeError, f"cache must be a relpos.Cache(), not {cache!r}"
+    expected = "the function mask must return booleans, True where a query may see a key, not "
+    for backend in ("chunks", "reference", None):
+        for function, kind in (
+            (lambda b, h, i, j: (i >= j).long(), "torch.int64"),
+            (lambda b, h, i, j: (i >= j).float(), "torch.float32"),
+            (lambda b, h, i, j: 1, "<class 'int'>"),
+        ):
+            yield {"mask": function, "backend": backend}, TypeError, expected + kind
 
 
-# Documents and padding
+REFUSED = [*refused_tensors(), *refused_encodings(), *refused_options()]
 
 
-@pytest.mark.parametrize("shape", [(LENGTH,), (1, LENGTH), (2, LENGTH - 1), (2, LENGTH, 1)], ids=str)
-def test_documents_of_a_wrong_shape_are_refused(shape):
-    with pytest.raises(ValueError, match=says(f"documents must be (2, {LENGTH}), not {shape}")):
-        relpos.attention(*qkv(), documents=torch.zeros(shape, dtype=torch.long))
+@pytest.mark.parametrize(("changes", "error", "sentence"), [(case[0], case[1], case[2:]) for case in REFUSED])
+def test_attention_scores_and_mass_refuse_the_same_with_the_same_sentence(changes, error, sentence):
+    arguments = {"q": Q, "k": K, "v": V, "position": None} | changes
+    with pytest.raises(error, match=says(*sentence)):
+        relpos.attention(**arguments)
+    if {"v", "cache", "backend"} & set(changes) and not {"q", "k"} & set(changes):
+        return
+    del arguments["v"]
+    for function in (relpos.scores, relpos.mass):
+        with pytest.raises(error, match=says(*sentence)):
+            function(**arguments)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
-def test_documents_that_are_no_integers_are_refused(dtype):
-    with pytest.raises(TypeError, match=says("documents must be integers", f"not {dtype}")):
-        relpos.attention(*qkv(), documents=torch.zeros(2, LENGTH, dtype=dtype))
-
-
-def test_a_document_that_comes_back_is_refused():
-    documents = torch.tensor([[0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 0, 0]])
-    with pytest.raises(ValueError, match=says("each document must be contiguous", "in row 1 an id occurs again")):
-        relpos.attention(*qkv(), documents=documents)
-    relpos.attention(*qkv(), documents=documents[:1].expand(2, -1))  # in order, and so accepted
-
-
-@pytest.mark.parametrize("shape", [(LENGTH,), (1, LENGTH), (2, LENGTH - 1), (2, 1, 1, LENGTH)], ids=str)
-def test_padding_of_a_wrong_shape_is_refused(shape):
-    with pytest.raises(ValueError, match=says(f"padding must be (2, {LENGTH}), not {shape}")):
-        relpos.attention(*qkv(), padding=torch.ones(shape, dtype=torch.bool))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
-def test_padding_that_is_not_boolean_is_refused(dtype):
-    with pytest.raises(TypeError, match=says("padding must be boolean, True for the keys that count", f"not {dtype}")):
-        relpos.attention(*qkv(), padding=torch.ones(2, LENGTH, dtype=dtype))
+def test_documents_in_order_are_accepted():
+    relpos.attention(Q, K, V, documents=torch.tensor([[0, 0, 1, 1, 2, 2]]).expand(2, -1))
 
 
 # Directions
@@ -607,93 +515,54 @@ def test_a_document_longer_than_a_learned_table_is_refused():
 
 
 @pytest.mark.parametrize("name", ["learned", "sinusoidal"])
-def test_an_embedding_of_a_wrong_shape_is_refused(name):
-    position = build(name)
+def test_an_embedding_refuses_wrong_shapes_starts_and_documents(name):
+    def refused(error, *sentence, x=None, **arguments):
+        with pytest.raises(error, match=says(*sentence)):
+            build(name).embed(normal(2, 6, WIDTH) if x is None else x, **arguments)
+
     for shape in ((2, 6, WIDTH + 2), (6, WIDTH), (2, HEADS, 6, HEAD_DIM)):
-        with pytest.raises(ValueError, match=says(f"the input of embed must be (batch, length, {WIDTH}), not {shape}")):
-            position.embed(normal(*shape))
-
-
-@pytest.mark.parametrize("name", ["learned", "sinusoidal"])
-@pytest.mark.parametrize("start", [-1, 2.0, True])
-def test_an_embedding_starts_at_an_integer_position(name, start):
-    with pytest.raises(ValueError, match=says("start must be an integer of at least 0", f"not {start!r}")):
-        build(name).embed(normal(2, 6, WIDTH), start=start)
-
-
-@pytest.mark.parametrize("shape", [(6,), (2, 5), (3, 6), (2, 6, 1)], ids=str)
-@pytest.mark.parametrize("name", ["learned", "sinusoidal"])
-def test_documents_of_a_wrong_shape_are_refused_by_an_embedding(name, shape):
-    with pytest.raises(ValueError, match=says("documents must be (", f"not {shape}")):
-        build(name).embed(normal(2, 6, WIDTH), documents=torch.zeros(shape, dtype=torch.long))
-
-
-def test_documents_refused_by_attention_are_refused_by_an_embedding():
-    position = build("sinusoidal")
-    with pytest.raises(TypeError, match="documents must be integers"):
-        position.embed(normal(2, 6, WIDTH), documents=torch.zeros(2, 6))
-    with pytest.raises(ValueError, match="an id occurs again"):
-        position.embed(normal(1, 6, WIDTH), documents=torch.tensor([[0, 0, 1, 1, 0, 0]]))
+        expected = f"the input of embed must be (batch, length, {WIDTH}), not {shape}"
+        refused(ValueError, expected, x=normal(*shape))
+    for start in (-1, 2.0, True):
+        refused(ValueError, "start must be an integer of at least 0", f"not {start!r}", start=start)
+    for shape in ((6,), (2, 5), (3, 6), (2, 6, 1)):
+        refused(ValueError, "documents must be (", f"not {shape}", documents=zeros(*shape))
+    refused(TypeError, "documents must be integers", documents=torch.zeros(2, 6))
+    back = torch.tensor([[0, 0, 1, 1, 0, 0]]).expand(2, -1)
+    refused(ValueError, "an id occurs again", documents=back)
 
 
 # Maps
 
 
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        ("rope", "query and key"),
-        ("xpos", "query and key"),
-        ("ssmax", "query and key"),
-        ("temperature", "query and key"),
-        ("learned", "embedding"),
-        ("sinusoidal", "embedding"),
-    ],
-)
-def test_an_encoding_without_a_bias_has_no_map(name, place):
-    with pytest.raises(ValueError, match=says(f"acts on the {place} and adds no bias", "relpos.scores")):
-        build(name).map(LENGTH)
-
-
-@pytest.mark.parametrize("name", FROM_HIDDEN)
-def test_a_map_from_the_input_needs_the_input(name):
-    with pytest.raises(ValueError, match=says(f"give hidden= of shape (1, {LENGTH}, {WIDTH})")):
-        build(name).map(LENGTH)
-
-
-@pytest.mark.parametrize("name", ["cope", "dape", "dapev2"])
-def test_a_map_from_the_scores_needs_queries_and_keys(name):
-    q, k, _ = qkv()
-    for arguments in ({}, {"q": q}, {"k": k}):
-        with pytest.raises(ValueError, match=says("give q=", "k=", f"(batch, {HEADS}, length, {HEAD_DIM})")):
-            build(name).map(LENGTH, **arguments)
-
-
-def test_a_map_has_one_length():
-    with pytest.raises(ValueError, match=says("map needs one length, not none")):
-        build("alibi").map()
-    with pytest.raises(ValueError, match=says("map needs one length", [5, LENGTH])):
-        build("cable").map(5, hidden=normal(2, LENGTH, WIDTH))
-    q, k, _ = qkv()
-    with pytest.raises(ValueError, match=says("map needs one length", [4, LENGTH])):
-        build("cope").map(q=q, k=k[:, :, :4])
+def refused_maps():
+    for name, place in WITHOUT_A_BIAS:
+        yield name, {"length": LENGTH}, f"acts on the {place} and adds no bias", "relpos.scores"
+    for name in FROM_HIDDEN:
+        yield name, {"length": LENGTH}, f"give hidden= of shape (1, {LENGTH}, {WIDTH})"
+    for name in ("cope", "dape", "dapev2"):
+        for arguments in ({}, {"q": Q}, {"k": K}):
+            expected = "give q=", "k=", f"(batch, {HEADS}, length, {HEAD_DIM})"
+            yield name, {"length": LENGTH} | arguments, *expected
+        for shape in ((HEADS, LENGTH, HEAD_DIM), (2, 3, LENGTH, HEAD_DIM), (2, HEADS, LENGTH, 6)):
+            x = normal(*shape)
+            yield name, {"q": x, "k": x}, f"q must be (batch, {HEADS}, length, {HEAD_DIM}), not {shape}"
+    yield "alibi", {}, "map needs one length, not none"
+    yield "cable", {"length": 5, "hidden": normal(2, LENGTH, WIDTH)}, "map needs one length", [5, LENGTH]
+    yield "cope", {"q": Q, "k": K[:, :, :4]}, "map needs one length", [4, LENGTH]
     for value in (0, -3, 2.5, True):
-        with pytest.raises(ValueError, match=says("length must be an integer of at least 1", value)):
-            build("alibi").map(value)
+        yield "alibi", {"length": value}, "length must be an integer of at least 1", value
+    for shape in ((2, LENGTH, WIDTH + 1), (LENGTH, WIDTH), (1, 2, LENGTH, WIDTH)):
+        yield "cable", {"hidden": normal(*shape)}, f"hidden must be (batch, length, {WIDTH}), not {shape}"
 
 
-@pytest.mark.parametrize("shape", [(2, LENGTH, WIDTH + 1), (LENGTH, WIDTH), (1, 2, LENGTH, WIDTH)], ids=str)
-def test_a_map_refuses_hidden_of_a_wrong_shape(shape):
-    with pytest.raises(ValueError, match=says(f"hidden must be (batch, length, {WIDTH}), not {shape}")):
-        build("cable").map(hidden=normal(*shape))
+MAPS = [(case[0], case[1], case[2:]) for case in refused_maps()]
 
 
-@pytest.mark.parametrize("shape", [(HEADS, LENGTH, HEAD_DIM), (2, 3, LENGTH, HEAD_DIM), (2, HEADS, LENGTH, 6)], ids=str)
-@pytest.mark.parametrize("name", ["cope", "dape", "dapev2"])
-def test_a_map_refuses_queries_of_a_wrong_shape(name, shape):
-    q = normal(*shape)
-    with pytest.raises(ValueError, match=r"\bq\b.*(heads|head_dim|\(batch, )"):
-        build(name).map(q=q, k=q)
+@pytest.mark.parametrize(("name", "arguments", "sentence"), MAPS)
+def test_a_map_refuses_what_it_cannot_draw(name, arguments, sentence):
+    with pytest.raises(ValueError, match=says(*sentence)):
+        build(name).map(**arguments)
 
 
 # Registering
@@ -763,37 +632,3 @@ def test_a_class_without_its_paper_or_formula_cannot_be_registered(field):
 def test_a_sum_of_parts_that_do_not_fit_is_refused(options, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         relpos.encoding("sum", heads=2, head_dim=4, **options)
-
-
-@pytest.mark.parametrize("causal", ["no", 0, 1, None, torch.tensor(True)], ids=str)
-def test_causal_is_true_or_false(causal):
-    q, k, v = qkv()
-    sentence = says(f"causal must be True or False, not {causal!r}")
-    for call in (lambda: relpos.attention(q, k, v, causal=causal), lambda: relpos.scores(q, k, causal=causal)):
-        with pytest.raises(TypeError, match=sentence):
-            call()
-    with pytest.raises(TypeError, match=sentence):
-        relpos.mass(q, k, causal=causal)
-
-
-@pytest.mark.parametrize("cache", [{}, [], True], ids=str)
-def test_another_cache_is_refused(cache):
-    with pytest.raises(TypeError, match=says(f"cache must be a relpos.Cache(), not {cache!r}")):
-        relpos.attention(*qkv(), cache=cache)
-
-
-@pytest.mark.parametrize("backend", ["chunks", "reference", None])
-@pytest.mark.parametrize(
-    ("mask", "kind"),
-    [
-        (lambda b, h, i, j: (i >= j).long(), "torch.int64"),
-        (lambda b, h, i, j: (i >= j).float(), "torch.float32"),
-        (lambda b, h, i, j: 1, "<class 'int'>"),
-    ],
-    ids=["integers", "floats", "a number"],
-)
-def test_a_mask_function_returns_booleans(mask, kind, backend):
-    with pytest.raises(
-        TypeError, match=says(f"the function mask must return booleans, True where a query may see a key, not {kind}")
-    ):
-        relpos.attention(*qkv(), mask=mask, backend=backend)

@@ -10,7 +10,7 @@ from torch import nn
 
 import relpos
 from relpos.attend import native
-from relpos.attend.kept import Kept
+from relpos.attend.cache import DecodingTables
 from relpos.forms.call import Call
 
 HEADS, HEAD_DIM, WIDTH = 4, 8, 32
@@ -47,7 +47,7 @@ def _no_grad():
 
 @pytest.mark.parametrize("name", KINDS)
 def test_hundreds_of_tokens_through_every_growth_of_memory_and_tables(name, monkeypatch):
-    monkeypatch.setattr("relpos.attend.kept.LEAST_CAPACITY", 32)
+    monkeypatch.setattr("relpos.attend.cache.LEAST_CAPACITY", 32)
     layer, x = Layer(encoding(name)), tokens(300)
     cache = relpos.Cache(capacity=3)
     parts = [x[:, :7], *x[:, 7:].split(1, dim=1)]
@@ -240,17 +240,17 @@ def test_refusals_are_sentences_and_leave_the_cache_as_it_was():
 @pytest.mark.parametrize("name", ["cable", "cable_nw", "forgetting"])
 def test_running_sums_follow_caches_that_are_not_ours(name):
     layer, x = Layer(encoding(name)), tokens(20, batch=3)
-    kept = Kept()
+    tables = DecodingTables()
 
     def last(x):
         """The last token of x, with the sums that were kept of other calls."""
         gates = layer.position.gates(x)
-        running = kept.running(layer.position, gates, 1)
-        assert running is not None
-        assert running.length == x.shape[1]
+        totals = tables.totals(layer.position, gates, 1)
+        assert totals is not None
+        assert totals.length == x.shape[1]
         q, k, v = (layer.split(x, p) for p in (layer.to_q, layer.to_k, layer.to_v))
         call = Call(1, x.shape[1], gates=gates, scale=HEAD_DIM**-0.5)
-        return kept.attention(q[:, :, -1:], k, v, layer.position, call, None, running)[0]
+        return tables.attention(q[:, :, -1:], k, v, layer.position, call, None, totals)[0]
 
     def check(x):
         torch.testing.assert_close(last(x), layer(x)[:, :, -1:], rtol=0, atol=2e-5)
@@ -265,12 +265,12 @@ def test_running_sums_follow_caches_that_are_not_ours(name):
     check(torch.cat([x[:2, :17].flip(1), x[:2, 17:18]], dim=1))  # other tokens
 
 
-def test_kept_tables_are_not_copied_with_a_module():
+def test_tables_are_not_copied_with_a_module():
     module = nn.Linear(1, 1)
-    module.kept = Kept()
-    module.kept._tables = object()
-    assert copy.deepcopy(module).kept._tables is None
-    assert pickle.loads(pickle.dumps(module)).kept._tables is None
+    module.tables = DecodingTables()
+    module.tables._tables = object()
+    assert copy.deepcopy(module).tables._tables is None
+    assert pickle.loads(pickle.dumps(module)).tables._tables is None
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def qkv(dtype: torch.dtype = torch.float32, length: int = LENGTH, size: float = 
 def run(backend, form, leaves: list[Tensor], inputs: list[Tensor], causal: bool = True) -> list[Tensor]:
     """The output and the gradients of q, k, v and of the tensors of the bias."""
     q = leaves[0]
-    out, _ = backend.attention(*leaves, form, Call(q.shape[2], q.shape[2], causal, scale=8**-0.5, dtype=q.dtype))
+    out, _ = backend.attention(*leaves, form, Call(q.shape[2], q.shape[2], causal=causal, scale=8**-0.5, dtype=q.dtype))
     grad = torch.randn(q.shape, generator=torch.Generator().manual_seed(4)).to(q.dtype)
     out.backward(grad)
     return [out.detach(), *(x.grad for x in (*leaves, *inputs))]

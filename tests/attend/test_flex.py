@@ -25,7 +25,7 @@ def build(name, queries=KEYS, causal=True, batch=2):
     torch.manual_seed(2)
     position = relpos.encoding(name, heads=HEADS, head_dim=HEAD_DIM, **({"length": 9} if name == "fire" else {}))
     gates = position.gates(torch.randn(batch, KEYS, HEADS * HEAD_DIM))
-    call = Call(queries, KEYS, causal, gates=gates, batch=batch, heads=HEADS)
+    call = Call(queries, KEYS, causal=causal, gates=gates, batch=batch, heads=HEADS)
     return position, call, position.bias(call)
 
 

@@ -33,7 +33,17 @@ def random_call(seed):
             padding = padding.flip(1) & (torch.arange(keys) % draw.choice([2, 129, 1000]) > 0)
     if draw.random() < 0.6:
         window = (draw.choice([0, 1, 100, 128, 300]), draw.choice([0, 1, 127, 200]))
-    return Call(queries, keys, causal, documents, padding, start=start, window=window, batch=batch, heads=2)
+    return Call(
+        queries,
+        keys,
+        causal=causal,
+        documents=documents,
+        padding=padding,
+        start=start,
+        window=window,
+        batch=batch,
+        heads=2,
+    )
 
 
 def mask_of(call):
@@ -103,7 +113,15 @@ def test_making_blocks_allocates_nothing_of_the_size_of_the_scores(what):
     length, batch = 2**15, 2
     documents = torch.arange(length).expand(batch, -1) // 1000 if what == "documents" else None
     padding = torch.arange(length).expand(batch, -1) > 99 if what == "padding" else None
-    call = Call(length, length, True, documents, padding, window=(512, 0) if what == "window" else None, batch=batch)
+    call = Call(
+        length,
+        length,
+        causal=True,
+        documents=documents,
+        padding=padding,
+        window=(512, 0) if what == "window" else None,
+        batch=batch,
+    )
     with Largest() as largest:
         blocks.make_sight(call)
     of_blocks = (length // blocks.BLOCK) ** 2
@@ -127,7 +145,7 @@ def test_the_layers_of_a_forward_share_their_blocks(recent):
     documents, padding = torch.zeros(1, 200).long(), torch.ones(1, 200).bool()
     for _ in range(2):  # a second forward with the same tensors finds them again
         for window in (None, (50, 0)) * 3:
-            blocks.sight(Call(200, 200, True, documents, padding, window=window))
+            blocks.sight(Call(200, 200, causal=True, documents=documents, padding=padding, window=window))
     assert len(recent) == 2
 
 
@@ -144,7 +162,7 @@ def test_other_tensors_and_changed_ones_are_not_confused(recent):
 def test_what_is_kept_is_bounded_and_keeps_no_argument_alive(recent):
     documents = torch.zeros(1, 200).long()
     gone = weakref.ref(documents)
-    blocks.sight(Call(200, 200, True, documents))
+    blocks.sight(Call(200, 200, causal=True, documents=documents))
     del documents
     recent.clear()
     gc.collect()

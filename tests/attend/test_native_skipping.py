@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relpos.attend import native, reference
 from relpos.attend.native import operators
-from relpos.attend.native.inputs import Inputs
+from relpos.attend.native.problem import Inputs
 from relpos.forms.bias import RankOne, Sum, Toeplitz
 from relpos.forms.call import Call
 
@@ -169,7 +169,7 @@ def test_skipping_changes_nothing_beyond_rounding(causal):
         for skip in (True, False):
             leaves = [x.detach().requires_grad_() for x in (q, k, v)]
             numbers = [None if x is None else x.detach().clone().requires_grad_() for x in (table, total, weight)]
-            call = Call(LENGTH, LENGTH, causal, scale=SCALE)
+            call = Call(LENGTH, LENGTH, causal=causal, scale=SCALE)
             out, _ = native.attention(*leaves, form(*numbers, causal), call, skip)
             out.backward(grad)
             results.append([out.detach(), *(x.grad for x in (*leaves, *numbers) if x is not None)])
@@ -239,7 +239,7 @@ def test_nothing_is_lost_where_a_tiny_weight_is_multiplied_by_a_huge_number(name
         leaves = [x.detach().to(dtype).requires_grad_() for x in tensors]
         numbers = [None if x is None else x.detach().to(dtype).requires_grad_() for x in (table, total, weight)]
         bias = form(numbers[0], None if total is None else numbers[1].double(), numbers[2], causal, length)
-        call = Call(length, length, causal, scale=SCALE, dtype=dtype)
+        call = Call(length, length, causal=causal, scale=SCALE, dtype=dtype)
         if dtype == torch.float64:
             out, _ = reference.attention(*leaves, bias, call)
         else:
@@ -293,7 +293,7 @@ def test_skipping_respects_documents_and_padding(family, causal):
     padding[0, 384:448] = False  # an entire tile
     packed = torch.stack([documents(500, 200), documents(10, 690)])
     options = {"documents": packed, "padding": padding, "causal": causal}
-    call = Call(keys, keys, causal)
+    call = Call(keys, keys, causal=causal)
     steep = {
         "table": -2 * call.distances.abs().double().repeat(2, 1),
         "total": (4 * torch.rand(2, 2, keys).double()).cumsum(-1),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from largest_tensor import LargestTensor
 
 from relpos.attend import chunks, flex, native, reference
-from relpos.forms.bias import Located, Projected, Sum, Toeplitz, locate
+from relpos.forms.bias import Projected, Sum, Toeplitz, locate
 from relpos.forms.call import Call
 
 
@@ -33,7 +33,9 @@ def cases(draw):
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     batch, heads, size = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 4))
     queries, keys = draw(st.integers(1, 7)), draw(st.integers(1, 7))
-    call = Call(queries, keys, False, dtype=torch.float64, start=draw(st.integers(0, 4)), batch=batch, heads=heads)
+    call = Call(
+        queries, keys, causal=False, dtype=torch.float64, start=draw(st.integers(0, 4)), batch=batch, heads=heads
+    )
     number = len(call.distances)
     rows = draw(st.integers(1, 5)) if draw(st.booleans()) else None
     of_keys = draw(st.booleans())
@@ -68,11 +70,11 @@ def test_any_block_is_the_formula(case):
 def test_given_positions_are_those_of_the_distances():
     generator = torch.Generator().manual_seed(0)
     positions = torch.tensor([[0, 2, 3, 7], [1, 2, 5, 6]])
-    call = Call(4, 4, False, dtype=torch.float64, token_positions=positions, batch=2, heads=2)
+    call = Call(4, 4, causal=False, dtype=torch.float64, token_positions=positions, batch=2, heads=2)
     for of_keys in (False, True):
         vectors = torch.randn(1, 2, 4, 3, dtype=torch.float64, generator=generator)
         table = torch.randn(2, len(call.distances), 3, dtype=torch.float64, generator=generator)
-        form = locate(Projected(vectors, table, call.zero, of_keys=of_keys), Located(positions, positions, 0))
+        form = locate(Projected(vectors, table, call.zero, of_keys=of_keys), call)
         expected = by_loop(form, lambda b, query, key: int(positions[b, query] - positions[b, key]), call.i, call.j, 2)
         torch.testing.assert_close(form.block(call.i, call.j), expected)
 
@@ -109,7 +111,7 @@ def test_blocks_have_the_values_and_gradients_of_the_definition(causal, monkeypa
     generator = torch.Generator().manual_seed(0)
     padding = torch.ones(2, 11, dtype=torch.bool)
     padding[1, 8:] = False
-    call = Call(11, 11, causal, padding=padding, dtype=torch.float64, scale=0.5, batch=2, heads=3)
+    call = Call(11, 11, causal=causal, padding=padding, dtype=torch.float64, scale=0.5, batch=2, heads=3)
     q, k, v = (torch.randn(2, 3, 11, 5, dtype=torch.float64, generator=generator).requires_grad_() for _ in range(3))
     form = forms(call, generator)
     leaves = [q, k, v, *(x for _, x in form.tensors() if x.requires_grad)]
@@ -123,7 +125,7 @@ def test_blocks_have_the_values_and_gradients_of_the_definition(causal, monkeypa
 
 
 def test_faster_backends_refuse_it_with_a_sentence():
-    call = Call(4, 4, False, heads=2)
+    call = Call(4, 4, causal=False, heads=2)
     form = Projected(torch.zeros(1, 2, 4, 3), torch.zeros(2, 7, 3), call.zero)
     q = torch.zeros(1, 2, 4, 8)
     assert "cannot run the form Projected" in native.refuses(q, q, form, call)
@@ -133,7 +135,7 @@ def test_faster_backends_refuse_it_with_a_sentence():
 def test_nothing_of_queries_by_keys_is_materialised_forward_or_backward():
     length, heads, rows = 1024, 4, 32
     generator = torch.Generator().manual_seed(0)
-    call = Call(length, length, False, heads=heads, scale=0.5)
+    call = Call(length, length, causal=False, heads=heads, scale=0.5)
     q, k, v = (torch.randn(1, heads, length, 8, generator=generator).requires_grad_() for _ in range(3))
     form = forms(call, generator, rows, 8, torch.float32)
     with LargestTensor() as largest:

@@ -173,7 +173,9 @@ def test_ssmax_counts_the_keys_that_a_query_sees(causal, packed, padded):
     documents = torch.tensor([[3] * 5 + [1] * 9, [2] * 14]) if packed else None
     padding = torch.ones(2, LENGTH, dtype=torch.bool)
     padding[0, 2], padding[1, 9:] = False, False
-    call = Call(4, LENGTH, causal, documents, padding if padded else None, dtype=torch.float64, start=3)
+    call = Call(
+        4, LENGTH, causal=causal, documents=documents, padding=padding if padded else None, dtype=torch.float64, start=3
+    )
     position = build("ssmax")
     n = call.visible(call.i).sum(-1)[:, 0].double()  # (1 or batch, queries)
     factor = position.query_factor(call)[..., 0].detach()

@@ -28,7 +28,7 @@ from torch.testing import assert_close
 
 import relpos
 from relpos.encodings.t5 import bucket
-from relpos.forms.positive import Between, Positive
+from relpos.forms.parameters import BoundedParameter, PositiveParameter
 
 # Every static bias
 
@@ -156,8 +156,8 @@ def test_kerple_power_with_exponent_1_is_alibi():
     alibi = relpos.encoding("alibi", heads=8, head_dim=HEAD_DIM)
     position = relpos.encoding("kerple_power", heads=6, head_dim=HEAD_DIM).double()
     first = torch.tensor([2.0**-h for h in range(1, 7)], dtype=torch.float64)  # the other two are under the floor
-    copy(position.r1.raw, Positive(first, 1e-2).raw)
-    copy(position.r2.raw, Between(torch.ones(6, dtype=torch.float64), 1e-2, 2.0).raw)
+    copy(position.r1.raw, PositiveParameter(first, 1e-2).raw)
+    copy(position.r2.raw, BoundedParameter(torch.ones(6, dtype=torch.float64), 1e-2, 2.0).raw)
     for causal in (True, False):
         assert_close(bias(position, causal=causal), bias(alibi, causal=causal)[:, :6], **CLOSE)
 
@@ -262,7 +262,7 @@ def fire_arguments(length, threshold, c=0.1):
 @pytest.mark.parametrize("leak", [0, 0.01, 0.4, 1])
 def test_fire_is_its_formula(leak):
     position = build("fire", length=6, units=7, leak=leak)
-    copy(position.stretch.raw, Positive(torch.tensor(1.4, dtype=torch.float64)).raw)
+    copy(position.stretch.raw, PositiveParameter(torch.tensor(1.4, dtype=torch.float64)).raw)
     c, threshold = position.c(torch.float64).item(), 6 * position.stretch(torch.float64).item()
     slope, shift = position.inner.weight[:, 0].tolist(), position.inner.bias.tolist()
     out, offset = position.outer.weight.tolist(), position.outer.bias.tolist()
@@ -343,7 +343,7 @@ def test_fire_is_f_of_0_on_the_whole_diagonal():
 
 def test_fire_is_toeplitz_up_to_its_threshold_and_not_beyond():
     position = build("fire", length=9)
-    copy(position.stretch.raw, Positive(torch.tensor(1.0, dtype=torch.float64)).raw)  # ℓ = 9
+    copy(position.stretch.raw, PositiveParameter(torch.tensor(1.0, dtype=torch.float64)).raw)  # ℓ = 9
     written = bias(position, 20)[0]
     assert_close(written[:, 1:10, 1:10].tril(), written[:, :9, :9].tril(), **CLOSE)
     for i in range(10, 20):

@@ -70,7 +70,7 @@ def queries_may_stand_anywhere(make: Make, setting: Setting) -> None:
         first = 5 if causal else 0
         cross = (q[:, :, first:], k[:, :, :5], v[:, :, :5])
         if position.needs_hidden:
-            with pytest.raises(ValueError, match="do not stand among the 5 keys, but the running sums of"):
+            with pytest.raises(ValueError, match="lie outside the 5 keys, but the running sums of"):
                 relpos.attention(*cross, position, hidden=hidden[:, :5], start=first, **options)
             continue
         few = (torch.arange(12) < 5).expand(2, -1)
@@ -175,7 +175,7 @@ def plain_attention(
         logits = relpos.scores(q, k, position, hidden=hidden, causal=causal, softcap=cap)
     else:
         length = q.shape[2]
-        rotated = position.rotate(q, k, Call(length, length, causal, dtype=q.dtype))
+        rotated = position.rotate(q, k, Call(length, length, causal=causal, dtype=q.dtype))
         scores = relpos.scores(*rotated, causal=causal)
         seen = torch.ones(length, length, dtype=torch.bool).tril() if causal else torch.ones(length, length).bool()
         zero = torch.zeros_like(q)

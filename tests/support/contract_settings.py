@@ -56,7 +56,7 @@ def runs(position: Encoding, setting: Setting, causal: bool = True) -> bool:
     """Whether the setting's backend runs the encoding's form."""
     q = torch.zeros(1, HEADS, 3, HEAD_DIM, dtype=setting.dtype)
     gates = position.gates(torch.zeros(1, 3, position.width, dtype=setting.dtype))
-    call = Call(3, 3, causal, gates=gates, q=q, dtype=setting.dtype)
+    call = Call(3, 3, causal=causal, gates=gates, q=q, dtype=setting.dtype)
     return BACKENDS[setting.backend].refuses(q, q, position.bias(call), call) is None
 
 

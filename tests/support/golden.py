@@ -20,7 +20,7 @@ import relpos
 from relpos.encodings.kerple import FLOOR
 from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
-from relpos.forms.positive import Between, Positive
+from relpos.forms.parameters import BoundedParameter, PositiveParameter
 
 FOLDER = Path(__file__).parents[1] / "data" / "golden"
 DOUBLE = 1e-8  # the code ran in float64; the files have 9 digits
@@ -75,9 +75,9 @@ def rows(ours: Tensor, outputs: Content, key: str) -> tuple[Tensor, Tensor]:
 
 
 def set_kerple(position: Encoding, r1: list[float], r2: list[float]) -> None:
-    fill(position.r1.raw, Positive(number(r1), FLOOR).raw.tolist())
-    bounded = isinstance(position.r2, Between)
-    second = Between(number(r2), FLOOR, 2.0) if bounded else Positive(number(r2), FLOOR)
+    fill(position.r1.raw, PositiveParameter(number(r1), FLOOR).raw.tolist())
+    bounded = isinstance(position.r2, BoundedParameter)
+    second = BoundedParameter(number(r2), FLOOR, 2.0) if bounded else PositiveParameter(number(r2), FLOOR)
     fill(position.r2.raw, second.raw.tolist())
 
 
@@ -96,8 +96,8 @@ def kerple_power(content: Content) -> Pairs:
 
 
 def set_fire(position: Encoding, network: Content, case: Content) -> None:
-    fill(position.c.raw, Positive(number([network["c"]])).raw.tolist())
-    fill(position.stretch.raw, Positive(number([case["L_multiplier"]])).raw.tolist())
+    fill(position.c.raw, PositiveParameter(number([network["c"]])).raw.tolist())
+    fill(position.stretch.raw, PositiveParameter(number([case["L_multiplier"]])).raw.tolist())
     fill(position.inner.weight[:, 0], network["inner_weight"])
     fill(position.inner.bias, network["inner_bias"])
     fill(position.outer.weight, network["outer_weight"])

@@ -133,7 +133,7 @@ class TestAPlan:
             {**PLAN[2], "length": 16},  # the trained length
         ]
         names = [type(layer.position).__name__ for layer in planned.family.layers(planned.model)]
-        assert names == ["Together", "Nope", "Rope", "Nope"]
+        assert names == ["SumEncoding", "Nope", "Rope", "Nope"]
 
     def test_is_not_changed_where_it_was_written(self, planned):
         assert "length" not in PLAN[2]

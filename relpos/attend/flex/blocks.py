@@ -21,7 +21,7 @@ from relpos.attend.flex.scores import Mask
 from relpos.forms.call import Call, document_ends
 
 Result = TypeVar("Result")
-BLOCK = 128  # FlexAttention's default; fewer queries than that are no block, and need none
+BLOCK = 128  # FlexAttention's default; fewer queries do not fill a block, and need none
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from relpos.attend.flex.pieces import pieces
-from relpos.forms.bias import Form, Located, RankOne, Scaled, Toeplitz, terms
+from relpos.attend.piecewise import pieces
+from relpos.forms.bias import Form, Positions, RankOne, Scaled, Toeplitz, terms
 from relpos.forms.call import Call
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # (score, b, h, query, key) -> score
@@ -115,7 +115,7 @@ def given_mask(call: Call) -> Mask:
     return ask
 
 
-def distance_function(where: Located | None, call: Call) -> Distance:
+def distance_function(where: Positions | None, call: Call) -> Distance:
     """The distance of a query from a key."""
     if where is None:
         first = scalar(call.first, call)

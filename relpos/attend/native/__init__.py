@@ -10,12 +10,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from relpos.attend.native import library, operators, rank_one, scaled, toeplitz
-from relpos.attend.native.inputs import DTYPES, FEW, TENSORS, Inputs, Prepared, columns
-from relpos.attend.native.library import MAX_DIM, isa, isas
+from relpos.attend.native import library, operators
+from relpos.attend.native.decoding import PackedBias, RunningTotals
+from relpos.attend.native.library import FEW, MAX_DIM, isa, isas
 from relpos.attend.native.operators import needs_operator, skipped_fraction
-from relpos.attend.native.ready import Ready
-from relpos.attend.native.running import Running
+from relpos.attend.native.problem import DTYPES, TENSORS, Inputs, Problem, columns
 from relpos.forms.bias import Form, RankOne, Scaled, Toeplitz, terms
 from relpos.forms.call import Call
 from relpos.forms.tracing import is_transformed
@@ -24,7 +23,8 @@ __all__ = [
     "FASTEST_ON",
     "FEW",
     "MAX_DIM",
-    "Ready",
+    "PackedBias",
+    "RunningTotals",
     "attention",
     "available",
     "every_tile",
@@ -40,7 +40,6 @@ __all__ = [
 
 FASTEST_ON: tuple[str, ...] = ("cpu",)
 _skips = True  # see every_tile
-FILES = {Toeplitz: toeplitz, RankOne: rank_one, Scaled: scaled}
 
 
 def available() -> tuple[bool, str]:
@@ -74,16 +73,17 @@ def refuses(q: Tensor, v: Tensor, form: Form | None, call: Call) -> str | None:
 
 def refuses_call(form: Form | None, call: Call) -> str | None:
     """Why the kernel cannot run a form or the masks of a call, as a sentence; None if it can."""
-    kinds = [type(term) for term in terms(form)]
+    parts = terms(form)
+    kinds = [type(term) for term in parts]
     runs = not kinds or kinds == [Scaled] or (set(kinds) <= {Toeplitz, RankOne} and kinds.count(RankOne) <= 1)
     if not runs:
         names = " + ".join(kind.__name__ for kind in kinds)
         return f"the native kernel cannot run the form {names}: it runs Toeplitz, RankOne, their sum, and Scaled."
-    if any(isinstance(term, Scaled) and term.column is not None for term in terms(form)):
+    if any(isinstance(term, Scaled) and term.column is not None for term in parts):
         return "the native kernel runs a Scaled bias that is scaled per query, and this one is scaled per key too."
     if call.mask is not None:
         return "the native kernel cannot run mask=: it runs causal=, window=, documents= and padding=."
-    return refuses_places(terms(form), call)
+    return refuses_places(parts, call)
 
 
 def refuses_places(parts: Sequence[Form], call: Call) -> str | None:
@@ -94,8 +94,8 @@ def refuses_places(parts: Sequence[Form], call: Call) -> str | None:
     by_distance = [term for term in parts if isinstance(term, Toeplitz | Scaled)]
     if any(term.where is not None for term in by_distance) or (by_distance and not call.even):
         return (
-            "the native kernel reads a bias over distances by the difference of two indices, and with these positions= "
-            "the distance is another one."
+            "the native kernel reads a bias over distances by the difference of two indices, which is not the distance "
+            "of these positions=."
         )
     tokens = [("a RankOne bias has", term.total.shape[-1]) for term in parts if isinstance(term, RankOne)]
     if call.documents is not None:
@@ -114,9 +114,9 @@ def attention(
     form: Form | None,
     call: Call,
     skip: bool | None = None,
-    ready: Ready | Running | None = None,
+    packed: PackedBias | RunningTotals | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention by the compiled kernel; gradients flow to q, k, v, the sinks and every tensor of the form.
+    """Compute attention that `refuses` has not refused; gradients flow to q, k, v, the sinks and the form's tensors.
 
     Args:
         q: Queries, (batch, heads, queries, head_dim), not rotated where the call has a rotation.
@@ -126,23 +126,18 @@ def attention(
         call: The call of attention.
         skip: Whether the kernel may leave out tiles whose weights are provably below 2^−24 of their rows; None: yes,
             unless `every_tile` says otherwise. `skipped_fraction` returns how many the last call left out.
-        ready: The bias in place of `form`, made before; for calls without gradients.
+        packed: The bias in place of `form`, packed before; for calls without gradients.
 
     Returns:
         The output, (batch, heads, queries, value_dim) in the dtype of q, and the log-sum-exp of each row, (batch,
         heads, queries) in float32, or None if the call does not ask for it.
-
-    Raises:
-        RuntimeError: The kernel cannot run this call.
     """
     skip = _skips if skip is None else skip
-    if ready is None:  # whoever has made the bias has asked before
-        check_runs(q, v, form, call)
-    inputs = make_inputs(q, k, v, form, call, skip and ready is None)
-    if ready is not None:
-        prepared = Prepared(inputs)
-        ready.fill(prepared)
-        out, lse, _, _ = operators.run_prepared(inputs, prepared)
+    inputs = make_inputs(q, k, v, form, call, skip and packed is None)
+    if packed is not None:
+        problem = Problem(inputs)
+        packed.fill(problem.fields)
+        out, lse, _, _ = operators.run_problem(inputs, problem)
     elif operators.needs_operator(getattr(inputs, name) for name in TENSORS):
         out, lse, _, _ = operators.forward(*inputs.values())
     else:
@@ -170,7 +165,7 @@ def refuses_mass(q: Tensor, form: Form | None, call: Call) -> str | None:
 
 @torch.no_grad()
 def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum the attention weights by the difference of indices, in memory linear in the length.
+    """Sum the weights of a call that `refuses_mass` has not refused by the difference of indices.
 
     Args:
         q: Queries, (batch, heads, queries, head_dim), not rotated where the call has a rotation.
@@ -182,33 +177,18 @@ def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, T
         Sums of the weights over `call.distances`, without the first token of each query's document, (batch, heads,
         distances); the sum of the weights of those tokens, (batch, heads); and how many queries see a key, (batch,
         heads).
-
-    Raises:
-        RuntimeError: The kernel cannot run this call.
     """
-    check_runs(q, k, form, call)
     inputs = make_inputs(q, k, k, form, call, skip=False)
     inputs.dropout = 0.0
-    prepared, _ = operators.prepare(inputs)
-    p, pad = prepared.problem, library.constant("TABLE_PAD")
+    problem, _ = operators.make_problem(inputs)
+    p, pad = problem.fields, library.constant("TABLE_PAD")
     heads, (zero, distances) = tuple(q.shape[:2]), columns(call)
     p.zero, p.distances = zero + pad, distances
     sums = torch.empty(*heads, distances + 2 * pad, dtype=torch.float64)
     first, rows = torch.empty(heads, dtype=torch.float64), torch.empty(heads, dtype=torch.int64)
     p.mass, p.mass_first, p.mass_rows = sums.data_ptr(), first.data_ptr(), rows.data_ptr()
-    prepared.run("relpos_mass")
+    problem.run("relpos_mass")
     return sums[..., pad : pad + distances].to(call.dtype), first.to(call.dtype), rows
-
-
-def check_runs(q: Tensor, v: Tensor, form: Form | None, call: Call) -> None:
-    """Refuse a call that the kernel cannot run.
-
-    Raises:
-        RuntimeError: It cannot.
-    """
-    reason = refuses(q, v, form, call)
-    if reason is not None:
-        raise RuntimeError(reason)
 
 
 def make_inputs(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, skip: bool) -> Inputs:
@@ -245,5 +225,5 @@ def make_inputs(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, 
         )
         inputs.interleaved = rotation.layout == "interleaved"
     for term in terms(form):
-        FILES[type(term)].describe(term, call, inputs)
+        operators.FILES[type(term)].describe(term, call, inputs)
     return inputs

@@ -9,20 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-INTERFACE = 4  # the meaning of fields and buffers that this package knows: INTERFACE of api.h
-MAX_DIM = 512  # the largest head_dim and value_dim, for those who must not load the library (a traced call)
+INTERFACE = 5  # the meaning of fields and buffers that this package knows, with which INTERFACE of api.h must agree
 BUILD_IT = (
     "To have it, install a C++ compiler (Debian: g++; macOS: xcode-select --install; Windows: clang-cl, of Visual "
     "Studio's build tools), then relpos again (pip install --force-reinstall --no-deps .)."
 )
-# The fields that this package sets. A library with others is of another version.
-FIELDS = """
-    batch heads key_heads queries keys head_dim value_dim start form dtype threads skip scale causal window_left
-    window_right first end padding softcap dropout seed sinks q k v out lse q_cos q_sin k_cos k_sin q_rotation_stride
-    k_rotation_stride pairs interleaved table table_stride zero distances total_high total_low weight total_stride
-    symmetric weighted inverse inverse_stride knots knot base gain bend skipping grad_out grad_q grad_k grad_v grad_lse
-    grad_table grad_total grad_total_query grad_weight grad_inverse grad_scaled_sums mass mass_first mass_rows
-"""
 
 
 class Array(ctypes.Structure):
@@ -42,16 +33,19 @@ class Array(ctypes.Structure):
 
 
 class Totals(ctypes.Structure):
-    """Running totals to which tokens are added: relpos_running."""
+    """Running totals of a RankOne bias: relpos_totals."""
 
     _fields_ = [
-        ("heads", ctypes.c_int64),
-        ("units", ctypes.c_void_p),
-        ("weigh", ctypes.c_void_p),
-        ("sum", ctypes.c_void_p),
+        *[(name, ctypes.c_int64) for name in ("batch", "heads", "tokens")],
+        ("threads", ctypes.c_int32),
+        *[(name, ctypes.c_void_p) for name in ("total", "step", "weight")],
+        *[(name, ctypes.c_int64 * 3) for name in ("step_strides", "weight_strides")],
         ("rows", ctypes.c_void_p),
-        ("plane_stride", ctypes.c_int64),
-        ("row_stride", ctypes.c_int64),
+        *[(name, ctypes.c_int64) for name in ("plane_stride", "row_stride")],
+        ("unit", ctypes.c_void_p),
+        *[(name, ctypes.c_int64) for name in ("keys", "queries", "start")],
+        *[(name, ctypes.c_void_p) for name in ("grad_keys", "grad_queries", "grad_weights")],
+        *[(name, ctypes.c_void_p) for name in ("grad_total", "grad_step", "grad_weight")],
     ]
 
 
@@ -61,7 +55,7 @@ class Entry(ctypes.Structure):
     _fields_ = [("kind", ctypes.c_char_p), ("name", ctypes.c_char_p), ("value", ctypes.c_int64)]
 
 
-STRUCTS = {"relpos_array": ctypes.sizeof(Array), "relpos_running": ctypes.sizeof(Totals)}
+STRUCTS = {"relpos_array": ctypes.sizeof(Array), "relpos_totals": ctypes.sizeof(Totals)}
 TYPES = {
     "int64_t": ctypes.c_int64,
     "int32_t": ctypes.c_int32,
@@ -99,11 +93,9 @@ class Interface:
             "Problem", (ctypes.Structure,), {"_fields_": fields, "__slots__": ()}
         )
         self.fits = (
-            offsets.keys() == set(FIELDS.split())
-            and all(getattr(self.problem, name).offset == offset for name, offset in offsets.items())
+            all(getattr(self.problem, name).offset == offset for name, offset in offsets.items())
             and sizes == {"relpos_problem": ctypes.sizeof(self.problem)} | STRUCTS
             and self.constants["INTERFACE"] == INTERFACE
-            and self.constants["MAX_DIM"] == MAX_DIM
         )
 
 
@@ -132,11 +124,7 @@ def _beside_this_file(*names: str) -> Path | None:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Load the library, and select the instruction set RELPOS_ISA if that is set.
-
-    Raises:
-        RuntimeError: The library is missing, cannot be loaded, or is of another version.
-    """
+    """Load the library, and select the instruction set RELPOS_ISA if that is set."""
     path = file()
     if path is None:
         raise RuntimeError(why_missing())
@@ -149,8 +137,9 @@ def load() -> ctypes.CDLL:
         getattr(library, name).restype = ctypes.c_char_p
     for name in ("relpos_slots", "relpos_skipping_words"):
         getattr(library, name).restype = ctypes.c_int64
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    library.relpos_append.argtypes = (ctypes.POINTER(Totals), pointer, pointer, number, number, number, number)
+    for name in ("relpos_pack_totals", "relpos_unpack_gradients"):
+        getattr(library, name).argtypes = (ctypes.POINTER(Totals),)
+    library.relpos_append_totals.argtypes = (ctypes.POINTER(Totals), ctypes.c_int64)
     chosen = os.environ.get("RELPOS_ISA")
     if chosen:
         _choose(library, chosen)
@@ -158,11 +147,7 @@ def load() -> ctypes.CDLL:
 
 
 def check(library: ctypes.CDLL) -> None:
-    """Refuse a library whose structure or meaning is not the one that this package knows.
-
-    Raises:
-        RuntimeError: It is of another version.
-    """
+    """Refuse a library whose structure or meaning is not the one that this package knows."""
     try:
         fits = Interface(library).fits
     except (AttributeError, KeyError):  # it does not describe itself, or in other words
@@ -180,6 +165,14 @@ def interface() -> Interface:
 def constant(name: str) -> int:
     """A constant of the kernel, by its name in api.h without the prefix."""
     return interface().constants[name]
+
+
+def _limit(name: str, otherwise: int) -> int:
+    """A constant of the kernel, or a number where the library is missing: a call can be traced there, not run."""
+    try:
+        return constant(name)
+    except RuntimeError:
+        return otherwise
 
 
 def _choose(library: ctypes.CDLL, isa: str) -> None:
@@ -207,3 +200,7 @@ def isas() -> list[str]:
     library = load()
     built: list[str] = library.relpos_isas().decode().split(",")
     return [name for name in built if library.relpos_has(name.encode()) == 1]
+
+
+MAX_DIM = _limit("MAX_DIM", sys.maxsize)  # the largest head_dim and value_dim
+FEW = _limit("FEW", 0)  # queries up to which the kernel reads keys and values faster than it computes with them

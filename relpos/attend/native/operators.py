@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from relpos.attend.native import library, rank_one, scaled, toeplitz
-from relpos.attend.native.inputs import BIAS, LEARNED, NAMES, TENSORS, Inputs, Keep, Prepared
 from relpos.attend.native.library import Array, constant
+from relpos.attend.native.problem import BIAS, LEARNED, NAMES, TENSORS, Inputs, Keep, Problem
+from relpos.forms.bias import Form, RankOne, Scaled, Toeplitz
 
-FORMS: tuple[ModuleType, ...] = (toeplitz, rank_one, scaled)
+FILES: dict[type[Form], ModuleType] = {Toeplitz: toeplitz, RankOne: rank_one, Scaled: scaled}
 SKIPPED = (toeplitz, rank_one)  # forms with which tiles may be left out
 # What PyTorch's schemas call the types of the fields.
 TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", bool: "bool", float: "float"}
@@ -35,24 +36,25 @@ def skipped_fraction() -> float:
     return 1.0 - scored / visible if visible else 0.0
 
 
-def prepare(inputs: Inputs) -> tuple[Prepared, list[ModuleType]]:
-    """The problem for the kernel, and the forms of its bias."""
-    prepared = Prepared(inputs)
-    return prepared, fill(prepared.problem, inputs, prepared.keep)
+def make_problem(inputs: Inputs) -> tuple[Problem, dict[ModuleType, Any]]:
+    """The problem for the kernel, and the forms of its bias with what their `fill` returned."""
+    problem = Problem(inputs)
+    return problem, fill(problem.fields, inputs, problem.keep)
 
 
-def fill(problem: ctypes.Structure, inputs: Inputs, keep: Keep) -> list[ModuleType]:
-    """Set the fields of the bias, and return its forms."""
-    forms = [form for form in FORMS if form.present(inputs)]
-    for form in forms:
-        form.fill(problem, inputs, keep)
-        problem.form |= constant(form.FORM)  # the number of a sum is made of the bits of its terms
-    return forms
+def fill(p: ctypes.Structure, inputs: Inputs, keep: Keep) -> dict[ModuleType, Any]:
+    """Set the fields of the bias, and return its forms with what their `fill` returned."""
+    filled = {}
+    for form in FILES.values():
+        if form.present(inputs):
+            filled[form] = form.fill(p, inputs, keep)
+            p.form |= constant(form.FORM)  # the number of a sum is made of the bits of its terms
+    return filled
 
 
 def skipping_words(inputs: Inputs) -> int:
     """Length of the record of skipped tiles, in 64-bit words, as relpos_skipping_words computes it."""
-    forms = [form for form in FORMS if form.present(inputs)]
+    forms = [form for form in FILES.values() if form.present(inputs)]
     if not (inputs.skip and forms and all(form in SKIPPED for form in forms)) or inputs.softcap or inputs.dropout:
         return 0
     tile, first = constant("TILE"), inputs.start
@@ -71,19 +73,19 @@ def empty_out(inputs: Inputs) -> Tensor:
 
 def run(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Run the forward, as the operator does, but without the operator's cost of some ten microseconds."""
-    return run_prepared(inputs, prepare(inputs)[0])
+    return run_problem(inputs, make_problem(inputs)[0])
 
 
-def run_prepared(inputs: Inputs, prepared: Prepared) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def run_problem(inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Run the forward for the problem that was made of the inputs."""
     global _last_counts  # noqa: PLW0603
-    p = prepared.problem
+    p = problem.fields
     rows = inputs.q.shape[:3]
     out, lse = empty_out(inputs), torch.empty(2, *rows, dtype=torch.float32)
     words = library.load().relpos_skipping_words(ctypes.byref(p))
     skipping = torch.zeros(words, dtype=torch.int64)
     p.out, p.lse, p.skipping = Array.of(out), lse.data_ptr(), skipping.data_ptr() or None
-    prepared.run("relpos_forward")
+    problem.run("relpos_forward")
     heads, counts = rows[0] * rows[1], constant("SKIP_COUNTS")
     _last_counts = skipping[: heads * counts].view(heads, counts).clone() if words else None
     return out, natural(lse, inputs.sinks) if inputs.return_lse else lse.new_empty(0), lse, skipping
@@ -135,18 +137,18 @@ def backward(
     Where there is none, the tensor is empty.
     """
     inputs = Inputs(*arguments)
-    prepared, forms = prepare(inputs)
-    p = prepared.problem
+    problem, forms = make_problem(inputs)
+    p = problem.fields
     grad = torch.zeros_like(out) if grad is None else grad
     grads = {
         name: torch.empty_like(x, memory_format=torch.contiguous_format)
         for name, x in zip("qkv", arguments, strict=False)
     }
     p.grad_q, p.grad_k, p.grad_v = (Array.of(x) for x in grads.values())
-    p.grad_out, p.out, p.lse = prepared.array(grad), prepared.array(out), prepared.keep(lse).data_ptr()
-    p.skipping = prepared.keep(skipping).data_ptr() or None
+    p.grad_out, p.out, p.lse = problem.array(grad), problem.array(out), problem.keep(lse).data_ptr()
+    p.skipping = problem.keep(skipping).data_ptr() or None
     if grad_lse is not None:
-        p.grad_lse = prepared.keep(grad_lse.float()).data_ptr()
+        p.grad_lse = problem.keep(grad_lse.float()).data_ptr()
     sums: dict[str, Tensor] = {}
     if learns:
         slots = library.load().relpos_slots(ctypes.byref(p))
@@ -154,10 +156,10 @@ def backward(
             sums |= form.buffers(inputs, slots)
         for name, x in sums.items():
             setattr(p, name, x.data_ptr())
-    prepared.run("relpos_backward")
+    problem.run("relpos_backward")
     if learns:
-        for form in forms:
-            grads |= form.gradients(sums, inputs, p)
+        for form, filled in forms.items():
+            grads |= form.gradients(sums, inputs, p, filled)
     if inputs.sinks is not None:
         grads["sinks"] = sinks_gradient(inputs.sinks, out, lse, grad, grad_lse)
     return [grads.get(name, lse.new_empty(0)) for name in LEARNED]

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.attend.hinges import hinges
 from relpos.attend.native import toeplitz
-from relpos.attend.native.inputs import Inputs, Keep, columns
 from relpos.attend.native.library import constant
+from relpos.attend.native.problem import Inputs, Keep, columns
 from relpos.attend.native.toeplitz import LOG2E
+from relpos.attend.piecewise import hinges
 from relpos.forms.bias import Scaled
 from relpos.forms.call import Call
 
@@ -58,7 +58,9 @@ def buffers(inputs: Inputs, slots: int) -> dict[str, Tensor]:
     }
 
 
-def gradients(sums: dict[str, Tensor], inputs: Inputs, problem: ctypes.Structure) -> dict[str, Tensor]:
+def gradients(
+    sums: dict[str, Tensor], inputs: Inputs, problem: ctypes.Structure, filled: None = None
+) -> dict[str, Tensor]:
     """Gradients of the inputs of this form, from the kernel's sums (native/src/scaled.h)."""
     _, inverse, knot, _, _, bend = _tensors(inputs)
     by_batch = sums["grad_inverse"].double().sum(1)  # (batch, queries)

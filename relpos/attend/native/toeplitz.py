@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.attend.native.inputs import Inputs, Keep, columns
 from relpos.attend.native.library import constant
+from relpos.attend.native.problem import Inputs, Keep, columns
 from relpos.forms.bias import Toeplitz
 from relpos.forms.call import Call
 
@@ -53,7 +53,9 @@ def buffers(inputs: Inputs, slots: int) -> dict[str, Tensor]:
     return {"grad_table": torch.zeros(slots, inputs.q.shape[1], padded, dtype=torch.float32)}
 
 
-def gradients(sums: dict[str, Tensor], inputs: Inputs, problem: ctypes.Structure) -> dict[str, Tensor]:
+def gradients(
+    sums: dict[str, Tensor], inputs: Inputs, problem: ctypes.Structure, filled: None = None
+) -> dict[str, Tensor]:
     """Gradients of the inputs of this form, from the kernel's sums."""
     assert inputs.table is not None
     pad = constant("TABLE_PAD")

@@ -3,16 +3,23 @@
 To add a scheme: write a module with `refuses` and `attention`, and add its line to `SCHEMES`.
 """
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 from torch import distributed as dist
 
-from relpos.attend.arguments import check_position, read_cu_seqlens, read_dropout, read_positions
+from relpos.attend.arguments import (
+    AttentionOptions,
+    Position,
+    check_position,
+    read_cu_seqlens,
+    read_dropout,
+    read_positions,
+)
 from relpos.attend.parallel import gather, heads, ring
 from relpos.attend.parallel.inputs import Inputs
 from relpos.attend.parallel.slices import Slices, agree, check_group
-from relpos.forms.call import MaskFunction
+from relpos.forms.bias import Form
 from relpos.forms.encoding import Encoding
 from relpos.system.errors import unknown
 
@@ -34,86 +41,61 @@ def attention_over_slices(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    position: Encoding | None,
-    *,
+    position: Position | None,
     group: object,
     scheme: str | None,
-    hidden: Tensor | None,
-    gates: Tensor | None,
-    documents: Tensor | None,
-    cu_seqlens: Tensor | None,
-    padding: Tensor | None,
-    positions: Tensor | None,
-    mask: Tensor | MaskFunction | None,
-    dropout: float,
-    seed: int | Tensor | None,
     backend: str | None,
-    **options: Any,
+    options: AttentionOptions,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of this process's slice over the whole sequence; the arguments are those of `relpos.attention`.
 
     Returns:
         The output of the slice, (batch, heads, length, value_dim), and the log-sum-exp if asked for.
-
-    Raises:
-        TypeError: An argument has a wrong type or dtype.
-        ValueError: The processes disagree, an argument cannot be used with a group, or the scheme cannot run this.
     """
     members = check_group(group)
     if scheme is not None and scheme not in SCHEMES:
         raise unknown("scheme", scheme, SCHEMES)
-    if isinstance(mask, Tensor):
+    if isinstance(position, Form):
+        raise ValueError("with a group, position= must be an encoding: a form has the numbers of one process.")
+    if isinstance(options["mask"], Tensor):
         raise ValueError(
-            "with a group, mask= must be a function (b, h, i, j) -> seen of indices in the whole sequence, no tensor."
+            "with a group, mask= must be a function (b, h, i, j) -> seen of indices in the whole sequence, not a "
+            "tensor."
         )
-    shared = {name: value for name, value in options.items() if name != "sinks"}
-    given = [x is not None for x in (documents, cu_seqlens, padding, options["sinks"], mask)]
-    given_positions = tuple(positions.shape) if isinstance(positions, Tensor) else positions
-    kind = None if position is None else (type(position).__name__, repr(getattr(position, "options", None)))
-    slices = agree(
-        members, q, k, v, (shared, given, given_positions, kind, scheme, dropout, seed is None, str(q.dtype))
-    )
-    batch, number, length, head_dim = q.shape
-    if position is not None:
-        gates = check_position(position, batch, number, head_dim, length, hidden, gates, options["causal"])
+    shared = {name: _summary(name, value) for name, value in options.items()}
+    slices = agree(members, q, k, v, (scheme, str(q.dtype), _summary("position", position), shared))
+    batch, length = q.shape[0], q.shape[2]
+    gates = check_position(q, length, position, options)
+    positions, documents = options["positions"], options["documents"]
     if positions is not None:
         positions = read_positions(positions, batch, length, position)
-    if cu_seqlens is not None:
-        documents = read_cu_seqlens(cu_seqlens, documents, batch, slices.total)
+    if options["cu_seqlens"] is not None:
+        documents = read_cu_seqlens(options["cu_seqlens"], documents, batch, slices.total)
     else:
         documents = _gathered(slices, "documents", documents, batch)
-    share, seeds = read_dropout(dropout, seed)
-    if seeds is not None and seed is None:  # all processes drop by the seed of the first
+    share, seeds = read_dropout(options["dropout"], options["seed"])
+    if seeds is not None and options["seed"] is None:  # all processes drop by the seed of the first
         seeds = seeds.to(q.device)
         dist.broadcast(seeds, dist.get_global_rank(members, 0), group=members)
         seeds = seeds.cpu()
-    inputs = Inputs(
-        slices,
-        q,
-        k,
-        v,
-        position,
-        gates if position is not None and position.needs_hidden else None,
-        {
-            **options,
-            "documents": documents,
-            "padding": _gathered(slices, "padding", padding, batch),
-            "positions": slices.gather(positions),
-            "mask": mask,
-            "dropout": share,
-            "seed": seeds,
-        },
-        backend,
-    )
+    of_all: AttentionOptions = {
+        **options,
+        "hidden": None,
+        "gates": None,
+        "cu_seqlens": None,
+        "documents": documents,
+        "padding": _gathered(slices, "padding", options["padding"], batch),
+        "positions": slices.gather(positions),
+        "dropout": share,
+        "seed": seeds,
+    }
+    needed = gates if position is not None and position.needs_hidden else None
+    inputs = Inputs(slices, q, k, v, position, needed, of_all, backend)
     return SCHEMES[choose_scheme(scheme, inputs)].attention(inputs)
 
 
 def choose_scheme(scheme: str | None, inputs: Inputs) -> str:
-    """The name of the scheme: the one asked for, or the first that can run the call.
-
-    Raises:
-        ValueError: The scheme asked for cannot run this call.
-    """
+    """The name of the scheme: the one asked for, or the first that can run the call."""
     if scheme is None:
         return next(name for name, module in SCHEMES.items() if module.refuses(inputs) is None)
     reason = SCHEMES[scheme].refuses(inputs)
@@ -122,6 +104,15 @@ def choose_scheme(scheme: str | None, inputs: Inputs) -> str:
             f"the scheme {scheme!r} cannot run this: {reason} Leave scheme= out to let another one run it."
         )
     return scheme
+
+
+def _summary(name: str, value: object) -> object:
+    """What of an argument must be equal in all processes: the value, of a tensor or a function that it is given."""
+    if name == "positions":
+        return tuple(value.shape) if isinstance(value, Tensor) else value
+    if isinstance(value, Encoding):
+        return type(value).__name__, repr(getattr(value, "options", None))
+    return value is not None if name == "seed" or isinstance(value, Tensor) or callable(value) else value
 
 
 def _gathered(slices: Slices, name: str, x: Tensor | None, batch: int) -> Tensor | None:

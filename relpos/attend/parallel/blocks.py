@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from relpos.attend.parallel.slices import Slices
-from relpos.forms.bias import Form, Located, RankOne, Scaled, Sum, Toeplitz, terms
+from relpos.forms.bias import Form, Positions, RankOne, Scaled, Sum, Toeplitz, terms
 from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
 from relpos.forms.rotation import Rotation
@@ -139,7 +139,7 @@ class Blocks:
         if term.where is not None:
             queries, keys = term.where.queries, term.where.keys[:, self.slices.tokens(process)]
             sign = -1 if backwards else 1
-            where = Located(sign * _turned(queries, backwards), sign * _turned(keys, backwards), first)
+            where = Positions(sign * _turned(queries, backwards), sign * _turned(keys, backwards), first)
             return replace(term, where=where)
         if isinstance(term, Scaled):
             return replace(term, table=term.table[apart : apart + 2 * length])

@@ -64,7 +64,7 @@ def sum_before(slices: Slices, x: Tensor) -> Tensor:
     return summed
 
 
-class Arriving:
+class Transfer:
     """Tensors on their way from the process before this one in the ring."""
 
     def __init__(self, tensors: list[Tensor], sent: list[Tensor], works: list[Any]) -> None:
@@ -77,7 +77,7 @@ class Arriving:
         return self.tensors
 
 
-def shift(slices: Slices, tensors: Sequence[Tensor]) -> Arriving:
+def shift(slices: Slices, tensors: Sequence[Tensor]) -> Transfer:
     """Send tensors to the next process of the ring, and receive those of the process before, while others compute."""
     after, before = (
         dist.get_global_rank(slices.group, (slices.rank + step) % slices.processes)
@@ -89,7 +89,7 @@ def shift(slices: Slices, tensors: Sequence[Tensor]) -> Arriving:
     for tag, (there, here) in enumerate(zip(sent, received, strict=True)):
         operations.append(dist.P2POp(dist.isend, there, after, slices.group, tag))
         operations.append(dist.P2POp(dist.irecv, here, before, slices.group, tag))
-    return Arriving(received, sent, dist.batch_isend_irecv(operations))
+    return Transfer(received, sent, dist.batch_isend_irecv(operations))
 
 
 class _HeadsOfSlices(Function):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from relpos.attend.checked import attend
+from relpos.attend.backends import attend
 from relpos.attend.parallel.exchange import gather_tokens
 from relpos.attend.parallel.inputs import Inputs
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from relpos.attend.backends import choose
-from relpos.attend.checked import positioned
+from relpos.attend.backends import choose, positioned
 from relpos.attend.parallel.exchange import Routes, heads_of_slices, slices_of_heads
 from relpos.attend.parallel.inputs import Inputs, form_of_two_tokens
 from relpos.forms.bias import Scored

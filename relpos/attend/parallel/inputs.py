@@ -1,13 +1,11 @@
 """What a scheme receives: this process's slice, and the call of attention as its encoding sees it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from relpos.attend.arguments import make_call
+from relpos.attend.arguments import AttentionOptions, make_call
 from relpos.attend.parallel.slices import Slices
 from relpos.forms.bias import Form, terms
 from relpos.forms.call import Call
@@ -24,7 +22,7 @@ class Inputs:
     v: Tensor  # (batch, key_heads, length, value_dim)
     position: Encoding | None
     gates: Tensor | None  # (batch, heads, length, gate_size), computed from this process's hidden
-    options: Mapping[str, Any]  # the other arguments of `make_call`: documents, padding and positions of all tokens
+    options: AttentionOptions  # documents, padding and positions are those of all tokens
     backend: str | None
 
     def call(self, all_queries: bool) -> Call:
@@ -36,17 +34,13 @@ class Inputs:
         k = self.k[:, :, :1].expand(batch, self.k.shape[1], total, head_dim)
         gates = None if self.gates is None else self.gates[:, :, :1].expand(batch, heads, total, -1)
         start = None if all_queries else self.slices.start
-        return replace(make_call(q, k, self.position, gates=gates, start=start, **self.options), gates=None)
+        options: AttentionOptions = {**self.options, "gates": gates, "start": start}
+        return replace(make_call(q, k, self.position, **options), gates=None)
 
 
 @torch.no_grad()
-def form_of_two_tokens(position: Encoding, causal: bool, q: Tensor) -> tuple[list[Form], bool]:
+def form_of_two_tokens(position: Encoding, causal: bool, q: Tensor) -> tuple[tuple[Form, ...], bool]:
     """What the encoding does, tried on two tokens.
-
-    Args:
-        position: The encoding.
-        causal: Whether attention is causal.
-        q: Queries of any call, for their dtype and device.
 
     Returns:
         The terms of its bias; and whether it changes q and k by its method `rotate` alone, of which nothing is known.
@@ -54,7 +48,7 @@ def form_of_two_tokens(position: Encoding, causal: bool, q: Tensor) -> tuple[lis
     dtype = torch.promote_types(q.dtype, torch.float32)
     gates = position.gates(torch.zeros(1, 2, position.width, dtype=dtype, device=q.device))
     some = torch.zeros(1, position.heads, 2, position.head_dim, dtype=dtype, device=q.device)
-    call = Call(2, 2, causal, gates=gates, q=some, dtype=dtype, device=q.device, heads=position.heads)
+    call = Call(2, 2, causal=causal, gates=gates, q=some, dtype=dtype, device=q.device, heads=position.heads)
     hidden = (
         "query and key" in position.places and position.rotation(call) is None and position.query_factor(call) is None
     )

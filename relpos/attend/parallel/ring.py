@@ -97,7 +97,7 @@ def _continued(slices: Slices, form: Form) -> Form:
         return Sum(tuple(_continued(slices, term) for term in form.terms))
     if not isinstance(form, RankOne):
         return form
-    return replace(form, total=form.total + sum_before(slices, form.total[..., -1:]))
+    return replace(form, total=form.total + sum_before(slices, form.total[..., -1:]), step=None)
 
 
 class _Ring(Function):

@@ -51,12 +51,7 @@ class Slices:
 
 
 def check_group(group: object) -> dist.ProcessGroup:
-    """The process group of the argument `group`.
-
-    Raises:
-        TypeError: It is no process group.
-        ValueError: This process is not in it.
-    """
+    """The process group of the argument `group`."""
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(
             f"group must be a process group of torch.distributed that this process is in, such as "
@@ -71,17 +66,6 @@ def agree(group: dist.ProcessGroup, q: Tensor, k: Tensor, v: Tensor, options: ob
     """The slices of q, k and v, after a check that all processes call attention with the same sizes and options.
 
     Without it, other sizes would end in a deadlock. On an accelerator nothing is compared: reading would stall it.
-
-    Args:
-        group: The processes.
-        q: Queries of this process, (batch, heads, length, head_dim).
-        k: Keys, (batch, key_heads, length, head_dim).
-        v: Values, (batch, key_heads, length, value_dim).
-        options: All else that must be equal, as something with a repr.
-
-    Raises:
-        ValueError: The processes have slices of other sizes, or other options; or q and k have different numbers of
-            tokens.
     """
     slices = Slices(group, dist.get_world_size(group), dist.get_rank(group), q.shape[2])
     if q.device.type == "cpu":

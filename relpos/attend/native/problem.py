@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from relpos.attend.native import library
-from relpos.attend.native.library import Array
+from relpos.attend.native.library import FEW, Array
 from relpos.forms.call import Call, document_ends
 
 WORK_FOR_A_THREAD = 1 << 21  # multiplications of q·k, about 0.1 ms: starting a thread for less costs more than it saves
-FEW = 8  # queries; up to here the kernel reads keys and values faster than it computes with them, …
-READ_BY_A_THREAD = 1 << 17  # … so that already these many of their numbers are worth a thread
+READ_BY_A_THREAD = 1 << 17  # numbers of keys and values that are worth a thread where the queries are FEW
 DTYPES = {torch.float32: "FLOAT32", torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}
 
 Keep = Callable[[Tensor], Tensor]  # returns the tensor, contiguous, and keeps it alive
@@ -30,6 +29,7 @@ class Inputs:
     # The bias: see the file of each form.
     table: Tensor | None = None
     total: Tensor | None = None
+    step: Tensor | None = None
     weight: Tensor | None = None
     inverse: Tensor | None = None
     knot: Tensor | None = None
@@ -75,13 +75,17 @@ def columns(call: Call) -> tuple[int, int]:
     return zero, zero + call.first + call.queries
 
 
-class Prepared:
-    """A problem for the kernel, and the tensors it points to, kept alive."""
+class Problem:
+    """A problem for the kernel, and the tensors it points to, kept alive.
+
+    Attributes:
+        fields: The structure that the kernel receives, relpos_problem.
+    """
 
     def __init__(self, inputs: Inputs) -> None:
         q, k, v = inputs.q, inputs.k, inputs.v
-        self.problem = p = library.interface().problem()
-        self.kept: list[Tensor] = []
+        self.fields = p = library.interface().problem()
+        self.tensors: list[Tensor] = []
         p.batch, p.heads, p.queries, p.head_dim = q.shape
         p.key_heads, p.keys, p.value_dim = v.shape[1:]
         p.dtype, p.form = library.constant(DTYPES[q.dtype]), library.constant("NONE")
@@ -111,19 +115,19 @@ class Prepared:
 
     def keep(self, x: Tensor) -> Tensor:
         """The tensor, contiguous, kept alive as long as this object."""
-        self.kept.append(x.contiguous())
-        return self.kept[-1]
+        self.tensors.append(x.contiguous())
+        return self.tensors[-1]
 
     def array(self, x: Tensor) -> Array:
         """The tensor as rows that the kernel can read, copied only if the rows are not contiguous."""
         if x.stride(-1) != 1:
             x = x.contiguous()
-        self.kept.append(x)
+        self.tensors.append(x)
         return Array.of(x)
 
     def set_rotation(self, inputs: Inputs) -> None:
         """Set the tables of cosines and sines."""
-        p = self.problem
+        p = self.fields
         p.interleaved = inputs.interleaved
         for name in ("q_cos", "q_sin", "k_cos", "k_sin"):
             table = self.keep(getattr(inputs, name).float())
@@ -133,17 +137,12 @@ class Prepared:
             setattr(p, f"{name[0]}_rotation_stride", stride)
 
     def run(self, function: str) -> None:
-        """Call the kernel; other Python threads run meanwhile.
-
-        Raises:
-            MemoryError: There was no memory for its tiles.
-            RuntimeError: The kernel does not know such a problem.
-        """
-        answer = getattr(library.load(), function)(ctypes.byref(self.problem))
+        """Call the kernel; other Python threads run meanwhile."""
+        answer = getattr(library.load(), function)(ctypes.byref(self.fields))
         if answer == library.constant("OUT_OF_MEMORY"):
             raise MemoryError("the native attention kernel could not allocate memory for its tiles.")
         if answer != library.constant("OK"):
-            p = self.problem
+            p = self.fields
             raise RuntimeError(
                 f"the native attention kernel refused its input: form {p.form}, dtype {p.dtype}, head_dim "
                 f"{p.head_dim}, value_dim {p.value_dim}, {p.queries} queries from {p.start} on, {p.keys} keys."

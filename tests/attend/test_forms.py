@@ -1,0 +1,192 @@
+"""A bias of one's own as a form, without a class: `relpos.attention(q, k, v, relpos.Toeplitz(table))`."""
+
+import pytest
+import torch
+
+import relpos
+from relpos.attend import native
+
+BATCH, HEADS, LENGTH, HEAD_DIM = 2, 3, 37, 8
+CALLS = {
+    "causal": {},
+    "both directions": {"causal": False},
+    "a window": {"window": 5},
+    "packed": {"documents": torch.arange(LENGTH).div(20, rounding_mode="floor").expand(BATCH, -1)},
+    "gaps": {"positions": torch.arange(LENGTH)[None] * 2},
+}
+
+
+def random(*shape):
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def distances(call):
+    """How many columns a table has, and that of distance 0."""
+    reach = 2 * LENGTH if call == "gaps" else LENGTH
+    return (2 * reach - 1, reach - 1) if call == "both directions" else (reach, 0)
+
+
+def toeplitz(call, table):
+    return relpos.Toeplitz(table, distances(call)[1])
+
+
+def rank_one(call, step, weight):
+    return relpos.RankOne(step.double().cumsum(-1), weight, symmetric=call == "both directions")
+
+
+def scaled(call, scale, slope, shift, out, offset, column):
+    table = torch.arange(2.0 * LENGTH).log1p().to(slope.dtype)
+    column = column.exp() if call == "both directions" else None
+    return relpos.Scaled(table, scale.exp(), slope, shift, out, offset, column=column)
+
+
+def projected(call, vectors, table):
+    return relpos.Projected(vectors, table, distances(call)[1])
+
+
+def scored(call, factor):
+    return relpos.Scored(lambda i, j, scores, visible: factor[:, None, None] * scores.sin(), {"factor": factor})
+
+
+def total(call, table, step, weight):
+    return toeplitz(call, table) + rank_one(call, step, weight)
+
+
+FORMS = {
+    toeplitz: lambda columns: [random(HEADS, columns)],
+    rank_one: lambda columns: [random(BATCH, HEADS, LENGTH).abs(), random(BATCH, HEADS, LENGTH).abs()],
+    scaled: lambda columns: [
+        *(random(1, LENGTH), random(4), random(4), random(HEADS, 4), random(HEADS), random(1, LENGTH))
+    ],
+    projected: lambda columns: [random(BATCH, HEADS, LENGTH, 4), random(1, columns, 4)],
+    scored: lambda columns: [random(HEADS)],
+    total: lambda columns: [
+        *(random(HEADS, columns), random(BATCH, HEADS, LENGTH).abs(), random(BATCH, HEADS, LENGTH).abs())
+    ],
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_a_form_gives_the_values_and_gradients_of_the_reference_in_float64(form, call):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, BATCH, HEADS, LENGTH, HEAD_DIM, dtype=torch.float64)
+    numbers = FORMS[form](distances(call)[0])
+    grad = torch.randn(BATCH, HEADS, LENGTH, HEAD_DIM, dtype=torch.float64)
+    results = []
+    for dtype, backend in ((torch.float64, "reference"), (torch.float32, None)):
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v, *numbers)]
+        out = relpos.attention(*leaves[:3], form(call, *leaves[3:]), backend=backend, **CALLS[call])
+        gradients = torch.autograd.grad(out, leaves, grad.to(dtype), allow_unused=True)
+        results.append([out, *gradients])
+    for expected, ours in zip(*results, strict=True):
+        assert (expected is None) == (ours is None)
+        if ours is not None:
+            torch.testing.assert_close(ours.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_scores_and_mass_take_a_form(form):
+    torch.manual_seed(0)
+    q, k = torch.randn(2, BATCH, HEADS, LENGTH, HEAD_DIM)
+    bias = form("causal", *(x.float() for x in FORMS[form](LENGTH)))
+    plain, scores = relpos.scores(q, k), relpos.scores(q, k, bias)
+    i = torch.arange(LENGTH)
+    expected = plain + bias.block(i, i, plain.masked_fill(plain.isinf(), 0.0), plain.isfinite())
+    torch.testing.assert_close(scores, expected)
+    mass, weights = relpos.mass(q, k, bias), scores.softmax(-1)
+    torch.testing.assert_close(mass.first_key, weights[..., 0].mean(-1))
+    torch.testing.assert_close(mass.by_distance[..., 0], weights.diagonal(dim1=2, dim2=3)[..., 1:].sum(-1) / LENGTH)
+
+
+def test_a_learned_table_runs_in_the_native_kernel_and_decodes_with_a_cache():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, BATCH, HEADS, LENGTH, HEAD_DIM)
+    form = relpos.Toeplitz(torch.randn(1, 100))  # for all heads, longer than needed
+    out = relpos.attention(q, k, v, form, backend="native" if native.available()[0] else None)
+    cache = relpos.Cache()
+    steps = [relpos.attention(*(x[:, :, i : i + 1] for x in (q, k, v)), form, cache=cache) for i in range(LENGTH)]
+    torch.testing.assert_close(torch.cat(steps, dim=2), out, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "error", "sentence"),
+    [
+        (
+            relpos.Toeplitz(torch.zeros(3, 4)),
+            {},
+            ValueError,
+            "4 columns, for the distances 0 to 3, but the distances 0 to",
+        ),
+        (
+            relpos.Toeplitz(torch.zeros(3, 5)),
+            {"causal": False},
+            ValueError,
+            "distances -4 to 4 occur in this call: give 9",
+        ),
+        (
+            relpos.Toeplitz(torch.zeros(2, 5)),
+            {},
+            ValueError,
+            "the table of Toeplitz must be (1 or 3, distances), not (2, 5)",
+        ),
+        (relpos.Toeplitz([1.0]), {}, TypeError, "the table of Toeplitz must be a tensor, not list"),
+        (
+            relpos.Toeplitz(torch.zeros(3, 5).int()),
+            {},
+            TypeError,
+            "floating-point numbers on cpu, as q does, not torch.int32",
+        ),
+        (relpos.Toeplitz(torch.full((3, 5), torch.nan)), {}, ValueError, "the table of the bias holds nan"),
+        (
+            relpos.RankOne(torch.zeros(2, 3, 4)),
+            {},
+            ValueError,
+            "the total of RankOne must be (1 or 2, 1 or 3, 5), not (2, 3, 4)",
+        ),
+        (
+            relpos.RankOne(torch.zeros(2, 3, 5)),
+            {"start": 3},
+            ValueError,
+            "the running sums of RankOne have values for keys only",
+        ),
+        (
+            relpos.Projected(torch.zeros(2, 3, 5, 4), torch.zeros(1, 5, 3)),
+            {},
+            ValueError,
+            "(1 or 3, rows, 4), not (1, 5, 3)",
+        ),
+        (relpos.Projected(torch.zeros(2, 3, 5, 4), torch.zeros(1, 3, 4)), {}, ValueError, "distances 0 to 4 occur"),
+        (
+            relpos.Scored(3),
+            {},
+            TypeError,
+            "the function of Scored must be callable, (i, j, scores, visible) -> bias, not 3",
+        ),
+        (torch.zeros(3, 5), {}, TypeError, "or a form of a bias such as relpos.Toeplitz(table), not tensor("),
+    ],
+)
+def test_a_form_that_does_not_fit_is_refused(form, options, error, sentence):
+    q = torch.randn(2, 3, 5, 8)
+    with pytest.raises(error) as caught:
+        relpos.attention(q, q, q, form, **options)
+    assert sentence in str(caught.value)
+
+
+def test_a_scaled_form_that_does_not_fit_is_refused():
+    q = torch.randn(2, 3, 5, 8)
+    numbers = [torch.ones(1, 5), torch.ones(4), torch.ones(4), torch.ones(3, 4), torch.ones(3)]
+    with pytest.raises(ValueError, match="has 4 entries, from distance 0 on, but the distance 4 occurs"):
+        relpos.attention(q, q, q, relpos.Scaled(torch.ones(4), *numbers))
+    with pytest.raises(ValueError, match="give column=, the scale of each key"):
+        relpos.attention(q, q, q, relpos.Scaled(torch.ones(5), *numbers), causal=False)
+    with pytest.raises(ValueError, match=r"the out of Scaled must be \(3, 4\), not \(2, 4\)"):
+        relpos.attention(q, q, q, relpos.Scaled(torch.ones(5), *numbers[:3], torch.ones(2, 4), torch.ones(3)))
+
+
+def test_arguments_that_scores_and_mass_do_not_have_are_refused():
+    q = torch.randn(1, 1, 4, 8)
+    with pytest.raises(TypeError, match=r"unknown argument of scores 'dropout'.*Allowed: causal"):
+        relpos.scores(q, q, dropout=0.1)
+    with pytest.raises(TypeError, match=r"unknown argument of mass 'windows'\. Did you mean 'window'"):
+        relpos.mass(q, q, windows=3)
