@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from relpos.attend.layer_call import LayerCall
 from relpos.encodings.registry import card
 from relpos.explorer import limits
 from relpos.explorer.scenes import Scene
@@ -15,7 +16,6 @@ from relpos.forms.encoding import Encoding
 from relpos.maps.layer_sources import even_by_distance, flat_source, layer_source, without_content
 from relpos.maps.layers import Layer, encoding_layer, open_layer
 from relpos.maps.sources import Source
-from relpos.models.layer_call import LayerCall
 
 
 class EncodingScene(Scene):

@@ -10,11 +10,11 @@ from torch import Tensor
 from relpos.attend import reference
 from relpos.attend.arguments import make_call
 from relpos.attend.checked import positioned
+from relpos.attend.layer_call import LayerCall, Turns
 from relpos.forms.bias import Form, Scaled, Toeplitz, terms
 from relpos.forms.call import Call, products
 from relpos.forms.encoding import Encoding
 from relpos.forms.rotation import Rotation
-from relpos.models.layer_call import LayerCall, Turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -224,8 +224,8 @@ def _fetched_subject(what: str, length: int, layer: str | int) -> Subject | None
     """The bias of a model on the hub, of which only the positional tensors are fetched; None for all others."""
     if "/" not in what or Path(what).exists():
         return None
-    from relpos.pretrained.byte_ranges import fetch_positions
-    from relpos.pretrained.published import static_call
+    from relpos.pretrained.open import fetch_positions
+    from relpos.pretrained.reader import static_call
     from relpos.pretrained.source import is_hub_name
 
     fetched = fetch_positions(what) if is_hub_name(what) else None

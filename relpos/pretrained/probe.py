@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.pretrained.interface import LISTENERS
+from relpos.pretrained.attention_interface import captured_calls
 
 TOKENS = 16  # of the shortest probe
 WORK = 10**11  # multiplications of a longer one: about a second
@@ -187,12 +187,10 @@ def run(model: nn.Module, inputs: Mapping[str, Any]) -> Forward:
         forward.called.add(names.get(module, ""))
 
     hooks = [layer.register_forward_hook(keep) for layer in layers.values()]
-    LISTENERS.append(listen)
     try:
-        with evaluating(model):
+        with evaluating(model), captured_calls(model, listen):
             forward.outputs[""] = tensors(model(**inputs))
     finally:
-        LISTENERS.remove(listen)
         for hook in hooks:
             hook.remove()
     return forward

@@ -12,7 +12,7 @@ from transformers import GPT2LMHeadModel, LlamaForCausalLM, PreTrainedConfig, Pr
 from relpos.forms.encoding import Encoding
 from relpos.models.exact import listed
 from relpos.models.family import Family, get_family
-from relpos.models.positions import Position, read_position, start_again
+from relpos.models.plan import Position, read_position, start_again
 
 THEIRS: dict[str, type[PreTrainedModel]] = {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM}  # by family
 OF_THE_CLASS = ("model_type", "architectures", "transformers_version", "quantization_config")  # not of the weights
@@ -57,7 +57,7 @@ def transplant(
 
     Example:
         >>> model = relpos.transplant(AutoModelForCausalLM.from_pretrained("gpt2"), "kerple_log")
-        >>> model.save_pretrained("gpt2-kerple")  # AutoModelForCausalLM opens it after `import relpos`
+        >>> model.save_pretrained("gpt2-kerple")  # AutoModelForCausalLM opens it after `import relpos.models`
     """
     source = model if isinstance(model, nn.Module) else getattr(model, "model", model)
     family = _family(source)

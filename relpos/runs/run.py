@@ -12,14 +12,13 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from relpos.model_catalogue import PREFIX, family_of_type, model_types, opens
 from relpos.models.exact import MissingTensorsError
 from relpos.models.family import Family, Reader, get_family
-from relpos.models.registry import PREFIX, family_of_type, model_types, opens
-from relpos.pretrained.facts import longest
+from relpos.pretrained.facts import check_sizes, longest
 from relpos.pretrained.framing import NO_FRAMING, Framing, framing_of
-from relpos.pretrained.opening import only_head, open_model, open_tokenizer
-from relpos.pretrained.positions.outline import check_sizes
-from relpos.pretrained.published import predicts_next_token, reader_of
+from relpos.pretrained.open import only_head, open_model, open_tokenizer
+from relpos.pretrained.reader import predicts_next_token, reader_of
 from relpos.pretrained.source import Source, check_weights, find_source, source_config
 from relpos.pretrained.transplant import THEIRS, transplant
 from relpos.runs.checkpoints import CLOCK, WEIGHTS, step_of

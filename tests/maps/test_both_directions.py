@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relpos
+from relpos.attend.layer_call import LayerCall
 from relpos.maps import map as maps
 from relpos.maps.layers import encoding_layer, open_layer
 from relpos.maps.map import compute_map
 from relpos.maps.scaled_maps import has_pieces
-from relpos.models.layer_call import LayerCall
 from relpos.pictures import draw
 from relpos.pictures.picture_checks import check_directions
 

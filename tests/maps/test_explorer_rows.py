@@ -11,13 +11,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import relpos
+from relpos.attend.layer_call import LayerCall
 from relpos.maps.entries import Entries
 from relpos.maps.layer_sources import flat_source, layer_source
 from relpos.maps.layers import open_layer
 from relpos.maps.rank_one_rows import RankOneRows
 from relpos.maps.scaled_rows import ScaledRows
 from relpos.maps.sources import Source
-from relpos.models.layer_call import LayerCall
 
 
 @pytest.fixture(autouse=True)

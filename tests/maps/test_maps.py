@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relpos
+from relpos.attend.layer_call import LayerCall
 from relpos.maps import map as maps
 from relpos.maps.cells import Cells
 from relpos.maps.diagonals import Diagonals
@@ -21,7 +22,6 @@ from relpos.maps.map import compute_map
 from relpos.maps.scaled_maps import ScaledMap
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 from relpos.models.family import family_of
-from relpos.models.layer_call import LayerCall
 
 HEADS, HEAD_DIM = 3, 8
 TOEPLITZ = [name for name in relpos.names() if relpos.card(name).form == "Toeplitz"]

@@ -74,7 +74,7 @@ def same_weights(one, other):
     return ours.keys() ^ theirs.keys()
 
 
-class TestTheModelsOwnPositions:
+class TestTheModelBiasPositions:
     """With its own encoding a transplanted model is transformers' model."""
 
     @pytest.mark.parametrize(

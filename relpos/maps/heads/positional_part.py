@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from relpos.attend.layer_call import Turns
 from relpos.forms.rotation import turn
 from relpos.maps.diagonals import Diagonals
 from relpos.maps.layers import Layer
 from relpos.maps.map import tiles
-from relpos.models.layer_call import Turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
