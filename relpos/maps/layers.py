@@ -10,7 +10,7 @@ from torch import Tensor
 from relpos.attend import reference
 from relpos.attend.arguments import make_call
 from relpos.attend.checked import positioned
-from relpos.attend.layer_call import LayerCall, Turns
+from relpos.attend.layer_call import LayerCall, RotaryFrequencies
 from relpos.forms.bias import Form, Scaled, Toeplitz, terms
 from relpos.forms.call import Call, products
 from relpos.forms.encoding import Encoding
@@ -35,7 +35,7 @@ class Layer:
     q: Tensor  # (1, heads, length, head_dim), rotated where the encoding rotates
     k: Tensor  # (1, key_heads, length, head_dim), likewise; each key head serves heads / key_heads heads
     reads_scores: bool  # whether the bias is computed from the scores
-    turned: Turns | None = None  # how q and k were rotated, if by frequencies
+    turned: RotaryFrequencies | None = None  # how q and k were rotated, if by frequencies
 
     @property
     def length(self) -> int:
@@ -108,7 +108,7 @@ def open_layer(number: int, seen: LayerCall) -> Layer:
     return Layer(number, q.shape[1], call, form, q, k, reads_scores, seen.turned or turns(call.rotation))
 
 
-def turns(rotation: Rotation | None) -> Turns | None:
+def turns(rotation: Rotation | None) -> RotaryFrequencies | None:
     """The frequencies of a rotation by tables; None if there is none, or if it stretches vectors as xPos does."""
     if rotation is None or rotation.k_cos.shape[1] < 2:
         return None
@@ -116,7 +116,7 @@ def turns(rotation: Rotation | None) -> Turns | None:
     if not bool(torch.allclose(size, size[:, :1], rtol=1e-3)):
         return None
     angle = torch.atan2(rotation.k_sin[0, :2].double(), rotation.k_cos[0, :2].double())  # of two neighbours
-    return Turns(angle[1] - angle[0], rotation.layout)
+    return RotaryFrequencies(angle[1] - angle[0], rotation.layout)
 
 
 @torch.no_grad()

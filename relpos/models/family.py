@@ -41,7 +41,7 @@ class Output:
 
 
 class Reader(ABC):
-    """What scoring and drawing ask about a model, ours or another's."""
+    """The interface used by scoring and drawing."""
 
     name: str
     title: str  # the name in text, as in "GPT-2"
@@ -118,11 +118,11 @@ class Reader(ABC):
         return None
 
     @abstractmethod
-    def positions(self, model: PreTrainedModel, numbers: Sequence[int]) -> tuple[str, str]:
+    def position_titles(self, model: PreTrainedModel, numbers: Sequence[int]) -> tuple[str, str]:
         """The names of the encodings of some layers and their places; several if layers have different ones."""
 
     @abstractmethod
-    def position(self, model: PreTrainedModel) -> dict[str, Any]:
+    def position_entry(self, model: PreTrainedModel) -> dict[str, Any]:
         """The model's encoding, as JSON, with its `name`."""
 
 
@@ -245,7 +245,7 @@ class Family(Reader):
             calls.append(_call(layer, q, q))
         return calls
 
-    def positions(self, model: PreTrainedModel, numbers: Sequence[int]) -> tuple[str, str]:
+    def position_titles(self, model: PreTrainedModel, numbers: Sequence[int]) -> tuple[str, str]:
         config: Any = model.config
         rows = layer_encodings(config.position, config.num_hidden_layers)
         windows = {number: rows[number - 1].get("window") for number in numbers}
@@ -256,7 +256,7 @@ class Family(Reader):
         places = dict.fromkeys(config.make_position(number).place for number in numbers)
         return " / ".join(names), " / ".join(places)
 
-    def position(self, model: PreTrainedModel) -> dict[str, Any]:
+    def position_entry(self, model: PreTrainedModel) -> dict[str, Any]:
         return dict(model.config.position)
 
 

@@ -176,7 +176,7 @@ def model_subject(
             "preset": preset.strip() or None,
             "layers": depth,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "position": family.position(model),
+            "position": family.position_entry(model),
         },
         "training": trained or None,
         "input": captions.input_words(shown),
@@ -184,7 +184,7 @@ def model_subject(
         **({"averaged_with": [captions.input_words(sample) for sample in averaged]} if windows > 1 else {}),
     }
     named = [_token_name(run.tokenizer.decode([int(token)])) for token in shown.ids[: MOST_LABELS + 1]]
-    name, place = family.positions(model, numbers)
+    name, place = family.position_titles(model, numbers)
     whose = f"{family.title}{preset}" if run.settings is not None else f"{family.title} ({run.folder.name})"
     heading = f"{name}, {whose}, {which}"
     return Subject(

@@ -12,7 +12,7 @@ from transformers.initialization import no_init_weights
 from relpos.model_catalogue import PREFIX
 from relpos.pretrained.positions import layer_positions, summary
 from relpos.pretrained.probe import configurations
-from relpos.pretrained.transplant import THEIRS
+from relpos.pretrained.transplant import ORIGINALS
 from relpos.pretrained.use import refused_part
 from relpos.system.system_memory import memory_of_machine
 
@@ -68,7 +68,7 @@ def facts(config: PreTrainedConfig) -> Facts:
         positions=summary(model),
         use=refusal is None,
         use_reason=refusal[1] if refusal else "runs on relpos as it is" if ours else "checked by one small forward",
-        transplant=config.model_type.removeprefix(PREFIX) in THEIRS,
+        transplant=config.model_type.removeprefix(PREFIX) in ORIGINALS,
     )
 
 

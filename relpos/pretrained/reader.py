@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from relpos.attend.layer_call import LayerCall, Turns
+from relpos.attend.layer_call import LayerCall, RotaryFrequencies
 from relpos.forms.bias import Toeplitz
 from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
@@ -176,27 +176,27 @@ class TransformersReader(Reader):
     def calls_without_input(
         self, model: PreTrainedModel, length: int, numbers: Iterable[int]
     ) -> list[LayerCall] | None:
-        found, layers = self.layer_positions(model), self.layers(model)
+        positions, layers = self.layer_positions(model), self.layers(model)
         calls = []
         for number in numbers:
-            bias = None if found is None else found[number - 1].bias_by_distance
+            bias = None if positions is None else positions[number - 1].bias_by_distance
             if bias is None:
                 return None
             calls.append(static_call(bias(length), layers[number - 1].call.arguments["causal"]))
         return calls
 
-    def positions(self, model: PreTrainedModel, numbers: Sequence[int]) -> tuple[str, str]:
-        found = self.layer_positions(model)
-        if found is None:
+    def position_titles(self, model: PreTrainedModel, numbers: Sequence[int]) -> tuple[str, str]:
+        positions = self.layer_positions(model)
+        if positions is None:
             return "its own positions", "unknown"
-        shown = [found[number - 1] for number in numbers]
+        shown = [positions[number - 1] for number in numbers]
         places = dict.fromkeys(position.acts_on for position in shown)
         return " / ".join(dict.fromkeys(position.title for position in shown)), " / ".join(places)
 
-    def position(self, model: PreTrainedModel) -> dict[str, Any]:
-        found = self.layer_positions(model) or []
-        kinds = dict.fromkeys(position.kind for position in found)
-        return {"name": " / ".join(kinds) or "unknown", "layers": [position.words for position in found]}
+    def position_entry(self, model: PreTrainedModel) -> dict[str, Any]:
+        positions = self.layer_positions(model) or []
+        kinds = dict.fromkeys(position.kind for position in positions)
+        return {"name": " / ".join(kinds) or "unknown", "layers": [position.words for position in positions]}
 
     def layer_positions(self, model: PreTrainedModel, length: int | None = None) -> list[LayerPosition] | None:
         """Where position lives in its self-attention layers, in their order; None if they were not recognised."""
@@ -207,11 +207,11 @@ class TransformersReader(Reader):
         return list(known.values()) if len(known) == len(names) else None
 
 
-def turns_of(rotary: Rotary | None) -> Turns | None:
+def turns_of(rotary: Rotary | None) -> RotaryFrequencies | None:
     """The rotation of a layer whose heads begin with their rotated dimensions."""
     if rotary is None or rotary.start:
         return None
-    return Turns(rotary.frequencies, rotary.layout)
+    return RotaryFrequencies(rotary.frequencies, rotary.layout)
 
 
 def static_call(table: Tensor, causal: bool) -> LayerCall:

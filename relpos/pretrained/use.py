@@ -30,7 +30,7 @@ OWN_LAYERS = {  # layers that keep their own code beside ours, by class
     "MultiheadAttention",  # PyTorch's own, in pooling heads of one query
 }
 REFUSED = {
-    "xlnet": "its two streams and its segment terms are no form of ours",
+    "xlnet": "its two streams and its segment terms have no form in relpos",
 }
 
 
@@ -183,7 +183,7 @@ def register() -> None:
     """Put our functions into transformers' interfaces. Doing it again changes nothing.
 
     Any registered name is accepted for any model when it is built, also for one that would then run its own code.
-    Hence "relpos" is no name there, so that transformers refuses attn_implementation="relpos" for all models.
+    "relpos" is therefore not registered: transformers refuses attn_implementation="relpos" for all models.
     """
     AttentionInterface.register(NAME, relpos_attention)
     AttentionMaskInterface.register(NAME, interval_mask)

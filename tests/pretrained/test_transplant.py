@@ -230,7 +230,7 @@ class TestRefusals:
             config = CONFIG_MAPPING[family](**{**TOKENS, **DECODERS[family]})
             model = transformers.AutoModelForCausalLM.from_config(config)
         with pytest.raises(
-            ValueError, match=rf"cannot take {type(model).__name__} \(model type '\w+'\): it is none of"
+            ValueError, match=rf"cannot take {type(model).__name__} \(model type '\w+'\): it is not one of"
         ):
             relpos.transplant(model, "alibi")
 

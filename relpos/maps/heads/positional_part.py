@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from relpos.attend.layer_call import Turns
+from relpos.attend.layer_call import RotaryFrequencies
 from relpos.forms.rotation import turn
 from relpos.maps.diagonals import Diagonals
 from relpos.maps.layers import Layer
@@ -73,7 +73,7 @@ class TokenMeans:
     layer: int
     q: Tensor  # (heads, head_dim) in float64, times the scale of the scores
     k: Tensor  # (heads, head_dim)
-    turned: Turns
+    turned: RotaryFrequencies
 
 
 @dataclass(frozen=True)

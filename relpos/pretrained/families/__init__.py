@@ -35,12 +35,12 @@ def describe_ours(layer: ModelLayer) -> LayerPosition:
 
 
 OURS = Adapter({f"{PREFIX}{name}" for name in FAMILIES}, describe_ours)
-ADAPTERS = [  # the first that describes a layer counts: esm is rotary, or else has learned positions
+ADAPTERS: list[Adapter] = [  # the first that describes a layer counts: esm is rotary, or else has learned positions
     OURS,
     *(module.ADAPTER for module in (bloom, conformer, deberta, falcon, mpnet, mpt, swin, t5_models)),
     *(module.ADAPTER for module in (rotary, absolute)),
 ]
-METHODS = {name: methods for adapter in ADAPTERS for name, methods in adapter.methods.items()}
+METHODS: dict[str, Methods] = {name: methods for adapter in ADAPTERS for name, methods in adapter.methods.items()}
 
 
 def replacements(module: nn.Module) -> Methods:

@@ -13,7 +13,7 @@ from torch import Tensor
 from relpos.forms.bias import Form, Projected, Sum
 from relpos.forms.call import Call
 from relpos.pretrained.attention_interface import Bias, PositionBias, relpos_attention
-from relpos.pretrained.layer_position import Adapter, LayerPosition, ModelLayer, words_of_table
+from relpos.pretrained.layer_position import Adapter, LayerPosition, Methods, ModelLayer, words_of_table
 
 TERMS = {"c2p": "content to position", "p2c": "position to content"}
 
@@ -181,7 +181,7 @@ def bucketed(self: Any, distance: Tensor) -> Tensor:
     return torch.where(far <= middle, distance, (bucket * distance.sign()).long())
 
 
-ENCODER = {"get_attention_mask": get_attention_mask, "get_rel_pos": get_rel_pos}
+ENCODER: Methods = {"get_attention_mask": get_attention_mask, "get_rel_pos": get_rel_pos}
 ADAPTER = Adapter(
     {"deberta", "deberta-v2"},
     describe,
