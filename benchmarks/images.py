@@ -23,7 +23,7 @@ from transformers import BeitConfig, BeitModel, PreTrainedModel, SwinConfig, Swi
 import relpos
 from relpos.attend.arguments import make_call
 from relpos.forms.bias import terms
-from relpos.pretrained.interface import LISTENERS
+from relpos.pretrained.attention_interface import captured_calls
 
 MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "Swin-T": (SwinModel, SwinConfig()),
@@ -51,12 +51,8 @@ def biases(model: PreTrainedModel) -> list[float]:
         form = position.bias(make_call(q, k, position, **arguments))
         sizes.append(sum(x.nbytes for part in terms(form) for _, x in part.tensors()) / 1e6)
 
-    LISTENERS.append(listen)
-    try:
-        with torch.no_grad():
-            model(pixel_values=torch.randn(1, 3, 224, 224))
-    finally:
-        LISTENERS.remove(listen)
+    with captured_calls(model, listen), torch.no_grad():
+        model(pixel_values=torch.randn(1, 3, 224, 224))
     return sizes
 
 

@@ -33,7 +33,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 import relpos
-from relpos.models.registry import PREFIX
+from relpos.model_catalogue import PREFIX
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from small_models import AUTO, KINDS, LENGTH, TOKENS, VOCABULARY, WINDOW, logits_and_gradients, shaken

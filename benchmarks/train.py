@@ -27,9 +27,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from relpos.forms.encoding import Encoding
+from relpos.model_catalogue import preset as preset_of
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM, gpt2
 from relpos.models import attention as attention_layer
-from relpos.models.presets import preset as preset_of
 from relpos.runs.settings import OptimizerSettings
 from relpos.text.tokens import Tokens, Windows
 from relpos.training.clock import Clock

@@ -14,7 +14,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from relpos.encodings.registry import card, encoding, names, register
-from relpos.models.auto import register_when_imported
 
 if TYPE_CHECKING:
     from relpos.attend import Cache as Cache
@@ -110,6 +109,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "open", "__version__"])
-
-
-register_when_imported()  # so that AutoModelForCausalLM opens our folders; imports nothing by itself

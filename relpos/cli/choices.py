@@ -7,8 +7,7 @@ import typer
 
 from relpos.encodings.registry import names
 from relpos.evaluation.defaults import PROTOCOLS, ROPE_SCALINGS, SPLITS
-from relpos.models.presets import PRESETS
-from relpos.models.registry import FAMILIES
+from relpos.model_catalogue import FAMILIES, PRESETS
 
 RECIPES = sorted(file.stem for file in Path(__file__).parents[1].glob("runs/recipes/*.yaml"))
 SHOWS = ("bias", "scores", "weights", "profile", "mass", "position")

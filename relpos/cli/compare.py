@@ -12,8 +12,7 @@ from relpos.cli import cluster
 from relpos.cli.choices import complete_encodings, complete_family, complete_preset, metavar
 from relpos.cli.options import LEAST_LENGTH, above_zero, console, default, parse_lengths, parse_names
 from relpos.comparison import defaults
-from relpos.models.presets import PRESETS
-from relpos.models.registry import DEFAULT, FAMILIES
+from relpos.model_catalogue import DEFAULT, FAMILIES, PRESETS
 from relpos.runs.defaults import CORPUS, PRESET
 
 ENCODINGS, TRAINING, EVALUATION, RUN = "Encodings and model", "Training", "Evaluation", "Run"  # groups in the help

@@ -16,7 +16,7 @@ from relpos.cli.choices import (
     metavar,
 )
 from relpos.cli.options import above_zero, check_seed, default, parse_options
-from relpos.models.presets import PRESETS
+from relpos.model_catalogue import PRESETS
 from relpos.paper import defaults as paper_defaults
 from relpos.pictures.defaults import COLUMNS, HEAD_DIM, HEADS, LENGTH, MOST_LABELS
 from relpos.runs.defaults import PRESET

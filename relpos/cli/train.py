@@ -14,8 +14,7 @@ from relpos.cli.choices import (
     metavar,
 )
 from relpos.cli.options import LEAST_LENGTH, above_zero, check_seed, default, parse_options
-from relpos.models.presets import PRESETS
-from relpos.models.registry import DEFAULT, FAMILIES
+from relpos.model_catalogue import DEFAULT, FAMILIES, PRESETS
 from relpos.runs import defaults
 
 MODEL, DATA, TRAINING, RUN = "Model", "Data", "Training", "Run"  # groups of options in the help

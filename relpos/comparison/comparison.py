@@ -15,7 +15,7 @@ import yaml
 
 from relpos.comparison.defaults import BATCH, ENCODINGS, EVAL_TOKENS, LENGTH, LONG, MULTIPLES, SEEDS, STEPS
 from relpos.encodings.registry import card
-from relpos.models.registry import DEFAULT, Entry, entry
+from relpos.model_catalogue import DEFAULT, FamilyEntry, entry
 from relpos.runs.load_settings import load_settings, parse_overrides
 from relpos.runs.resolve import check_encoding, flatten
 from relpos.runs.settings import FREE, TABLES, Settings
@@ -76,7 +76,7 @@ class Comparison:
         return int(self.settings["data.length"])
 
     @property
-    def family(self) -> Entry:
+    def family(self) -> FamilyEntry:
         """The family of the models."""
         return entry(self.settings.get("model.family", DEFAULT))
 

@@ -102,7 +102,7 @@ def evaluate(
         "metric": run.family.metric,
         "encoding": run.encoding,
         "rope_scaling": rope_scaling,
-        "position": run.family.position(run.model),
+        "position": run.family.position_entry(run.model),
         "trained_length": run.trained_length,
         "run": str(run.folder),
         "step": run.result.get("step"),

@@ -6,7 +6,7 @@ from typing import Any
 from relpos.encodings.registry import card
 from relpos.forms.rope_scaling import SCALINGS
 from relpos.models.family import Family
-from relpos.models.positions import layer_positions, make_encoding
+from relpos.models.plan import layer_encodings, make_encoding
 from relpos.runs.run import Run, open_run
 from relpos.system.errors import unknown
 
@@ -40,7 +40,7 @@ def check_scaling(run: Run, scaling: str) -> None:
     if not ours:  # transformers checks what it reads
         scaled_run(run, scaling, run.trained_length)
         return
-    for position in layer_positions(_position(run, scaling, run.trained_length), config.num_hidden_layers):
+    for position in layer_encodings(_position(run, scaling, run.trained_length), config.num_hidden_layers):
         make_encoding(position, config.num_attention_heads, config.size_of_head, config.hidden_size)
 
 

@@ -126,7 +126,7 @@ def _empty(run: Run, task: Task, samples: int, seed: int) -> dict[str, Any]:
         "rows": [],
         "depths": [],
         "step": run.result.get("step"),
-        "position": run.family.position(run.model),
+        "position": run.family.position_entry(run.model),
         "weights": run.checksum,
         "digest": task.digest,
         "seed": seed,

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from relpos.attend.layer_call import LayerCall
 from relpos.encodings.registry import card
 from relpos.explorer import limits
 from relpos.explorer.scenes import Scene
@@ -15,7 +16,6 @@ from relpos.forms.encoding import Encoding
 from relpos.maps.head_values import flat_values, head_values
 from relpos.maps.layer import Layer, encoding_layer, open_layer
 from relpos.maps.values import HeadValues
-from relpos.models.layer_call import LayerCall
 
 
 class EncodingScene(Scene):

@@ -37,7 +37,7 @@ class Anatomy:
         first = self.layers[0]
         self.heads, self.key_heads, self.head_dim = first.heads, first.k.shape[1], first.q.shape[-1]
         self.causal = first.causal
-        self.name, self.place = family.positions(model, self.numbers)
+        self.name, self.place = family.position_titles(model, self.numbers)
         self.bias = any(layer.form is not None for layer in self.layers)
         self.rows = any(layer.reads_rows for layer in self.layers)
         self.embedded = "embedding" in self.place

@@ -33,7 +33,7 @@ class Rotation:
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """Rotate pairs of dimensions.
+    """Rotate pairs of dimensions of queries or keys.
 
     Args:
         x: Queries or keys, (batch, heads, length, head_dim).
@@ -44,8 +44,12 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     Returns:
         x with its first 2·pairs dimensions rotated and the rest unchanged.
     """
+    return turn_pairs(x, cos[:, None], sin[:, None], layout)
+
+
+def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """The same for any x (…, head_dim), with cosines and sines (…, pairs) that broadcast to its other axes."""
     pairs = cos.shape[-1]
-    cos, sin = cos[:, None], sin[:, None]  # (1 or batch, 1, length, pairs)
     turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
     if layout == "half":
         a, b = turned.chunk(2, dim=-1)

@@ -14,7 +14,6 @@ from relpos.forms.bias import Form, Scored, Toeplitz, take_heads, terms
 from relpos.forms.call import Call, products
 from relpos.forms.encoding import Encoding
 from relpos.forms.rotation import Rotation
-from relpos.models.layer_call import LayerCall, Turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,7 +34,7 @@ class Layer:
     q: Tensor  # (1, heads, length, head_dim), rotated where the encoding rotates
     k: Tensor  # (1, key_heads, length, head_dim), likewise; each key head serves heads / key_heads heads
     reads_scores: bool  # whether the bias is computed from the scores
-    turned: Turns | None = None  # how q and k were rotated, if by frequencies
+    turned: RotaryFrequencies | None = None  # how q and k were rotated, if by frequencies
 
     @property
     def length(self) -> int:
@@ -139,7 +138,7 @@ def open_layer(number: int, seen: LayerCall) -> Layer:
     return Layer(number, q.shape[1], call, form, q, k, reads_scores, seen.turned or turns(call.rotation))
 
 
-def turns(rotation: Rotation | None) -> Turns | None:
+def turns(rotation: Rotation | None) -> RotaryFrequencies | None:
     """The frequencies of a rotation by tables; None if there is none, or if it stretches vectors as xPos does."""
     if rotation is None or rotation.k_cos.shape[1] < 2:
         return None
@@ -147,7 +146,7 @@ def turns(rotation: Rotation | None) -> Turns | None:
     if not bool(torch.allclose(size, size[:, :1], rtol=1e-3)):
         return None
     angle = torch.atan2(rotation.k_sin[0, :2].double(), rotation.k_cos[0, :2].double())  # of two neighbours
-    return Turns(angle[1] - angle[0], rotation.layout)
+    return RotaryFrequencies(angle[1] - angle[0], rotation.layout)
 
 
 @torch.no_grad()

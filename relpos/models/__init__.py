@@ -1,24 +1,44 @@
 """Models with any encoding, as transformers models: one file per family, behind the interface in `family`.
 
+Importing this package registers them with transformers' Auto classes, which then open the folders that relpos writes:
+
 from relpos.models import RelposLlamaConfig, RelposLlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 model = RelposLlamaForCausalLM(RelposLlamaConfig.preset("nano", position="cable", vocab_size=4096))
+model.save_pretrained("my-llama")
+model = AutoModelForCausalLM.from_pretrained("my-llama")
 """
 
-import importlib
-from typing import Any
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
-from relpos.models.presets import PRESETS
-from relpos.models.registry import FAMILIES
+from relpos.model_catalogue import FAMILIES, PRESETS
+from relpos.models.bert import RelposBertConfig, RelposBertForMaskedLM, RelposBertModel
+from relpos.models.gpt2 import RelposGPT2Config, RelposGPT2ForCausalLM, RelposGPT2Model
+from relpos.models.llama import RelposLlamaConfig, RelposLlamaForCausalLM, RelposLlamaModel
 
-_CLASSES = {cls: family for family, entry in FAMILIES.items() for cls in entry.classes.values()}  # class: its file
+__all__ = [
+    "FAMILIES",
+    "PRESETS",
+    "RelposBertConfig",
+    "RelposBertForMaskedLM",
+    "RelposBertModel",
+    "RelposGPT2Config",
+    "RelposGPT2ForCausalLM",
+    "RelposGPT2Model",
+    "RelposLlamaConfig",
+    "RelposLlamaForCausalLM",
+    "RelposLlamaModel",
+]
 
-__all__ = ["FAMILIES", "PRESETS"]
-__all__ += list(_CLASSES)
+AutoConfig.register("relpos_bert", RelposBertConfig)
+AutoModel.register(RelposBertConfig, RelposBertModel)
+AutoModelForMaskedLM.register(RelposBertConfig, RelposBertForMaskedLM)
 
+AutoConfig.register("relpos_gpt2", RelposGPT2Config)
+AutoModel.register(RelposGPT2Config, RelposGPT2Model)
+AutoModelForCausalLM.register(RelposGPT2Config, RelposGPT2ForCausalLM)
 
-def __getattr__(name: str) -> Any:
-    # transformers takes seconds to import, and `import relpos` passes through here.
-    if name in _CLASSES:
-        return getattr(importlib.import_module(f"relpos.models.{_CLASSES[name]}"), name)
-    raise AttributeError(f"module 'relpos.models' has no attribute {name!r}")
+AutoConfig.register("relpos_llama", RelposLlamaConfig)
+AutoModel.register(RelposLlamaConfig, RelposLlamaModel)
+AutoModelForCausalLM.register(RelposLlamaConfig, RelposLlamaForCausalLM)

@@ -11,9 +11,8 @@ from relpos.forms.call import check_documents
 from relpos.forms.encoding import Encoding
 from relpos.models.cache import make_growing, tokens_seen
 from relpos.models.exact import open_exactly
-from relpos.models.padding import read_mask
-from relpos.models.position_ids import read_position_ids
-from relpos.models.positions import start_again
+from relpos.models.masks import read_mask, read_position_ids
+from relpos.models.plan import start_again
 
 
 class RelposModel(PreTrainedModel):

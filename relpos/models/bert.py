@@ -14,13 +14,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
 from relpos.forms.encoding import Encoding
+from relpos.model_catalogue import Preset
 from relpos.models.attention import SelfAttention, split_heads
 from relpos.models.base import RelposModel, Tokens, check_inputs, read_tokens
 from relpos.models.config import PositionedConfig
 from relpos.models.family import AttentionLayer, Family, Output
 from relpos.models.loss import masked_token_loss
-from relpos.models.positions import Positions, read_position
-from relpos.models.presets import Preset
+from relpos.models.plan import Positions, read_position
 
 
 @strict
@@ -28,7 +28,7 @@ class RelposBertConfig(PositionedConfig, BertConfig):
     """BERT's configuration with a positional encoding.
 
     Args:
-        position: {"name": "kerple_log", …options}, see `relpos.models.positions`. Default: that of BERT, learned
+        position: {"name": "kerple_log", …options}, see `relpos.models.plan`. Default: that of BERT, learned
             positions up to max_position_embeddings.
         share_position: One encoding for all layers instead of one per layer.
 

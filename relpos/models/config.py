@@ -3,10 +3,9 @@
 from typing import TYPE_CHECKING, Any, Self
 
 from relpos.forms.encoding import Encoding
+from relpos.model_catalogue import PREFIX, preset
 from relpos.models.family import get_family
-from relpos.models.positions import Positions, layer_positions, make_encoding, make_positions
-from relpos.models.presets import preset
-from relpos.models.registry import PREFIX
+from relpos.models.plan import Positions, layer_encodings, make_encoding, make_positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig as _Config
@@ -15,7 +14,7 @@ else:
 
 
 class PositionedConfig(_Config):
-    """A configuration with the entries `position` and `share_position`; see `relpos.models.positions`.
+    """A configuration with the entries `position` and `share_position`; see `relpos.models.plan`.
 
     A family's configuration derives from this class and from transformers' own, and declares the two entries.
     """
@@ -72,7 +71,7 @@ class PositionedConfig(_Config):
     def make_position(self, layer: int = 1) -> Encoding:
         """A new encoding like that of one layer; 1 is the first."""
         assert isinstance(self.position, dict)
-        return make_encoding(layer_positions(self.position, self.num_hidden_layers)[layer - 1], *self._sizes())
+        return make_encoding(layer_encodings(self.position, self.num_hidden_layers)[layer - 1], *self._sizes())
 
     def _sizes(self) -> tuple[int, int, int]:
         return self.num_attention_heads, self.size_of_head, self.hidden_size

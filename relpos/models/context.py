@@ -32,13 +32,13 @@ class Context:
         Raises:
             ValueError: There is a cache, an attention_mask, or position_ids.
         """
-        given = {
+        arguments = {
             "past_key_values": cache,
             "use_cache": use_cache or None,
             "attention_mask": attention_mask,
             "position_ids": position_ids,
         }
-        for name, value in given.items():
+        for name, value in arguments.items():
             if value is not None:
                 raise ValueError(
                     "a model whose sequences are divided among processes does not decode and takes no padding: leave "
@@ -55,11 +55,11 @@ class Context:
         from relpos.attend.parallel.slices import Slices  # noqa: PLC0415  (needs torch.distributed)
 
         slices = Slices(self.group, self.group.size(), self.group.rank(), length)
-        whole = slices.gather(documents)
-        return slices.start, None if whole is None else whole[:, : slices.start + length]
+        gathered = slices.gather(documents)
+        return slices.start, None if gathered is None else gathered[:, : slices.start + length]
 
-    def together(self, step: Callable[[], Tensor]) -> Tensor:
-        """What a step returns that may be refused for one slice only: if it is, all processes refuse it.
+    def refuse_jointly(self, step: Callable[[], Tensor]) -> Tensor:
+        """What a step returns; if one process refuses its slice, all processes refuse.
 
         Otherwise the others would wait for that process forever.
 
@@ -73,9 +73,9 @@ class Context:
             refusal = str(error)
         refusals: list[str | None] = [None] * self.group.size()
         torch.distributed.all_gather_object(refusals, refusal, group=self.group)
-        said = next((text for text in refusals if text is not None), None)
-        if said is not None:
-            raise ValueError(said)
+        first = next((text for text in refusals if text is not None), None)
+        if first is not None:
+            raise ValueError(first)
         assert result is not None
         return result
 

@@ -51,7 +51,7 @@ class Decoder(RelposModel):
                 x = position.embed(x, start=start, documents=documents)
             else:
                 start, documents = self.context.place(x.shape[1], tokens.documents)
-                x = self.context.together(partial(position.embed, x, start=start, documents=documents))
+                x = self.context.refuse_jointly(partial(position.embed, x, start=start, documents=documents))
         return x
 
     def forward(

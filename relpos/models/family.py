@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from relpos.attend.layer_call import LayerCall
 from relpos.forms.encoding import Encoding
+from relpos.model_catalogue import FAMILIES, Preset, entry, family_of_type, metric
 from relpos.models.attention import SelfAttention
-from relpos.models.layer_call import LayerCall
-from relpos.models.positions import layer_positions
-from relpos.models.presets import Preset
-from relpos.models.registry import FAMILIES, entry, family_of_type, metric
+from relpos.models.plan import layer_encodings
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Output:
 
 
 class Reader(ABC):
-    """What scoring and drawing ask about a model, ours or another's."""
+    """The interface used by scoring and drawing."""
 
     name: str
     title: str  # the name in text, as in "GPT-2"
@@ -51,7 +50,7 @@ class Reader(ABC):
 
     @property
     def metric(self) -> str:
-        """What evaluation by length measures; see `relpos.models.registry.Entry.metric`."""
+        """What evaluation by length measures; see `relpos.model_catalogue.FamilyEntry.metric`."""
         return metric(self.causal)
 
     def check_scoring(self, model: PreTrainedModel) -> None:
@@ -119,11 +118,11 @@ class Reader(ABC):
         return None
 
     @abstractmethod
-    def positions(self, model: PreTrainedModel, numbers: Sequence[int]) -> tuple[str, str]:
+    def position_titles(self, model: PreTrainedModel, numbers: Sequence[int]) -> tuple[str, str]:
         """The names of the encodings of some layers and their places; several if layers have different ones."""
 
     @abstractmethod
-    def position(self, model: PreTrainedModel) -> dict[str, Any]:
+    def position_entry(self, model: PreTrainedModel) -> dict[str, Any]:
         """The model's encoding, as JSON, with its `name`."""
 
 
@@ -162,7 +161,7 @@ class Family(Reader):
 
         Args:
             preset: Size of the model.
-            position: Name and options of the encoding, and a plan by layer; see `relpos.models.positions`.
+            position: Name and options of the encoding, and a plan by layer; see `relpos.models.plan`.
             vocab_size: Rows of the embedding.
             tokenizer: The configuration takes its special tokens from it.
             share_position: One encoding for all layers.
@@ -246,9 +245,9 @@ class Family(Reader):
             calls.append(_call(layer, q, q))
         return calls
 
-    def positions(self, model: PreTrainedModel, numbers: Sequence[int]) -> tuple[str, str]:
+    def position_titles(self, model: PreTrainedModel, numbers: Sequence[int]) -> tuple[str, str]:
         config: Any = model.config
-        rows = layer_positions(config.position, config.num_hidden_layers)
+        rows = layer_encodings(config.position, config.num_hidden_layers)
         windows = {number: rows[number - 1].get("window") for number in numbers}
         names = dict.fromkeys(
             rows[number - 1]["name"] + (f" in a window of {window}" if window else "")
@@ -257,7 +256,7 @@ class Family(Reader):
         places = dict.fromkeys(config.make_position(number).place for number in numbers)
         return " / ".join(names), " / ".join(places)
 
-    def position(self, model: PreTrainedModel) -> dict[str, Any]:
+    def position_entry(self, model: PreTrainedModel) -> dict[str, Any]:
         return dict(model.config.position)
 
 

@@ -14,12 +14,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from relpos.forms.encoding import Encoding
+from relpos.model_catalogue import Preset
 from relpos.models.attention import SelfAttention
 from relpos.models.config import PositionedConfig
 from relpos.models.decoder import CausalLM, Decoder
 from relpos.models.family import AttentionLayer, Family
-from relpos.models.positions import read_position
-from relpos.models.presets import Preset
+from relpos.models.plan import read_position
 
 
 @strict
@@ -27,7 +27,7 @@ class RelposGPT2Config(PositionedConfig, GPT2Config):
     """GPT-2's configuration with a positional encoding.
 
     Args:
-        position: {"name": "kerple_log", …options}, see `relpos.models.positions`. Default: that of GPT-2, learned
+        position: {"name": "kerple_log", …options}, see `relpos.models.plan`. Default: that of GPT-2, learned
             positions up to n_positions.
         share_position: One encoding for all layers instead of one per layer.
 

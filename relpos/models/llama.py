@@ -12,12 +12,12 @@ from transformers import Cache, LlamaConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from relpos.forms.encoding import Encoding
+from relpos.model_catalogue import Preset
 from relpos.models.attention import SelfAttention, split_heads
 from relpos.models.config import PositionedConfig
 from relpos.models.decoder import CausalLM, Decoder
 from relpos.models.family import AttentionLayer, Family
-from relpos.models.positions import read_position
-from relpos.models.presets import Preset
+from relpos.models.plan import read_position
 
 
 @strict
@@ -25,7 +25,7 @@ class RelposLlamaConfig(PositionedConfig, LlamaConfig):
     """Llama's configuration with a positional encoding.
 
     Args:
-        position: {"name": "kerple_log", …options}, see `relpos.models.positions`. Default: that of Llama, rope with the
+        position: {"name": "kerple_log", …options}, see `relpos.models.plan`. Default: that of Llama, rope with the
             configuration's rope_parameters.
         share_position: One encoding for all layers instead of one per layer.
 

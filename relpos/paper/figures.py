@@ -11,7 +11,7 @@ from typing import Any
 from relpos.encodings.registry import encoding
 from relpos.forms.checks import MOST_SEED, integer_at_least, positive_number
 from relpos.forms.encoding import Encoding
-from relpos.models.presets import preset as preset_of
+from relpos.model_catalogue import preset as preset_of
 from relpos.paper.defaults import OUT, RUNS, STEPS
 from relpos.paper.page import PAGE, write_page
 from relpos.pictures.picture import draw

@@ -7,10 +7,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from relpos.attend.layer_call import LayerCall
 from relpos.maps.diagonals import Share
 from relpos.maps.layer import Layer, open_layer
 from relpos.maps.map import Map
-from relpos.models.layer_call import LayerCall
 from relpos.pictures.attention_pictures import Drawn, Request
 from relpos.pictures.contact_sheet import draw_sheet
 from relpos.pictures.heatmaps import draw_heads
@@ -77,14 +77,14 @@ def name_offsets(figure: Figure, side: int) -> None:
 
 def window_layer(number: int, table: Tensor) -> Layer:
     """One window of patches, row by row, with the bias that a table (heads, rows, columns) gives them."""
-    from relpos.pretrained.biases import ModelsOwn, dense
+    from relpos.pretrained.attention_interface import ModelBias, dense
 
     heads, rows, columns = table.shape
     high, wide = (rows + 1) // 2, (columns + 1) // 2
     y, x = (each.flatten() for each in torch.meshgrid(torch.arange(high), torch.arange(wide), indexing="ij"))
     bias = table[:, y[:, None] - y + high - 1, x[:, None] - x + wide - 1]  # (heads, patches, patches)
     zeros = table.new_zeros(1).expand(1, heads, high * wide, 1)
-    return open_layer(number, LayerCall(zeros, zeros, ModelsOwn(heads, 1, (dense(bias[None]),)), {"causal": False}))
+    return open_layer(number, LayerCall(zeros, zeros, ModelBias(heads, 1, (dense(bias[None]),)), {"causal": False}))
 
 
 def table_positions(run: "Run") -> "list[LayerPosition] | None":

@@ -176,7 +176,7 @@ def model_subject(
             "preset": preset.strip() or None,
             "layers": depth,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "position": family.position(model),
+            "position": family.position_entry(model),
         },
         "training": trained or None,
         "input": captions.input_words(shown),
@@ -184,7 +184,7 @@ def model_subject(
         **({"averaged_with": [captions.input_words(sample) for sample in averaged]} if windows > 1 else {}),
     }
     named = [token_name(run.tokenizer.decode([int(token)])) for token in shown.ids[: MOST_LABELS + 1]]
-    name, place = family.positions(model, numbers)
+    name, place = family.position_titles(model, numbers)
     whose = f"{family.title}{preset}" if run.settings is not None else f"{family.title} ({run.folder.name})"
     heading = f"{name}, {whose}, {which}"
     return Subject(
@@ -224,8 +224,8 @@ def _fetched_subject(what: str, length: int, layer: str | int) -> Subject | None
     """The bias of a model on the hub, of which only the positional tensors are fetched; None for all others."""
     if "/" not in what or Path(what).exists():
         return None
-    from relpos.pretrained.byte_ranges import fetch_positions
-    from relpos.pretrained.published import static_call
+    from relpos.pretrained.open import fetch_positions
+    from relpos.pretrained.reader import static_call
     from relpos.pretrained.source import is_hub_name
 
     fetched = fetch_positions(what) if is_hub_name(what) else None

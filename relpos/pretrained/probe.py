@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.pretrained.interface import LISTENERS
+from relpos.pretrained.attention_interface import captured_calls
 
 TOKENS = 16  # of the shortest probe
 WORK = 10**11  # multiplications of a longer one: about a second
@@ -187,12 +187,10 @@ def run(model: nn.Module, inputs: Mapping[str, Any]) -> Forward:
         forward.called.add(names.get(module, ""))
 
     hooks = [layer.register_forward_hook(keep) for layer in layers.values()]
-    LISTENERS.append(listen)
     try:
-        with evaluating(model):
+        with evaluating(model), captured_calls(model, listen):
             forward.outputs[""] = tensors(model(**inputs))
     finally:
-        LISTENERS.remove(listen)
         for hook in hooks:
             hook.remove()
     return forward
@@ -225,8 +223,8 @@ def difference(own: Forward, ours: Forward) -> tuple[str, float] | None:
         ours: The same on relpos.
 
     Returns:
-        Its name and the difference relative to its output, as Euclidean norms over the tokens that are no padding; None
-        if all agree to rounding: 1e-3, or 16 times the precision of a half-precision dtype.
+        Its name and the difference relative to its output, as Euclidean norms over the tokens that are not padding.
+        None if all agree to rounding: 1e-3, or 16 times the precision of a half-precision dtype.
     """
     mask = own.inputs.get("attention_mask")
     for name, outputs in [*((name, x) for name, x in own.outputs.items() if name), ("", own.outputs[""])]:
@@ -238,7 +236,7 @@ def difference(own: Forward, ours: Forward) -> tuple[str, float] | None:
 
 
 def real_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The values of an output at the tokens that are no padding; all values, if its axes are not those of the mask."""
+    """The values of an output at the tokens that are not padding; all values, if its axes are not those of the mask."""
     if mask is None or mask.dim() != 2:
         return x
     if x.shape[:2] == mask.shape:

@@ -71,7 +71,7 @@ def find_source(what: str | Path, fetch: bool = True) -> Source:
 
 
 def is_hub_name(what: str | Path) -> bool:
-    """Whether something that does not exist here may be a name on the hub: owner/name, where owner is no folder."""
+    """Whether something that does not exist here may be a name on the hub: owner/name, where owner is not a folder."""
     return HUB_NAME.fullmatch(str(what)) is not None and not Path(what).parent.is_dir()
 
 
@@ -110,7 +110,7 @@ def source_config(source: Source, trust_remote_code: bool = False, **changes: An
 
 
 def check_weights(source: Source) -> int:
-    """Check that a folder's weights are whole safetensors files, before anything opens them.
+    """Check that a folder's weights are complete safetensors files, before anything opens them.
 
     Returns:
         Their size in bytes.
@@ -156,10 +156,10 @@ def _check_file(file: Path, quantized: bool) -> None:
         raise ValueError(
             f"the weights in {file} cannot be read: {error}. The file is damaged or truncated; copy it again."
         ) from error
-    whole = [name for name, kind in kinds.items() if not kind.startswith(("F", "BF")) and name.endswith("weight")]
-    if whole and not quantized:
+    integers = [name for name, kind in kinds.items() if not kind.startswith(("F", "BF")) and name.endswith("weight")]
+    if integers and not quantized:
         raise ValueError(
-            f"{file} holds integers ({kinds[whole[0]]}) where a model has real numbers: {whole[0]}. If it is "
+            f"{file} holds integers ({kinds[integers[0]]}) where a model has real numbers: {integers[0]}. If it is "
             "quantized, its config.json must say how (quantization_config)."
         )
 

@@ -12,9 +12,9 @@ from transformers import GPT2LMHeadModel, LlamaForCausalLM, PreTrainedConfig, Pr
 from relpos.forms.encoding import Encoding
 from relpos.models.exact import listed
 from relpos.models.family import Family, get_family
-from relpos.models.positions import Position, read_position, start_again
+from relpos.models.plan import Position, read_position, start_again
 
-THEIRS: dict[str, type[PreTrainedModel]] = {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM}  # by family
+ORIGINALS: dict[str, type[PreTrainedModel]] = {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM}  # by family
 OF_THE_CLASS = ("model_type", "architectures", "transformers_version", "quantization_config")  # not of the weights
 
 
@@ -51,13 +51,13 @@ def transplant(
         A `RelposGPT2ForCausalLM` or `RelposLlamaForCausalLM` with weights of its own.
 
     Raises:
-        TypeError: It is no model of transformers.
+        TypeError: It is not a model of transformers.
         ValueError: The model is of another family or has something that ours cannot express; or there is no such
             encoding or option.
 
     Example:
         >>> model = relpos.transplant(AutoModelForCausalLM.from_pretrained("gpt2"), "kerple_log")
-        >>> model.save_pretrained("gpt2-kerple")  # AutoModelForCausalLM opens it after `import relpos`
+        >>> model.save_pretrained("gpt2-kerple")  # AutoModelForCausalLM opens it after `import relpos.models`
     """
     source = model if isinstance(model, nn.Module) else getattr(model, "model", model)
     family = _family(source)
@@ -87,11 +87,11 @@ def merge_position(own: Position, new: Position) -> dict[str, Any]:
     """
     if new["name"] != own["name"]:
         return dict(new)
-    given = new.keys() - {"name", "plan", "window"}
-    if given and "rope_parameters" in own.keys() - given:
+    requested = new.keys() - {"name", "plan", "window"}
+    if requested and "rope_parameters" in own.keys() - requested:
         raise ValueError(
             f"the model has {own['name']} with rope_parameters={own['rope_parameters']}, which override "
-            f"{', '.join(sorted(given))}: give complete rope_parameters instead."
+            f"{', '.join(sorted(requested))}: give complete rope_parameters instead."
         )
     if own["name"] == "learned" and new.get("length", own.get("length")) != own.get("length"):
         raise ValueError(
@@ -108,13 +108,13 @@ def _family(source: Any) -> Family:
             f"relpos.transplant takes a model of transformers or a run, not {type(source).__name__}: open a folder "
             "with relpos.open."
         )
-    for name, theirs in THEIRS.items():
+    for name, original in ORIGINALS.items():
         family = get_family(name)
-        if type(source) in (theirs, family.model_class):
+        if type(source) in (original, family.model_class):
             return family
-    known = [cls.__name__ for name, theirs in THEIRS.items() for cls in (theirs, get_family(name).model_class)]
+    known = [cls.__name__ for name, cls in ORIGINALS.items() for cls in (cls, get_family(name).model_class)]
     way_on = "relpos.use(model) runs it with its own positions; relpos train --encoding NAME trains one from the start"
-    raise ValueError(_refusal(source, f"it is none of {', '.join(known)}. {way_on}"))
+    raise ValueError(_refusal(source, f"it is not one of {', '.join(known)}. {way_on}"))
 
 
 def _config(source: PreTrainedModel, family: Family) -> Any:

@@ -9,11 +9,10 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.utils import logging
 
-from relpos.models.registry import PREFIX
-from relpos.pretrained import t5
-from relpos.pretrained.forwards import replacements
-from relpos.pretrained.interface import CHECKED, NO_WEIGHTS, relpos_attention
-from relpos.pretrained.masks import described_mask, interval_mask
+from relpos.model_catalogue import PREFIX
+from relpos.pretrained.attention_interface import CHECKED, NO_WEIGHTS, relpos_attention
+from relpos.pretrained.families import replacements, t5_models
+from relpos.pretrained.mask_functions import described_mask, interval_mask
 from relpos.pretrained.probe import Forward, configurations, difference, probe_inputs, run, run_own, silent_layers
 
 NAME = "relpos.use"  # of our implementation, in transformers' interfaces
@@ -31,7 +30,7 @@ OWN_LAYERS = {  # layers that keep their own code beside ours, by class
     "MultiheadAttention",  # PyTorch's own, in pooling heads of one query
 }
 REFUSED = {
-    "xlnet": "its two streams and its segment terms are no form of ours",
+    "xlnet": "its two streams and its segment terms have no form in relpos",
 }
 
 
@@ -184,7 +183,7 @@ def register() -> None:
     """Put our functions into transformers' interfaces. Doing it again changes nothing.
 
     Any registered name is accepted for any model when it is built, also for one that would then run its own code.
-    Hence "relpos" is no name there, so that transformers refuses attn_implementation="relpos" for all models.
+    "relpos" is therefore not registered: transformers refuses attn_implementation="relpos" for all models.
     """
     AttentionInterface.register(NAME, relpos_attention)
     AttentionMaskInterface.register(NAME, interval_mask)
@@ -247,7 +246,7 @@ def apply(model: PreTrainedModel) -> None:
         vars(module)[CHECKED] = True
         for method, function in replacements(module).items():
             vars(module)[method] = MethodType(function, module)
-    t5.apply(model)
+    t5_models.apply(model)
     vars(model)[HOOK] = model.register_forward_pre_hook(refuse_weights, with_kwargs=True)
 
 
@@ -272,7 +271,7 @@ def restore(model: PreTrainedModel) -> None:
         vars(module).pop(CHECKED, None)
         for method in replacements(module):
             vars(module).pop(method, None)
-    t5.undo(model)
+    t5_models.undo(model)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from relpos.encodings.registry import card as encoding_card
-from relpos.models.registry import entry
+from relpos.model_catalogue import entry
 from relpos.runs.run import ABOUT, EVALUATION, Run
 from relpos.system.files import write_text
 
@@ -15,7 +15,7 @@ FILE = "README.md"
 # A card without this line belongs to the user and is never overwritten.
 MARK = "<!-- Written by relpos, and again at the next evaluation. Remove this line to keep your own text. -->"
 OPENING = """```python
-import relpos  # transformers then knows this model
+import relpos.models  # transformers then knows this model
 from transformers import {auto_class}, AutoTokenizer
 
 model = {auto_class}.from_pretrained("{folder}")

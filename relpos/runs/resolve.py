@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relpos.encodings.registry import card, encoding_class, names
-from relpos.models.presets import preset
-from relpos.models.registry import DEFAULT, entry
+from relpos.model_catalogue import DEFAULT, entry, preset
 from relpos.runs import defaults
 from relpos.runs.settings import DataSettings, ModelSettings, Settings
 from relpos.system.errors import unknown
@@ -208,7 +207,7 @@ def check_encoding(settings: Settings) -> None:
             encoding is not defined for attention in both directions and the family needs it, or it cannot embed as
             many positions as a window has tokens.
     """
-    from relpos.models.positions import make_positions
+    from relpos.models.plan import make_positions
 
     model = settings.model
     assert model.preset is not None

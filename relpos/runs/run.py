@@ -12,16 +12,15 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from relpos.model_catalogue import PREFIX, family_of_type, model_types, opens
 from relpos.models.exact import MissingTensorsError
 from relpos.models.family import Family, Reader, get_family
-from relpos.models.registry import PREFIX, family_of_type, model_types, opens
-from relpos.pretrained.facts import longest
+from relpos.pretrained.facts import check_sizes, longest
 from relpos.pretrained.framing import NO_FRAMING, Framing, framing_of
-from relpos.pretrained.opening import only_head, open_model, open_tokenizer
-from relpos.pretrained.positions.outline import check_sizes
-from relpos.pretrained.published import predicts_next_token, reader_of
+from relpos.pretrained.open import only_head, open_model, open_tokenizer
+from relpos.pretrained.reader import predicts_next_token, reader_of
 from relpos.pretrained.source import Source, check_weights, find_source, source_config
-from relpos.pretrained.transplant import THEIRS, transplant
+from relpos.pretrained.transplant import ORIGINALS, transplant
 from relpos.runs.checkpoints import CLOCK, WEIGHTS, step_of
 from relpos.runs.load_settings import load_settings
 from relpos.runs.log_file import read_log
@@ -76,7 +75,7 @@ class Run:
     @property
     def encoding(self) -> str:
         """The name of its encoding."""
-        return str(self.family.position(self.model)["name"])
+        return str(self.family.position_entry(self.model)["name"])
 
     @property
     def trained_length(self) -> int | None:
@@ -230,11 +229,11 @@ def _is_ours(folder: Path) -> bool:
 def _open_published(source: Source, position: Mapping[str, Any] | None, trust_remote_code: bool) -> Run:
     """Open a model that relpos train did not write."""
     config = source_config(source, trust_remote_code)
-    ours = config.model_type in THEIRS and opens(config.model_type, config.architectures)
+    ours = config.model_type in ORIGINALS and opens(config.model_type, config.architectures)
     if position is not None and not ours:
         _replace_rope(source, config, position)
     model = open_model(source, config, trust_remote_code)
-    if ours and type(model) is THEIRS[config.model_type]:  # not if the file lacks the head
+    if ours and type(model) is ORIGINALS[config.model_type]:  # not if the file lacks the head
         model = transplant(model, position)
     tokenizer = open_tokenizer(source)
     if tokenizer is None and model.main_input_name == "input_ids":

@@ -20,7 +20,7 @@ class ModelSettings:
     preset: str | None = None  # size: nano, tiny, small, medium or large; default: nano, none with model.start
     encoding: str | None = None  # a name in `relpos ls`; default: kerple_log, or that of model.start
     options: dict[str, Any] = field(default_factory=dict)  # options of the encoding
-    plan: list[Any] = field(default_factory=list)  # rules for some of the layers: relpos/models/positions.py
+    plan: list[Any] = field(default_factory=list)  # rules for some of the layers: relpos/models/plan.py
     share_position: bool = False  # one encoding for all layers
     vocab_size: int | None = None  # rows of the embedding; default: the entries of the tokenizer
     dropout: float | None = None  # on the residual stream and the embedding; default: 0, or that of model.start

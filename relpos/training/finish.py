@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from relpos.models.stub import write_stub
 from relpos.pictures.figures import save
 from relpos.pictures.losses import draw_losses
 from relpos.runs.checkpoints import CLOCK, newest_undamaged, step_of
@@ -17,7 +18,6 @@ from relpos.runs.settings import Settings
 from relpos.system.files import flush, write_text, writing
 from relpos.system.mappings import read_json
 from relpos.system.seal import SEAL
-from relpos.training.auto_map import write_stub
 from relpos.training.clock import Clock
 from relpos.training.fsdp import OPTIMIZER
 from relpos.training.trainer import UNLOGGED, cannot_write

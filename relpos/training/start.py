@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from relpos.forms.encoding import Encoding
 from relpos.models.family import Family, family_of
-from relpos.pretrained.transplant import THEIRS, merge_position, transplant
+from relpos.pretrained.transplant import ORIGINALS, merge_position, transplant
 from relpos.runs.resolve import check_window, fill_length
 from relpos.runs.run import Run, open_run
 from relpos.runs.settings import ModelSettings, Settings
@@ -51,7 +51,7 @@ def open_start(settings: Settings) -> Start:
     source = source_model(own.start)
     family = source.family
     if not isinstance(family, Family):
-        raise ValueError(f"{own.start} is a {family.title}: training can start from {' and '.join(THEIRS)} only.")
+        raise ValueError(f"{own.start} is a {family.title}: training can start from {' and '.join(ORIGINALS)} only.")
     if own.family not in (None, family.name):
         raise ValueError(f"{own.start} is a {family.title}, but model.family={own.family} was requested: leave it out.")
     _fill_position(own, source.model.config.position, settings.data.length)

@@ -17,9 +17,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArgum
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
+from relpos.model_catalogue import preset
 from relpos.models.context import divide_sequences
 from relpos.models.family import get_family
-from relpos.models.presets import preset
 from relpos.runs.checkpoints import CLOCK, newest_undamaged, step_of
 from relpos.runs.log_file import read_log
 from relpos.runs.resolve import check_context, check_encoding, flatten

@@ -21,7 +21,7 @@ from relpos.comparison import summary
 from relpos.comparison.comparison import make_comparison
 from relpos.evaluation import defaults as evaluation_defaults
 from relpos.evaluation.protocols import ScoredWindows, plan_windows
-from relpos.models.presets import PRESETS
+from relpos.model_catalogue import PRESETS
 from relpos.runs.load_settings import load_settings, recipes
 from relpos.tasks import names as task_names
 from relpos.text import corpus

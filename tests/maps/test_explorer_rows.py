@@ -11,13 +11,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import relpos
+from relpos.attend.layer_call import LayerCall
 from relpos.maps.entries import Entries
 from relpos.maps.head_values import flat_values, head_values
 from relpos.maps.layer import open_layer
 from relpos.maps.rank_one import RankOneValues
 from relpos.maps.scaled import ScaledValues
 from relpos.maps.values import HeadValues
-from relpos.models.layer_call import LayerCall
 
 
 @pytest.fixture(autouse=True)

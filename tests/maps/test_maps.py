@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relpos
+from relpos.attend.layer_call import LayerCall
 from relpos.maps import map as maps
 from relpos.maps.head_values import head_values
 from relpos.maps.layer import encoding_layer, model_layers, open_layer
@@ -20,7 +21,6 @@ from relpos.maps.map import map_of_layer
 from relpos.maps.values import HeadValues
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 from relpos.models.family import family_of
-from relpos.models.layer_call import LayerCall
 
 HEADS, HEAD_DIM = 3, 8
 TOEPLITZ = [name for name in relpos.names() if relpos.card(name).form == "Toeplitz"]

@@ -6,11 +6,11 @@ import torch
 from explorer import client, get_tile, reduced_tile
 
 import relpos
+from relpos.attend.layer_call import LayerCall
 from relpos.explorer.tensor_subjects import TensorSubject
 from relpos.maps.heads.mass_profiles import layer_mass
 from relpos.maps.layer import open_layer
 from relpos.maps.tensors import mean_entropy, open_tensor, tensor_mass
-from relpos.models.layer_call import LayerCall
 
 HIDDEN = torch.ones(20, 20).triu(1).bool()
 

@@ -7,10 +7,10 @@ from torch.nn import functional as F
 
 import relpos
 from relpos.forms.encoding import Encoding
+from relpos.model_catalogue import Preset
 from relpos.models import FAMILIES
 from relpos.models.family import family_of, get_family
-from relpos.models.positions import layer_positions, make_positions
-from relpos.models.presets import Preset
+from relpos.models.plan import layer_encodings, make_positions
 
 VOCABULARY = 61
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -262,7 +262,7 @@ class TestPlans:
 
     def test_later_rules_act_on_what_earlier_ones_left(self):
         plan = [{"every": 1, "base": 5.0}, {"layers": 2, "window": 9}]
-        assert layer_positions({"name": "rope", "plan": plan}, 2) == [
+        assert layer_encodings({"name": "rope", "plan": plan}, 2) == [
             {"name": "rope", "base": 5.0},
             {"name": "rope", "base": 5.0, "window": 9},
         ]

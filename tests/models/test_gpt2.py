@@ -12,9 +12,10 @@ from torch.nn import functional as F
 
 import relpos
 from relpos.forms.encoding import Encoding
+from relpos.model_catalogue import FAMILIES
 from relpos.models import PRESETS, RelposGPT2Config, RelposGPT2ForCausalLM, RelposGPT2Model
 from relpos.models.loss import masked_token_loss, next_token_loss, token_losses
-from relpos.models.position_ids import read_position_ids
+from relpos.models.masks import read_position_ids
 
 VOCABULARY = 61
 POSITIONS: list[dict[str, object]] = [
@@ -370,19 +371,29 @@ with torch.no_grad():
 @pytest.mark.parametrize(
     "imports",
     [
-        "import relpos; from transformers import AutoModelForCausalLM",
-        "from transformers import AutoModelForCausalLM; import relpos",
-        pytest.param("import relpos; from transformers import Trainer", marks=pytest.mark.slow),
-        pytest.param("from transformers import AutoConfig; import relpos", marks=pytest.mark.slow),
-        pytest.param("from transformers import GPT2LMHeadModel; import relpos", marks=pytest.mark.slow),
+        "import relpos.models; from transformers import AutoModelForCausalLM",
+        pytest.param("from transformers import AutoModelForCausalLM; import relpos.models", marks=pytest.mark.slow),
     ],
 )
-def test_after_import_relpos_the_auto_classes_open_our_folders(imports, tmp_path):
+def test_after_import_relpos_models_the_auto_classes_open_our_folders(imports, tmp_path):
     build("alibi").save_pretrained(tmp_path)
-    opened = f"AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})"
-    code = f"{imports}\nfrom transformers import AutoModelForCausalLM\nprint(type({opened}).__name__)"
+    code = f"{imports}\nprint(type(AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})).__name__)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.stdout.strip() == "RelposGPT2ForCausalLM", run.stderr
+
+
+def test_every_family_of_the_catalogue_is_registered_with_the_auto_classes():
+    for name, entry in FAMILIES.items():
+        config = getattr(relpos.models, entry.classes["AutoConfig"])
+        assert transformers.CONFIG_MAPPING[f"relpos_{name}"] is config
+        for auto in ("AutoModel", entry.auto_class):
+            assert getattr(transformers, auto)._model_mapping[config].__name__ == entry.classes[auto]
+
+
+def test_import_relpos_changes_nothing_outside_relpos():
+    code = "import sys; before = list(sys.meta_path), list(sys.path_hooks); import relpos\n"
+    code += "assert before == (list(sys.meta_path), list(sys.path_hooks)); assert 'transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_ls_prints_a_model_in_words(folder):
     printed = " ".join(CliRunner().invoke(app, ["ls", name]).stdout.split())
     assert "(model type gemma2)" in printed
     assert "heads 4, head_dim 8, 2 key heads length 64 tokens" in printed
-    assert "layer 1: RoPE, theta 10,000, all 8 dimensions, halves; window 8; softcap 50" in printed
+    assert "layer 1: RoPE, theta 10,000, all 8 dimensions, half layout; window 8; softcap 50" in printed
     assert "relpos.use yes (checked by one small forward) relpos.transplant no" in printed
 
 

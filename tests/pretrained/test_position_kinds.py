@@ -17,12 +17,10 @@ from transformers import (
 from transformers.masking_utils import eager_mask
 
 import relpos
-from relpos.pretrained.forwards import falcon
-from relpos.pretrained.positions import Rotary, layer_positions, summary, summary_of_config
-from relpos.pretrained.positions import rotary as rotary_kind
-from relpos.pretrained.positions.layer_numbers import layer_numbers
-from relpos.pretrained.positions.place import places
-from relpos.pretrained.positions.score_changes import window_of
+from relpos.pretrained.facts import facts
+from relpos.pretrained.families import falcon, rotary
+from relpos.pretrained.layer_position import model_layers
+from relpos.pretrained.positions import Rotary, layer_numbers, layer_positions, summary
 
 RECORDED = []
 
@@ -63,7 +61,7 @@ def assert_close(ours, theirs, tolerance=1e-5):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance * theirs.abs().max().item())
 
 
-ROTARY = [family for family in FAMILIES if family in {*rotary_kind.FAMILIES, "falcon grouped"} - {"esm"}]
+ROTARY = [family for family in FAMILIES if family in {*rotary.ADAPTER.types, "falcon", "falcon grouped"} - {"esm"}]
 ROTARY_BY_POSITION_IDS = [family for family in ROTARY if not family.startswith("falcon")]
 OTHERS = {
     "codegen": ({"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4, "n_positions": 64}),
@@ -112,7 +110,7 @@ SETTINGS["qwen3_5_text"] = SETTINGS["qwen3_5_moe_text"] = LINEAR
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted(rotary_kind.FAMILIES - {"codegen", "falcon", "gptj", *ROTARY}))
+@pytest.mark.parametrize("kind", sorted(rotary.ADAPTER.types - {"codegen", "gptj", *ROTARY}))
 def test_rotation_of_every_other_family_equals_what_reaches_attention(kind):
     settings = copy.deepcopy({**GROUPED, **EXPERTS, **SETTINGS.get(kind, {})})
     assert_rotation_is_theirs(base_model(kind, "recording", **settings), torch.arange(LENGTH))
@@ -193,7 +191,7 @@ def test_rotation_of_gpt_j_equals_its_own(family):
         with torch.no_grad():
             model(ids, position_ids=positions[None])
     rotary = layer_positions(model)[0].rotary
-    assert (rotary.layout, rotary.rotated, rotary.head_dim) == ("pairs", 4, 8)
+    assert (rotary.layout, rotary.rotated, rotary.head_dim) == ("interleaved", 4, 8)
     for still, turned in zip(*seen, strict=True):
         assert_close(rotary.apply(still, torch.arange(9)), turned)
 
@@ -225,7 +223,7 @@ def test_rotation_of_falcon_equals_its_own(monkeypatch):
 def test_windows_are_those_of_the_masks(family):
     model = small_model(family, "recording")
     ids = batch(family)["input_ids"][:1]
-    sizes = {place.layer: window_of(place) for place in places(model)}
+    sizes = {layer.module: layer.window for layer in model_layers(model)}
     for call in recorded(model, input_ids=ids):
         middle = LENGTH // 2
         mask = call["mask"]
@@ -344,8 +342,10 @@ def toeplitz(values, queries, keys):
 def test_buckets_equal_the_bias_that_reaches_attention(family, used):
     model = small_model(family, "recording")
     calls = recorded(model, **batch(family))
-    model.set_attn_implementation("eager")  # what only records would not pass the check of relpos.use
-    known = by_layer(relpos.use(model) if used else model)
+    if used:
+        model.set_attn_implementation("eager")  # relpos.use compares with it
+        relpos.use(model)
+    known = by_layer(model)
     seen = set()
     for call in calls:
         layer, bias = known[call["layer"]], call["bias"]
@@ -484,7 +484,7 @@ def test_deberta_s_terms_are_those_that_its_output_depends_on(kind):
 def test_a_configuration_alone_gives_the_same_words(family):
     model = small_model(family)
     lines = summary(model)
-    assert lines == summary_of_config(model.config)
+    assert lines == facts(model.config).positions
     assert ("does not know" in lines[0]) == (family == "inkling_text")
 
 
@@ -496,18 +496,18 @@ def test_an_unknown_family_says_so():
 
 
 def test_words():
-    assert summary_of_config(CONFIG_MAPPING["smollm3"]()) == [
-        "layers 1–36 but every 4th: RoPE, theta 2,000,000, all 128 dimensions, halves",
+    assert facts(CONFIG_MAPPING["smollm3"]()).positions == [
+        "layers 1–36 but every 4th: RoPE, theta 2,000,000, all 128 dimensions, half layout",
         "every 4th layer: no position (NoPE)",
     ]
-    gemma = summary_of_config(CONFIG_MAPPING["gemma3_text"](sliding_window=512))
+    gemma = facts(CONFIG_MAPPING["gemma3_text"](sliding_window=512)).positions
     assert gemma[0].startswith("layers 1–26 but every 6th: RoPE, theta 10,000,")
     assert "window 512" in gemma[0]
     assert gemma[1].startswith("every 6th layer: RoPE, theta 1,000,000,")
-    sinks = summary_of_config(CONFIG_MAPPING["gpt_oss"]())
+    sinks = facts(CONFIG_MAPPING["gpt_oss"]()).positions
     assert "scaling yarn × 32 from 4,096 tokens, cos and sin × 1.347" in sinks[0]
     assert sinks[0].endswith("window 128; a learned sink per head")
-    assert summary_of_config(CONFIG_MAPPING["relpos_llama"](position={"name": "alibi"}, num_hidden_layers=3)) == [
+    assert facts(CONFIG_MAPPING["relpos_llama"](position={"name": "alibi"}, num_hidden_layers=3)).positions == [
         "layers 1–3: relpos alibi"
     ]
 
@@ -532,12 +532,12 @@ def test_bad_input_gets_a_sentence():
     with pytest.raises(TypeError, match="not from Linear"):
         layer_positions(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"1000000000 layers"):
-        summary_of_config(CONFIG_MAPPING["llama"](num_hidden_layers=10**9, **{"hidden_size": 32}))
+        facts(CONFIG_MAPPING["llama"](num_hidden_layers=10**9, hidden_size=32))
     lying = CONFIG_MAPPING["bert"](**SIZES)
     lying.num_attention_heads = 5
     with pytest.raises(ValueError, match="no model can be built from this BertConfig"):
-        summary_of_config(lying)
-    rotary = Rotary(torch.ones(2), 4, 8, "halves")
+        facts(lying)
+    rotary = Rotary(torch.ones(2), 4, 8, "half")
     with pytest.raises(ValueError, match="have 8 dimensions, not 6"):
         rotary.apply(torch.zeros(3, 6), torch.arange(3))
 

@@ -74,7 +74,7 @@ def same_weights(one, other):
     return ours.keys() ^ theirs.keys()
 
 
-class TestTheModelsOwnPositions:
+class TestTheModelBiasPositions:
     """With its own encoding a transplanted model is transformers' model."""
 
     @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ class TestRefusals:
             config = CONFIG_MAPPING[family](**{**TOKENS, **DECODERS[family]})
             model = transformers.AutoModelForCausalLM.from_config(config)
         with pytest.raises(
-            ValueError, match=rf"cannot take {type(model).__name__} \(model type '\w+'\): it is none of"
+            ValueError, match=rf"cannot take {type(model).__name__} \(model type '\w+'\): it is not one of"
         ):
             relpos.transplant(model, "alibi")
 

@@ -32,12 +32,12 @@ from transformers.masking_utils import (
 )
 
 import relpos
-from relpos.pretrained import interface, masks, use
-from relpos.pretrained.interface import relpos_attention
-from relpos.pretrained.masks import interval_mask, recognise
+from relpos.pretrained import attention_interface, mask_functions, use
+from relpos.pretrained.attention_interface import relpos_attention
+from relpos.pretrained.key_mask import KeyMask, KeyMaskTensor, key_mask_of
+from relpos.pretrained.mask_functions import interval_mask, recognise
 from relpos.pretrained.probe import probe_tokens
 from relpos.pretrained.use import NAME, configs, register
-from relpos.pretrained.visible import Visible, VisibleMask, visible_of
 
 GENERATING = [*DECODERS, *SEQ2SEQ]
 
@@ -79,8 +79,8 @@ def test_logits_and_all_gradients_equal_eager_and_off_restores_the_bits(family, 
         theirs = logits_and_gradients(model, inputs)
         assert relpos.use(model) is model
         with monkeypatch.context() as patch:
-            patch.setattr(Visible, "materialise", never)
-            patch.setattr(masks, "sdpa_mask", never)
+            patch.setattr(KeyMask, "materialise", never)
+            patch.setattr(mask_functions, "sdpa_mask", never)
             ours = logits_and_gradients(model, inputs)
         assert_same(ours, theirs)
         relpos.use(model, off=True)
@@ -315,7 +315,7 @@ def test_a_model_that_was_not_checked_is_told_to_be_on_its_first_call():
 
 def test_a_keyword_that_nobody_knows_is_refused_and_not_ignored():
     model = relpos.use(small_model("llama"))
-    for name in interface.HARMLESS:
+    for name in attention_interface.HARMLESS:
         if name not in ("past_key_values", "labels", "return_dict", "logits_to_keep", "sliding_window"):
             model(**batch("llama"), **{name: None})
     with pytest.raises(ValueError, match="LlamaAttention gives attention favourite_keys, which relpos does not know"):
@@ -350,13 +350,13 @@ def test_the_probe_leaves_windows_chunks_and_selections_as_far_as_it_may_cost():
     ],
 )
 def test_a_mask_refuses_what_would_change_its_meaning(convert):
-    mask = VisibleMask(Visible(2, 4, 4, causal=True), torch.device("cpu"))
+    mask = KeyMaskTensor(KeyMask(2, 4, 4, causal=True), torch.device("cpu"))
     with pytest.raises(ValueError, match="would change the meaning"):
         convert(mask)
 
 
 def test_a_mask_can_be_sliced_joined_and_chosen_by():
-    mask = VisibleMask(Visible(2, 4, 4, causal=True), torch.device("cpu"))
+    mask = KeyMaskTensor(KeyMask(2, 4, 4, causal=True), torch.device("cpu"))
     seen = torch.ones(4, 4).tril().bool().expand(2, 1, 4, 4)
     assert torch.equal(mask[:, 0, 1:], seen[:, 0, 1:])
     assert torch.equal(mask & ~mask[:, :, :1], seen & ~seen[:, :, :1])
@@ -432,18 +432,21 @@ def test_every_mask_function_is_described_exactly(name, sizes, padded):
         "allow_is_causal_skip": False,
     }
     ours = interval_mask(**arguments)
-    assert isinstance(ours, VisibleMask)
+    assert isinstance(ours, KeyMaskTensor)
     theirs = sdpa_mask(**arguments)
     assert ours.shape == theirs.shape
     assert torch.equal(ours & True, theirs)
     parts = recognise(FUNCTIONS[name])
     assert (parts is None) == (name == "blocks"), "transformers has renamed its mask functions"
-    assert (ours.visible.function is None) == (name != "blocks")
+    assert (ours.key_mask.function is None) == (name != "blocks")
 
 
 def test_all_of_transformers_mask_functions_are_known():
     named = {name for name in vars(masking_utils) if name.endswith(("_mask_function", "_overlay"))}
-    known = {name.split(".")[0] for name in masks.KNOWN} | {"causal_mask_function", "bidirectional_mask_function"}
+    known = {name.split(".")[0] for name in mask_functions.KNOWN} | {
+        "causal_mask_function",
+        "bidirectional_mask_function",
+    }
     composed = {
         "sliding_window_causal_mask_function",
         "sliding_window_bidirectional_mask_function",
@@ -459,23 +462,23 @@ def test_a_function_that_nobody_knows_is_materialised_with_a_warning():
     arguments = {"batch_size": 1, "q_length": 4, "kv_length": 4, "mask_function": or_masks(causal_mask_function, odd)}
     with pytest.warns(UserWarning, match="memory of queries × keys"):
         ours = interval_mask(**arguments, use_vmap=True)
-    assert visible_of(ours) is None
+    assert key_mask_of(ours) is None
     assert torch.equal(ours, sdpa_mask(**arguments, allow_is_causal_skip=False))
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt_oss", "modernbert", "llama4_text"])
 def test_windows_and_chunks_reach_attention_as_intervals(family, monkeypatch):
     model = relpos.use(small_model(family))
-    made = []
+    masks = []
     monkeypatch.setattr(
-        masks, "VisibleMask", lambda visible, device: made.append(visible) or VisibleMask(visible, device)
+        mask_functions, "KeyMaskTensor", lambda mask, device: masks.append(mask) or KeyMaskTensor(mask, device)
     )
     model(**batch(family))
     if family == "llama4_text":
-        assert any(visible.documents is not None for visible in made)
+        assert any(mask.documents is not None for mask in masks)
     else:
         expected = (WINDOW // 2, WINDOW // 2) if family == "modernbert" else (WINDOW - 1, 0)
-        assert any(visible.window == expected for visible in made)
+        assert any(mask.window == expected for mask in masks)
 
 
 def test_every_generating_family_has_padding_on_the_left_in_its_test():

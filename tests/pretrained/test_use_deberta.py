@@ -11,7 +11,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 
 import relpos
 from relpos.attend import chunks
-from relpos.pretrained.forwards.deberta import bucketed
+from relpos.pretrained.families.deberta import bucketed
 
 FAMILIES = ["deberta", "deberta-v2"]
 

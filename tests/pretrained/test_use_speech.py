@@ -14,7 +14,7 @@ from transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2 import Seamles
 import relpos
 from relpos.attend.arguments import make_call
 from relpos.forms.bias import Projected, terms
-from relpos.pretrained.interface import LISTENERS
+from relpos.pretrained.attention_interface import captured_calls
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 SOUND = {
@@ -148,11 +148,8 @@ def test_states_and_all_gradients_equal_eager_and_off_restores_the_bits(name):
 def test_the_bias_reaches_attention_as_vectors_and_a_table(name):
     model = relpos.use(speech_model(name))
     positions = []
-    LISTENERS.append(lambda module, q, k, position, arguments: positions.append((position, q)))
-    try:
+    with captured_calls(model, lambda module, q, k, position, arguments: positions.append((position, q))):
         model(**speech_batch(name))
-    finally:
-        LISTENERS.pop()
     assert len(positions) >= 2
     for position, q in positions:
         parts = [] if position is None else terms(position.bias(make_call(q, q, position, causal=False)))

@@ -11,6 +11,7 @@ ROOMS = [  # from the lowest to the highest
     "forms",
     "encodings",
     "attend",
+    "model_catalogue",
     "models",
     "pretrained",
     "text",

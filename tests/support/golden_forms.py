@@ -10,9 +10,9 @@ from torch import Tensor
 import relpos
 from relpos.forms.bias import Form, Projected, Sum
 from relpos.forms.call import Call
-from relpos.pretrained.biases import ModelsOwn
-from relpos.pretrained.forwards import deberta
-from relpos.pretrained.positions.table import by_offset
+from relpos.pretrained.attention_interface import ModelBias
+from relpos.pretrained.families import deberta
+from relpos.pretrained.families.swin import by_offset
 
 Pairs = Iterator[tuple[Tensor, Tensor]]
 Content = dict[str, Any]
@@ -24,7 +24,7 @@ def number(values: object) -> Tensor:
 
 def scores(q: Tensor, k: Tensor, bias: Callable[[Call], Form], scale: float) -> Tensor:
     """The scores of queries and keys (heads, length, head_dim) with a bias: (heads, length, length)."""
-    position = ModelsOwn(len(q), q.shape[-1], (bias,))
+    position = ModelBias(len(q), q.shape[-1], (bias,))
     return relpos.scores(q[None], k[None], position, causal=False, scale=scale)[0]
 
 

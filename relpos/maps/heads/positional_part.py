@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from relpos.attend.layer_call import RotaryFrequencies
 from relpos.forms.rotation import turn
 from relpos.maps.diagonals import Diagonals
 from relpos.maps.head_values import all_heads
 from relpos.maps.layer import Layer
 from relpos.maps.map import NUMBERS
-from relpos.models.layer_call import Turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -77,7 +77,7 @@ class TokenMeans:
     layer: int
     q: Tensor  # (heads, head_dim) in float64, times the scale of the scores
     k: Tensor  # (heads, head_dim)
-    turned: Turns
+    turned: RotaryFrequencies
 
 
 @dataclass(frozen=True)

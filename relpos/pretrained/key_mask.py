@@ -9,11 +9,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from relpos.forms.call import Call, MaskFunction
 
-ATTRIBUTE = "_relpos_visible"  # of a tensor, in traced graphs
+ATTRIBUTE = "_relpos_key_mask"  # of a tensor, in traced graphs
 
 
 @dataclass(frozen=True)
-class Visible:
+class KeyMask:
     """What `relpos.attention` needs to know of a mask; the fields have the names of its arguments."""
 
     batch: int
@@ -28,11 +28,11 @@ class Visible:
 
     ndim = 0  # a model that would add something to a 4-D mask leaves this alone
 
-    def to(self, *args: Any, **kwargs: Any) -> "Visible":
+    def to(self, *args: Any, **kwargs: Any) -> "KeyMask":
         """Itself: models outside the interface convert their masks, and this one holds what its reader needs."""
         return self
 
-    def contiguous(self) -> "Visible":
+    def contiguous(self) -> "KeyMask":
         """Itself, as `to`."""
         return self
 
@@ -83,7 +83,7 @@ class Visible:
         return call.visible(call.i).expand(self.batch, 1, self.queries, self.keys)
 
 
-class VisibleMask(Tensor):
+class KeyMaskTensor(Tensor):
     """A boolean mask (batch, 1, queries, keys) that takes no memory: it is materialised only if a model computes on it.
 
     transformers passes 4-D masks through unchanged, so the description reaches attention. What keeps its meaning
@@ -92,35 +92,35 @@ class VisibleMask(Tensor):
     with −∞, or extended by another model's additive mask, would hide what it shows.
     """
 
-    visible: Visible
+    key_mask: KeyMask
 
     @staticmethod
-    def __new__(cls, visible: Visible, device: torch.device) -> "VisibleMask":
-        shape = (visible.batch, 1, visible.queries, visible.keys)
+    def __new__(cls, key_mask: KeyMask, device: torch.device) -> "KeyMaskTensor":
+        shape = (key_mask.batch, 1, key_mask.queries, key_mask.keys)
         mask = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
-        mask.visible = visible
+        mask.key_mask = key_mask
         return mask
 
-    def __init__(self, visible: Visible, device: torch.device) -> None:
+    def __init__(self, key_mask: KeyMask, device: torch.device) -> None:
         """All is done in `__new__`."""
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"VisibleMask({self.visible})"
+        return f"KeyMaskTensor({self.key_mask})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "VisibleMask":
-        return VisibleMask(self.visible, self.device)
+    def __deepcopy__(self, memo: dict[int, Any]) -> "KeyMaskTensor":
+        return KeyMaskTensor(self.key_mask, self.device)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):  # reentrant checkpoints detach
-            return VisibleMask(args[0].visible, args[0].device)
+            return KeyMaskTensor(args[0].key_mask, args[0].device)
 
-        def written(x: Any) -> Any:
-            return x.visible.materialise().to(x.device) if isinstance(x, VisibleMask) else x
+        def materialised(x: Any) -> Any:
+            return x.key_mask.materialise().to(x.device) if isinstance(x, KeyMaskTensor) else x
 
-        result = func(*tree_map(written, args), **tree_map(written, kwargs or {}))
+        result = func(*tree_map(materialised, args), **tree_map(materialised, kwargs or {}))
         if changes_meaning(func, args, result):
             raise ValueError(  # torch would swallow a TypeError
                 f"this model computes {func.overloadpacket.__name__} with its attention mask, which would change the "
@@ -130,35 +130,35 @@ class VisibleMask(Tensor):
 
 
 def changes_meaning(func: Any, args: tuple[Any, ...], result: Any) -> bool:
-    """Whether an operation on a `VisibleMask` yields something that is no longer a boolean mask, or fills it."""
+    """Whether an operation on a `KeyMaskTensor` yields something that is no longer a boolean mask, or fills it."""
     aten = torch.ops.aten
     chosen_by = {aten.where: 0, aten.masked_fill: 1, aten.masked_fill_: 1}.get(func.overloadpacket)
-    if chosen_by is not None and isinstance(args[chosen_by], VisibleMask):
+    if chosen_by is not None and isinstance(args[chosen_by], KeyMaskTensor):
         return False
     if func.overloadpacket in (aten.masked_fill, aten.masked_fill_):
         return isinstance(args[2], float)
     if func.overloadpacket == aten.cat:  # T5Gemma 2 joins the masks of two kinds of keys
-        return not all(isinstance(x, VisibleMask) for x in args[0])
+        return not all(isinstance(x, KeyMaskTensor) for x in args[0])
     if func.overloadpacket == aten.constant_pad_nd:
         return True
     return any(isinstance(x, Tensor) and x.is_floating_point() for x in tree_leaves(result))
 
 
-def traced_mask(visible: Visible, device: torch.device | str) -> Tensor:
+def traced_mask(key_mask: KeyMask, device: torch.device | str) -> Tensor:
     """The same for a traced graph, in which tensors keep attributes but subclasses cannot be made.
 
     It is uint8, as no real mask is: if the attribute is lost on the way, attention notices.
     """
     mask = torch.ones(1, 1, 1, 1, dtype=torch.uint8, device=device)
-    setattr(mask, ATTRIBUTE, visible)
+    setattr(mask, ATTRIBUTE, key_mask)
     return mask
 
 
-def visible_of(mask: Any) -> Visible | None:
+def key_mask_of(mask: Any) -> KeyMask | None:
     """The description that a mask carries, or None."""
-    if isinstance(mask, Visible):
+    if isinstance(mask, KeyMask):
         return mask
-    if isinstance(mask, VisibleMask):
-        return mask.visible
-    description = getattr(mask, ATTRIBUTE, None)
-    return description if isinstance(description, Visible) else None
+    if isinstance(mask, KeyMaskTensor):
+        return mask.key_mask
+    key_mask = getattr(mask, ATTRIBUTE, None)
+    return key_mask if isinstance(key_mask, KeyMask) else None

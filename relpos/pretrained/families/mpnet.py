@@ -1,4 +1,4 @@
-"""MPNet: T5's buckets in one table that all layers share."""
+"""MPNet: T5's buckets in one table that all layers share, besides learned positions."""
 
 from typing import Any
 
@@ -7,7 +7,18 @@ from torch import Tensor
 
 from relpos.forms.bias import Toeplitz
 from relpos.forms.call import Call
-from relpos.pretrained.interface import PositionBias, relpos_attention
+from relpos.pretrained.attention_interface import PositionBias, relpos_attention
+from relpos.pretrained.families.t5_models import describe_buckets
+from relpos.pretrained.layer_position import Adapter, LayerPosition, ModelLayer
+
+
+def describe(layer: ModelLayer) -> LayerPosition | None:
+    """The buckets, and the table that is added to the embedding."""
+    added = layer.table()
+    assert added is not None
+    rows, first = added
+    note = f"and learned positions, {rows.shape[0]:,} × {rows.shape[1]:,}, the first token has row {first}"
+    return describe_buckets(layer, note, rows)
 
 
 def compute_position_bias(self: Any, x: Tensor, position_ids: Tensor | None = None, num_buckets: int = 32) -> Any:
@@ -46,3 +57,13 @@ def forward(
         output_attentions=output_attentions,
     )
     return (self.o(out.flatten(2)),)
+
+
+ADAPTER = Adapter(
+    {"mpnet"},
+    describe,
+    {
+        "modeling_mpnet.MPNetEncoder": {"compute_position_bias": compute_position_bias},
+        "modeling_mpnet.MPNetSelfAttention": {"forward": forward},
+    },
+)

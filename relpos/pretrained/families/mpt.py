@@ -3,9 +3,16 @@
 from typing import Any
 
 from torch import Tensor
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
-from relpos.pretrained.biases import by_key
-from relpos.pretrained.interface import relpos_attention
+from relpos.pretrained.attention_interface import by_key, relpos_attention
+from relpos.pretrained.layer_position import Adapter, LayerPosition, ModelLayer
+
+
+def describe(layer: ModelLayer) -> LayerPosition:
+    """The slopes of one layer."""
+    values = build_mpt_alibi_tensor(layer.config.num_attention_heads, 2)
+    return layer.alibi((values[:, 0, 1] - values[:, 0, 0]).float(), "padding is counted")
 
 
 def forward(
@@ -40,3 +47,6 @@ def forward(
         key_bias=None if bias is None else by_key(bias),
     )
     return self.out_proj(out.reshape(batch, queries, -1)), None
+
+
+ADAPTER = Adapter({"mpt"}, describe, {"modeling_mpt.MptAttention": {"forward": forward}})

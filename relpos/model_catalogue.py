@@ -1,6 +1,7 @@
-"""Every family of models by name.
+"""The models that relpos trains, by name: families, and sizes that are the same for every family.
 
-To add one: write its file, add its line to `FAMILIES`. Imports nothing: the command line lists them.
+To add a family: write its file in `relpos/models`, add its line to `FAMILIES`. This file imports nothing heavy, and is
+outside `relpos.models`, which imports transformers: the command line lists these names.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from relpos.system.errors import unknown
 
 
 @dataclass(frozen=True)
-class Entry:
+class FamilyEntry:
     """What can be known about a family without importing its file."""
 
     prefix: str  # of its classes in the file: RelposGPT2Config, RelposGPT2Model, RelposGPT2ForCausalLM
@@ -50,9 +51,9 @@ def metric(causal: bool) -> str:
 
 
 FAMILIES = {  # name, which is also that of its file and of transformers' own model type; the first is the default
-    "gpt2": Entry("RelposGPT2", "GPT-2", ("GPT2LMHeadModel",)),
-    "llama": Entry("RelposLlama", "Llama", ("LlamaForCausalLM",)),
-    "bert": Entry(  # normalised after each layer, which is less stable
+    "gpt2": FamilyEntry("RelposGPT2", "GPT-2", ("GPT2LMHeadModel",)),
+    "llama": FamilyEntry("RelposLlama", "Llama", ("LlamaForCausalLM",)),
+    "bert": FamilyEntry(  # normalised after each layer, which is less stable
         "RelposBert", "BERT", ("BertForMaskedLM", "BertForPreTraining"), causal=False, lr_scale=0.5
     ),
 }
@@ -60,7 +61,7 @@ DEFAULT = next(iter(FAMILIES))
 PREFIX = "relpos_"  # of the model types of our models
 
 
-def entry(family: str) -> Entry:
+def entry(family: str) -> FamilyEntry:
     """The entry of a family.
 
     Raises:
@@ -92,3 +93,39 @@ def opens(model_type: object, architectures: Sequence[str] | None) -> bool:
 def model_types() -> list[str]:
     """Every `model_type` that can be opened."""
     return [f"{prefix}{name}" for name in FAMILIES for prefix in (PREFIX, "")]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A size, and the settings of training that go with it."""
+
+    layers: int
+    heads: int
+    width: int
+    lr: float  # learning rate
+    tokenizer: str = "gpt2"  # or bpe-N, trained on the data
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head."""
+        return self.width // self.heads
+
+
+PRESETS = {
+    "nano": Preset(4, 12, 192, 2e-3, "bpe-4096"),  # for a laptop; 12 heads, so that its pictures look like small's
+    "tiny": Preset(6, 8, 512, 1e-3),
+    "small": Preset(12, 12, 768, 6e-4),  # GPT-2 Small, BERT Base
+    "medium": Preset(24, 16, 1024, 3e-4),
+    "large": Preset(36, 20, 1280, 2.5e-4),
+}
+
+
+def preset(name: str) -> Preset:
+    """A preset by name.
+
+    Raises:
+        ValueError: There is no such preset.
+    """
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    return PRESETS[name]

@@ -50,7 +50,7 @@ def read_position(position: Position | str | None, default: Position) -> dict[st
     return dict(position)
 
 
-def layer_positions(position: Position, layers: int) -> list[dict[str, Any]]:
+def layer_encodings(position: Position, layers: int) -> list[dict[str, Any]]:
     """The encoding of each layer, as a dictionary without a plan.
 
     Args:
@@ -77,7 +77,7 @@ def layer_positions(position: Position, layers: int) -> list[dict[str, Any]]:
 
 
 def make_encoding(position: Position, heads: int, head_dim: int, width: int | None = None) -> Encoding:
-    """Create the encoding that a dictionary of `layer_positions` describes.
+    """Create the encoding that a dictionary of `layer_encodings` describes.
 
     Args:
         position: Name, options, and possibly `window`.
@@ -112,7 +112,7 @@ def make_positions(
     Raises:
         ValueError: Entries contradict each other, or a rule of the plan is not valid.
     """
-    rows = layer_positions(position, layers)
+    rows = layer_encodings(position, layers)
     base = {key: value for key, value in position.items() if key != "plan"}
     first = make_encoding(base, heads, head_dim, width)
     if first.places == ("embedding",):

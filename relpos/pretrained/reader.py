@@ -1,4 +1,4 @@
-"""Models of transformers that run by their own code, as scoring and drawing see them.
+"""Models of transformers that run by their own code, for scoring and drawing.
 
 Their queries and keys are recorded where they reach attention, so that no family needs code of its own here.
 """
@@ -12,16 +12,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from relpos.attend.layer_call import LayerCall, RotaryFrequencies
 from relpos.forms.bias import Toeplitz
 from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
+from relpos.model_catalogue import PREFIX
 from relpos.models.family import Output, Reader, check_finite, family_of
-from relpos.models.layer_call import LayerCall, Turns
-from relpos.models.registry import PREFIX
-from relpos.pretrained.biases import ModelsOwn, dense
-from relpos.pretrained.interface import LISTENERS
+from relpos.pretrained.attention_interface import ModelBias, captured_calls, dense
+from relpos.pretrained.families.absolute import GROWING
 from relpos.pretrained.positions import LayerPosition, Rotary, layer_positions
-from relpos.pretrained.positions.sinusoidal import GROWING
 from relpos.pretrained.probe import evaluating, examples
 from relpos.pretrained.use import use
 
@@ -36,20 +35,8 @@ def predicts_next_token(model: PreTrainedModel) -> bool:
 
 
 def reader_of(model: PreTrainedModel) -> Reader:
-    """What scoring and drawing ask about a model, ours or another's."""
-    return family_of(model) if model.config.model_type.startswith(PREFIX) else Published(model)
-
-
-PLACES = {  # where each kind of position acts, in the words of the encodings
-    "rotary": "query and key",
-    "learned": "embedding",
-    "sinusoidal": "embedding",
-    "buckets": "score",
-    "alibi": "score",
-    "deberta": "score",
-    "table 2-D": "score",
-    "none": "nowhere",
-}
+    """The interface used by scoring and drawing, for a model of relpos or of transformers."""
+    return family_of(model) if model.config.model_type.startswith(PREFIX) else TransformersReader(model)
 
 
 class _ReachedError(Exception):
@@ -57,7 +44,7 @@ class _ReachedError(Exception):
 
 
 @dataclass(frozen=True)
-class Recorded:
+class LayerRecord:
     """One call of self-attention in a forward."""
 
     number: int  # 1 is the first
@@ -65,7 +52,7 @@ class Recorded:
     call: LayerCall
 
 
-class Published(Reader):
+class TransformersReader(Reader):
     """A model of transformers, on our attention where `relpos.use` can run it.
 
     Args:
@@ -85,7 +72,7 @@ class Published(Reader):
             use(model)
         except ValueError as error:
             self.refusal = str(error)
-        self._layers: list[Recorded] | None = None
+        self._layers: list[LayerRecord] | None = None
         self._checked = False
 
     def check_scoring(self, model: PreTrainedModel) -> None:
@@ -158,7 +145,7 @@ class Published(Reader):
     def heads(self, model: PreTrainedModel) -> int:
         return self.layers(model)[0].call.q.shape[1]
 
-    def layers(self, model: PreTrainedModel) -> list[Recorded]:
+    def layers(self, model: PreTrainedModel) -> list[LayerRecord]:
         """Its self-attention layers on a small input, in the order in which they run."""
         if self._layers is None:
             with evaluating(model):
@@ -182,34 +169,34 @@ class Published(Reader):
             calls.append(replace(recorded[number], turned=turns_of(rotary)))
         return calls
 
-    def _record(self, model: PreTrainedModel, inputs: Mapping[str, Any], wanted: Container[int]) -> list[Recorded]:
+    def _record(self, model: PreTrainedModel, inputs: Mapping[str, Any], wanted: Container[int]) -> list[LayerRecord]:
         """The self-attention layers of one forward that are wanted, in order."""
         return record(model, inputs, wanted) if self.refusal is None else eager_weights(model, inputs, wanted)
 
     def calls_without_input(
         self, model: PreTrainedModel, length: int, numbers: Iterable[int]
     ) -> list[LayerCall] | None:
-        found, layers = self.layer_positions(model), self.layers(model)
+        positions, layers = self.layer_positions(model), self.layers(model)
         calls = []
         for number in numbers:
-            bias = None if found is None else found[number - 1].bias_by_distance
+            bias = None if positions is None else positions[number - 1].bias_by_distance
             if bias is None:
                 return None
             calls.append(static_call(bias(length), layers[number - 1].call.arguments["causal"]))
         return calls
 
-    def positions(self, model: PreTrainedModel, numbers: Sequence[int]) -> tuple[str, str]:
-        found = self.layer_positions(model)
-        if found is None:
+    def position_titles(self, model: PreTrainedModel, numbers: Sequence[int]) -> tuple[str, str]:
+        positions = self.layer_positions(model)
+        if positions is None:
             return "its own positions", "unknown"
-        shown = [found[number - 1] for number in numbers]
-        places = dict.fromkeys(PLACES.get(position.kind, "unknown") for position in shown)
+        shown = [positions[number - 1] for number in numbers]
+        places = dict.fromkeys(position.acts_on for position in shown)
         return " / ".join(dict.fromkeys(position.title for position in shown)), " / ".join(places)
 
-    def position(self, model: PreTrainedModel) -> dict[str, Any]:
-        found = self.layer_positions(model) or []
-        kinds = dict.fromkeys(position.kind for position in found)
-        return {"name": " / ".join(kinds) or "unknown", "layers": [position.words for position in found]}
+    def position_entry(self, model: PreTrainedModel) -> dict[str, Any]:
+        positions = self.layer_positions(model) or []
+        kinds = dict.fromkeys(position.kind for position in positions)
+        return {"name": " / ".join(kinds) or "unknown", "layers": [position.words for position in positions]}
 
     def layer_positions(self, model: PreTrainedModel, length: int | None = None) -> list[LayerPosition] | None:
         """Where position lives in its self-attention layers, in their order; None if they were not recognised."""
@@ -220,11 +207,11 @@ class Published(Reader):
         return list(known.values()) if len(known) == len(names) else None
 
 
-def turns_of(rotary: Rotary | None) -> Turns | None:
+def turns_of(rotary: Rotary | None) -> RotaryFrequencies | None:
     """The rotation of a layer whose heads begin with their rotated dimensions."""
     if rotary is None or rotary.start:
         return None
-    return Turns(rotary.frequencies, "half" if rotary.layout == "halves" else "interleaved")
+    return RotaryFrequencies(rotary.frequencies, rotary.layout)
 
 
 def static_call(table: Tensor, causal: bool) -> LayerCall:
@@ -240,7 +227,7 @@ def static_call(table: Tensor, causal: bool) -> LayerCall:
         return Toeplitz(table[:, call.lowest + length - 1 :].to(call.dtype).contiguous(), call.zero)
 
     q = table.new_zeros(1).expand(1, heads, length, 1)
-    return LayerCall(q, q, ModelsOwn(heads, 1, (bias,)), {"causal": causal})
+    return LayerCall(q, q, ModelBias(heads, 1, (bias,)), {"causal": causal})
 
 
 def text_inputs(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
@@ -257,7 +244,7 @@ def text_inputs(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
     return inputs
 
 
-def record(model: PreTrainedModel, inputs: Mapping[str, Any], wanted: Container[int]) -> list[Recorded]:
+def record(model: PreTrainedModel, inputs: Mapping[str, Any], wanted: Container[int]) -> list[LayerRecord]:
     """Run a model that is on our attention, and keep what reaches it.
 
     Args:
@@ -269,30 +256,27 @@ def record(model: PreTrainedModel, inputs: Mapping[str, Any], wanted: Container[
         The wanted calls of self-attention, in order.
     """
     names = {module: name for name, module in model.named_modules()}
-    found: list[Recorded] = []
+    calls: list[LayerRecord] = []
     numbers = itertools.count(1)
 
     def listen(
         module: nn.Module, q: Tensor, k: Tensor, position: Encoding | None, arguments: Mapping[str, Any]
     ) -> None:
         if q.shape[2] == k.shape[2] and (number := next(numbers)) in wanted:
-            found.append(Recorded(number, names[module], LayerCall(q, k, position, arguments)))
+            calls.append(LayerRecord(number, names[module], LayerCall(q, k, position, arguments)))
 
-    LISTENERS.append(listen)
-    try:
+    with captured_calls(model, listen):
         model(**inputs)
-    finally:
-        LISTENERS.remove(listen)
-    return found
+    return calls
 
 
-def eager_weights(model: PreTrainedModel, inputs: Mapping[str, Any], wanted: Container[int]) -> list[Recorded]:
+def eager_weights(model: PreTrainedModel, inputs: Mapping[str, Any], wanted: Container[int]) -> list[LayerRecord]:
     """The attention weights that a model returns by its own code, as calls whose softmax they are."""
     out = model(**inputs, output_attentions=True)
     kinds = ("encoder_attentions", "decoder_attentions", "attentions")
     weights = [each for kind in kinds for each in out.get(kind) or () if each is not None]
     return [
-        Recorded(number, f"layer {number}", weights_call(each))
+        LayerRecord(number, f"layer {number}", weights_call(each))
         for number, each in enumerate(weights, 1)
         if number in wanted
     ]
@@ -304,4 +288,4 @@ def weights_call(weights: Tensor) -> LayerCall:
     zeros = weights.new_zeros(1, heads, length, 1)
     logits = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
     causal = not bool(weights.triu(1).any())
-    return LayerCall(zeros, zeros, ModelsOwn(heads, 1, (dense(logits),)), {"causal": causal, "mask": weights > 0})
+    return LayerCall(zeros, zeros, ModelBias(heads, 1, (dense(logits),)), {"causal": causal, "mask": weights > 0})

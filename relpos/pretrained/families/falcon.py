@@ -6,11 +6,22 @@ published Falcon did. We follow "sdpa".
 
 from typing import Any
 
+import torch
 from torch import Tensor
-from transformers.models.falcon.modeling_falcon import apply_rotary_pos_emb
+from transformers.models.falcon.modeling_falcon import apply_rotary_pos_emb, build_alibi_tensor
 
-from relpos.pretrained.biases import by_key
-from relpos.pretrained.interface import relpos_attention
+from relpos.pretrained.attention_interface import by_key, relpos_attention
+from relpos.pretrained.families import rotary
+from relpos.pretrained.layer_position import Adapter, LayerPosition, ModelLayer
+
+
+def describe(layer: ModelLayer) -> LayerPosition | None:
+    """The slopes of one layer, or its rotation."""
+    if not layer.config.alibi:
+        return rotary.describe(layer)
+    values = build_alibi_tensor(torch.ones(1, 2, dtype=torch.long), layer.config.num_attention_heads, torch.float32)
+    slopes = ((values[:, 0, 1] - values[:, 0, 0]) * layer.module.inv_norm_factor).float()
+    return layer.alibi(slopes, "divided by √head_dim, rounded to bfloat16; padding is not counted")
 
 
 def forward(
@@ -46,3 +57,6 @@ def forward(
         key_bias=None if bias is None else by_key(bias),
     )
     return self.dense(out.reshape(batch, queries, -1)), None
+
+
+ADAPTER = Adapter({"falcon"}, describe, {"modeling_falcon.FalconAttention": {"forward": forward}})

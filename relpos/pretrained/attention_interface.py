@@ -1,15 +1,19 @@
 """transformers' attention interface, served by `relpos.attention`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from relpos.attend import attention
+from relpos.forms.bias import Form, RankOne, Scored, Sum
+from relpos.forms.call import Call
+from relpos.forms.encoding import Encoding
 from relpos.forms.tracing import has_values
-from relpos.pretrained.biases import Bias, ModelsOwn, dense
-from relpos.pretrained.visible import visible_of
+from relpos.pretrained.key_mask import key_mask_of
 
 NO_WEIGHTS = (
     "relpos never materialises the attention weights: set it to False, or call relpos.use(model, off=True) and "
@@ -25,20 +29,80 @@ HARMLESS = (  # keywords of other implementations that change no number here, an
     *("output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep"),  # of what the model returns
     *("labels", "num_items_in_batch"),  # of the loss
 )
-Listener = Callable[[nn.Module, Tensor, Tensor, "ModelsOwn | None", dict[str, Any]], None]
-LISTENERS: list[Listener] = []  # called with each module, its queries and keys, bias and further arguments
+LISTENER = "_relpos_listener"  # attribute of the modules of a model whose calls are captured
+Bias = Callable[[Call], Form | None]
+Listener = Callable[[nn.Module, Tensor, Tensor, "ModelBias | None", dict[str, Any]], None]
 
 
-class PositionBias:
-    """A bias by position in place of the tensor (1, heads, queries, keys) that T5-type layers pass to each other.
+class ModelBias(Encoding):
+    """The biases that a model's own code adds to the scores in one call of attention; functions that return forms."""
 
-    Args:
-        bias: The form of the bias, or None for no bias.
-        start: Index of the first query among the keys.
+    paper = "the model's own"
+    formula = "B = the sum of what the model's code adds to the scores"
+
+    def __init__(self, heads: int, head_dim: int, biases: tuple[Bias, ...]) -> None:
+        super().__init__(heads, head_dim)
+        self.biases = biases
+
+    def bias(self, call: Call) -> Form | None:
+        forms = tuple(form for form in (bias(call) for bias in self.biases) if form is not None)
+        if len(forms) < 2:
+            return forms[0] if forms else None
+        return Sum(forms)
+
+
+def dense(bias: Tensor) -> Bias:
+    """A bias that the model has materialised: broadcasts to (batch, heads, queries, keys)."""
+
+    def make(call: Call) -> Form:
+        values = bias.to(call.dtype)
+
+        def block(i: Tensor, j: Tensor, scores: Any = None, visible: Any = None) -> Tensor:
+            rows = values if values.shape[-2] == 1 else values.index_select(-2, i - call.first)
+            columns = rows if rows.shape[-1] == 1 or rows.shape[-1] == len(j) else rows[..., : len(j)]
+            return columns.expand(-1, call.heads, len(i), len(j))
+
+        return Scored(block, {"bias": values})
+
+    return make
+
+
+def by_key(bias: Tensor) -> Bias:
+    """A bias per key alone, (1 or batch, heads, keys), in causal attention.
+
+    A constant per query changes no weight, so that bias_j may become bias_j − bias_i: the growth of a running sum.
     """
 
-    def __init__(self, bias: Bias | None, start: int) -> None:
-        self.bias, self.start = bias, start
+    def make(call: Call) -> Form:
+        total = bias.to(torch.float64).expand(call.batch, call.heads, -1)
+        return RankOne(total.contiguous(), None, call.dtype)
+
+    return make
+
+
+@dataclass(frozen=True)
+class PositionBias:
+    """A bias by position in place of the tensor (1, heads, queries, keys) that T5-type layers pass to each other."""
+
+    bias: Bias | None  # None for no bias
+    start: int  # index of the first query among the keys
+
+
+@contextmanager
+def captured_calls(model: nn.Module, listener: Listener) -> Iterator[None]:
+    """Within this context, tell a function of each call of attention in a model that runs on ours.
+
+    Args:
+        model: A model after `relpos.use`.
+        listener: Called with the layer, its queries and keys, its bias and the further arguments of `attention`.
+    """
+    for module in model.modules():
+        vars(module)[LISTENER] = listener
+    try:
+        yield
+    finally:
+        for module in model.modules():
+            vars(module).pop(LISTENER, None)
 
 
 def relpos_attention(
@@ -67,7 +131,7 @@ def relpos_attention(
         query: (batch, heads, queries, head_dim), rotated.
         key: (batch, key_heads, keys, head_dim), rotated.
         value: (batch, key_heads, keys, value_dim).
-        attention_mask: From `relpos.pretrained.masks`; or boolean or additive, broadcastable to (batch, heads,
+        attention_mask: From `relpos.pretrained.mask_functions`; or boolean or additive, broadcastable to (batch, heads,
             queries, keys); or None.
         scaling: Factor of q·k.
         dropout: Share of the weights that is dropped while training.
@@ -94,9 +158,9 @@ def relpos_attention(
     check_call(module, cache, output_attentions, kwargs)
     batch, heads, queries, head_dim = query.shape
     biases: list[Bias] = [] if key_bias is None else [key_bias]
-    visible = visible_of(attention_mask)
-    if visible is not None:
-        where = visible.arguments(batch, key.shape[2])
+    key_mask = key_mask_of(attention_mask)
+    if key_mask is not None:
+        where = key_mask.arguments(batch, key.shape[2])
     elif attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         where = {"causal": bool(causal) and queries > 1, "start": max(0, key.shape[2] - queries)}
@@ -114,9 +178,10 @@ def relpos_attention(
         biases.append(dense(position_bias))
     if where["start"] == key.shape[2] - queries and (where["causal"] or queries == key.shape[2]):
         del where["start"]  # the default
-    position = ModelsOwn(heads, head_dim, tuple(biases)) if biases else None
+    position = ModelBias(heads, head_dim, tuple(biases)) if biases else None
     arguments = {"scale": None if scaling is None else float(scaling), "softcap": softcap, "sinks": s_aux, **where}
-    for listener in LISTENERS:
+    listener = getattr(module, LISTENER, None)
+    if listener is not None:
         listener(module, query, key, position, arguments)
     out = attention(query, key, value, position, dropout=dropout if module.training else 0.0, **arguments)
     return out.transpose(1, 2).contiguous(), None
@@ -149,7 +214,7 @@ def read_mask(mask: Any, batch: int, queries: int, keys: int, biases: list[Bias]
     """A mask that is not ours, as arguments of attention; an additive one joins the biases.
 
     Raises:
-        ValueError: It is no mask with four axes.
+        ValueError: It is not a mask with four axes.
     """
     if not isinstance(mask, Tensor) or mask.dim() != 4 or not (mask.dtype == torch.bool or mask.is_floating_point()):
         kind = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__

@@ -23,7 +23,7 @@ from transformers.masking_utils import (
 )
 
 from relpos.forms.call import MaskFunction
-from relpos.pretrained.visible import Visible, VisibleMask, traced_mask
+from relpos.pretrained.key_mask import KeyMask, KeyMaskTensor, traced_mask
 
 ADDITIVE = {"deepseek_v4"}  # model types that join an additive bias to their mask, so that it has to be additive too
 DEFAULTS = {"q_offset": 0, "kv_offset": 0, "local_size": None, "use_vmap": False, "device": "cpu"}
@@ -70,7 +70,7 @@ def describe(
     keys: int,
     first_query: int,
     first_key: int,
-) -> Visible | None:
+) -> KeyMask | None:
     """The recognised parts of a mask as arguments of attention.
 
     Args:
@@ -113,7 +113,7 @@ def describe(
     left, right = (min(sizes) for sizes in zip(*windows, strict=True))
     causal = right == 0
     window = None if left >= far and right in (0, far) else (left, right)
-    return Visible(batch, queries, keys, start, causal, window, documents, padding)
+    return KeyMask(batch, queries, keys, start, causal, window, documents, padding)
 
 
 def ids_of(settings: dict[str, Any], first_key: int, keys: int) -> Tensor:
@@ -126,7 +126,7 @@ def ids_of(settings: dict[str, Any], first_key: int, keys: int) -> Tensor:
     return torch.div(position - before, settings["chunk_size"], rounding_mode="floor")
 
 
-def by_function(mask_function: MaskFunction, padding: Tensor | None, first_key: int, **sizes: Any) -> Visible:
+def by_function(mask_function: MaskFunction, padding: Tensor | None, first_key: int, **sizes: Any) -> KeyMask:
     """A mask that is a function of index tensors, evaluated for one block of queries at a time."""
 
     def function(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ def by_function(mask_function: MaskFunction, padding: Tensor | None, first_key: 
 
     if padding is not None:
         padding = padding[:, first_key : first_key + sizes["keys"]]
-    return Visible(**sizes, padding=padding, function=function)
+    return KeyMask(**sizes, padding=padding, function=function)
 
 
 def interval_mask(
@@ -159,7 +159,7 @@ def interval_mask(
 
     Returns:
         None where nothing is masked; a boolean row per sequence for a single query; else a mask that carries its
-        description (`visible_of`). Model types in `ADDITIVE` get the mask that they would get in "eager".
+        description (`key_mask_of`). Model types in `ADDITIVE` get the mask that they would get in "eager".
     """
     arguments = {
         "batch_size": batch_size,
@@ -181,14 +181,14 @@ def interval_mask(
     if q_length == 1:  # the mask has one row: nothing can be saved, and no description changes while decoding
         return one_row(arguments)
     if tracing:
-        visible = traced(arguments, config, allow_is_bidirectional_skip is not None)
-        return sdpa_mask(**arguments) if visible is None else traced_mask(visible, device)
-    visible = eagerly(arguments)
-    if visible is None:
+        key_mask = traced(arguments, config, allow_is_bidirectional_skip is not None)
+        return sdpa_mask(**arguments) if key_mask is None else traced_mask(key_mask, device)
+    key_mask = eagerly(arguments)
+    if key_mask is None:
         return sdpa_mask(**{**arguments, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
-    if visible.everything and allow_is_bidirectional_skip:
+    if key_mask.everything and allow_is_bidirectional_skip:
         return None
-    return VisibleMask(visible, torch.device(device))
+    return KeyMaskTensor(key_mask, torch.device(device))
 
 
 def one_row(arguments: dict[str, Any]) -> Tensor | None:
@@ -204,32 +204,34 @@ def one_row(arguments: dict[str, Any]) -> Tensor | None:
     return mask
 
 
-def described_mask(attention_mask: Any = None, **arguments: Any) -> Visible:
+def described_mask(attention_mask: Any = None, **arguments: Any) -> KeyMask:
     """The same for models outside the interface whose attention we replaced: always the description itself.
 
-    It is no tensor, so that such a model cannot add anything to it: Falcon would add ALiBi.
+    It is not a tensor, so that such a model cannot add anything to it: Falcon would add ALiBi.
     """
-    if isinstance(attention_mask, Visible):  # generate makes the mask before the model does
+    if isinstance(attention_mask, KeyMask):  # generate makes the mask before the model does
         return attention_mask
     both_directions = "allow_is_bidirectional_skip" in arguments
     arguments = {**DEFAULTS, **arguments, "attention_mask": attention_mask}
-    visible = traced(arguments, None, both_directions) if torch.compiler.is_compiling() else eagerly(arguments)
-    if visible is not None:
-        return visible
+    key_mask = traced(arguments, None, both_directions) if torch.compiler.is_compiling() else eagerly(arguments)
+    if key_mask is not None:
+        return key_mask
     sizes = {"batch": arguments["batch_size"], "queries": arguments["q_length"], "keys": arguments["kv_length"]}
-    written = {**arguments, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    return Visible(**sizes, function=sdpa_mask(**written))
+    settings = {**arguments, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return KeyMask(**sizes, function=sdpa_mask(**settings))
 
 
-def eagerly(arguments: dict[str, Any]) -> Visible | None:
+def eagerly(arguments: dict[str, Any]) -> KeyMask | None:
     """The description of a mask whose values can be read; None if it must be materialised."""
     sizes = {"batch": arguments["batch_size"], "queries": arguments["q_length"], "keys": arguments["kv_length"]}
     first_query, first_key = int(arguments["q_offset"]), int(arguments["kv_offset"])
     padding = prepare_padding_mask(arguments["attention_mask"], sizes["keys"], first_key)
     parts = recognise(arguments["mask_function"])
-    visible = None if parts is None else describe(parts, padding, **sizes, first_query=first_query, first_key=first_key)
-    if visible is not None:
-        return visible
+    key_mask = (
+        None if parts is None else describe(parts, padding, **sizes, first_query=first_query, first_key=first_key)
+    )
+    if key_mask is not None:
+        return key_mask
     if not arguments["use_vmap"] and first_query >= first_key:
         return by_function(arguments["mask_function"], padding, first_key, **sizes, start=first_query - first_key)
     warnings.warn(
@@ -240,7 +242,7 @@ def eagerly(arguments: dict[str, Any]) -> Visible | None:
     return None
 
 
-def traced(arguments: dict[str, Any], config: Any, both_directions: bool) -> Visible | None:
+def traced(arguments: dict[str, Any], config: Any, both_directions: bool) -> KeyMask | None:
     """The description of a mask in a traced graph, where neither values nor closures can be read.
 
     A causal mask that is a conjunction hides a token's predecessor only where a document or a chunk begins, so the
@@ -275,4 +277,4 @@ def traced(arguments: dict[str, Any], config: Any, both_directions: bool) -> Vis
     pair = None
     if window is not None and not chunked:
         pair = (window, window) if both_directions else (window - 1, 0)
-    return Visible(batch, queries, keys, start, not both_directions, pair, documents, padding)
+    return KeyMask(batch, queries, keys, start, not both_directions, pair, documents, padding)

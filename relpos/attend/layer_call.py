@@ -10,7 +10,7 @@ from relpos.forms.encoding import Encoding
 
 
 @dataclass(frozen=True)
-class Turns:
+class RotaryFrequencies:
     """How queries and keys are rotated: by so many radians per token in each pair of dimensions."""
 
     frequencies: Tensor  # (pairs,); dimensions from 2 · pairs on are not rotated
@@ -25,4 +25,4 @@ class LayerCall:
     k: Tensor  # (1, key_heads, length, head_dim)
     position: Encoding | None  # acts on them; None if nothing is left to do, as for keys that come rotated
     arguments: Mapping[str, Any]  # further ones of `relpos.attention`: hidden, causal, window, scale, …
-    turned: Turns | None = None  # how q and k were rotated before, if that is known
+    turned: RotaryFrequencies | None = None  # how q and k were rotated before, if that is known

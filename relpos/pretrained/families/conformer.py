@@ -10,7 +10,8 @@ from torch import Tensor
 
 from relpos.forms.bias import Projected
 from relpos.forms.call import Call
-from relpos.pretrained.interface import PositionBias, relpos_attention
+from relpos.pretrained.attention_interface import PositionBias, relpos_attention
+from relpos.pretrained.layer_position import Adapter
 
 
 def forward(self: Any, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any) -> tuple[Tensor, None]:
@@ -98,3 +99,14 @@ def clipped(self: Any, query: Tensor) -> PositionBias:
         return Projected(query.to(call.dtype), table, call.zero, row, first=call.first)
 
     return PositionBias(bias, 0)
+
+
+ADAPTER = Adapter(
+    methods={
+        "modeling_parakeet.ParakeetEncoderAttention": {"forward": parakeet_forward},
+        "modeling_seamless_m4t.SeamlessM4TConformerSelfAttention": {"forward": forward},
+        "modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention": {"forward": forward},
+        "modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention": {"forward": forward},
+        "modeling_wav2vec2_conformer.Wav2Vec2ConformerSelfAttention": {"forward": forward},
+    }
+)

@@ -1,13 +1,20 @@
-"""BLOOM: ALiBi as one number per head and key, counted over the tokens that are no padding."""
+"""BLOOM: ALiBi as one number per head and key, counted over the tokens that are not padding."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
-from relpos.pretrained.biases import by_key
-from relpos.pretrained.interface import relpos_attention
+from relpos.pretrained.attention_interface import by_key, relpos_attention
+from relpos.pretrained.layer_position import Adapter, LayerPosition, ModelLayer
+
+
+def describe(layer: ModelLayer) -> LayerPosition:
+    """The slopes of one layer."""
+    values = build_alibi_tensor(torch.ones(1, 2, dtype=torch.long), layer.config.num_attention_heads, torch.float32)
+    return layer.alibi(values[:, 0, 1] - values[:, 0, 0], "padding is not counted")
 
 
 def forward(
@@ -45,3 +52,6 @@ def forward(
     else:
         projected = self.dense(context)
     return residual + F.dropout(projected, p=self.hidden_dropout, training=self.training), None
+
+
+ADAPTER = Adapter({"bloom"}, describe, {"modeling_bloom.BloomAttention": {"forward": forward}})

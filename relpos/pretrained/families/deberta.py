@@ -12,8 +12,28 @@ from torch import Tensor
 
 from relpos.forms.bias import Form, Projected, Sum
 from relpos.forms.call import Call
-from relpos.pretrained.biases import Bias
-from relpos.pretrained.interface import PositionBias, relpos_attention
+from relpos.pretrained.attention_interface import Bias, PositionBias, relpos_attention
+from relpos.pretrained.layer_position import Adapter, LayerPosition, Methods, ModelLayer, words_of_table
+
+TERMS = {"c2p": "content to position", "p2c": "position to content"}
+
+
+def describe(layer: ModelLayer) -> LayerPosition:
+    """The terms of one layer. They depend on the content, so that there is no bias by distance alone."""
+    module = layer.module
+    terms = [TERMS[term] for term in module.pos_att_type if term in TERMS] if module.relative_attention else []
+    added = layer.table() if layer.config.position_biased_input else None
+    table = None if added is None else added[0]
+    parts = []
+    if terms:
+        span, buckets = module.max_relative_positions, getattr(module, "position_buckets", -1)
+        spacing = f"{2 * buckets} log-spaced buckets" if buckets > 0 else "one embedding per distance"
+        shared = "projected as the content is" if getattr(module, "share_att_key", False) else "own projections"
+        parts.append(f"DeBERTa, {' and '.join(terms)}: {spacing} up to distance {span:,}, {shared}")
+    if table is not None:
+        parts.append(words_of_table(table))
+    kind = "deberta" if terms else "none" if table is None else "learned"
+    return layer.position(kind, "; and ".join(parts) or "no position", table=table)
 
 
 def get_attention_mask(self: Any, attention_mask: Tensor) -> Tensor:
@@ -23,8 +43,8 @@ def get_attention_mask(self: Any, attention_mask: Tensor) -> Tensor:
     """
     if attention_mask.dim() == 2:
         return attention_mask.bool()[:, None, None]
-    theirs: Tensor = type(self).get_attention_mask(self, attention_mask)
-    return theirs.bool()
+    mask: Tensor = type(self).get_attention_mask(self, attention_mask)
+    return mask.bool()
 
 
 def get_rel_pos(self: Any, hidden_states: Tensor, query_states: Any = None, relative_pos: Any = None) -> None:
@@ -159,3 +179,16 @@ def bucketed(self: Any, distance: Tensor) -> Tensor:
     spread = torch.log(torch.tensor((longest - 1) / middle, dtype=torch.float32, device=distance.device))
     bucket = torch.ceil(torch.log(far.float() / middle) / spread * (middle - 1)) + middle
     return torch.where(far <= middle, distance, (bucket * distance.sign()).long())
+
+
+ENCODER: Methods = {"get_attention_mask": get_attention_mask, "get_rel_pos": get_rel_pos}
+ADAPTER = Adapter(
+    {"deberta", "deberta-v2"},
+    describe,
+    {  # both versions have a DisentangledSelfAttention
+        "modeling_deberta.DebertaEncoder": ENCODER,
+        "modeling_deberta.DisentangledSelfAttention": {"forward": forward_v1},
+        "modeling_deberta_v2.DebertaV2Encoder": ENCODER,
+        "modeling_deberta_v2.DisentangledSelfAttention": {"forward": forward_v2},
+    },
+)

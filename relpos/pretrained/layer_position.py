@@ -1,0 +1,280 @@
+"""An attention layer of a transformers model, and what is known of its position."""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from relpos.forms.rotation import turn_pairs
+from relpos.pretrained.probe import attention_layers
+
+ACTS_ON = {  # where each kind of position acts, in the words of the encodings
+    "rotary": "query and key",
+    "learned": "embedding",
+    "sinusoidal": "embedding",
+    "buckets": "score",
+    "alibi": "score",
+    "deberta": "score",
+    "table 2-D": "score",
+    "none": "nowhere",
+}
+CROSS = ("CrossAttention", "crossattention", "cross_attn", "encoder_attn", "EncDecAttention", "encoder_decoder_attn")
+NORMS = ("q_norm", "q_layernorm", "qk_norm", "query_layernorm", "query_norm", "q_ln", "norm_q")
+NORM_LAST = ("llama4_text", "nanochat")  # families that normalise after they rotate
+TABLES = ("position_embeddings", "position_embedding", "embed_positions", "wpe", "positions_embed")
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The rotation of queries and keys in one layer, as they reach attention.
+
+    Dimensions `start` to `start + rotated` of a head are rotated in pairs: with the layout "half", pair m is
+    (m, m + rotated / 2); with "interleaved" it is (2m, 2m + 1). A pair (a, b) of the token at position i becomes
+
+        factor · (a·cos(i·θ_m) − b·sin(i·θ_m),  a·sin(i·θ_m) + b·cos(i·θ_m)).
+    """
+
+    frequencies: Tensor  # θ: (rotated / 2,), radians per token, scaling applied; negative where a model turns backwards
+    rotated: int
+    head_dim: int
+    layout: Literal["half", "interleaved"]
+    factor: float = 1.0  # of cosines and sines: YaRN's and LongRoPE's attention factor
+    scaling: Mapping[str, Any] = field(default_factory=dict)  # the model's own rope parameters
+    start: int = 0  # the first rotated dimension; above 0 where a head ends with its rotated part
+
+    def apply(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate projected queries or keys as the model does.
+
+        Args:
+            x: (…, length, head_dim).
+            positions: (length,), or what broadcasts to x without its last axis.
+
+        Returns:
+            The rotated ones, of the same shape.
+
+        Example:
+            >>> rotary = layer_positions(model)[0].rotary
+            >>> rotary.apply(torch.randn(4, 10, rotary.head_dim), torch.arange(10))
+        """
+        return self._turn(x, positions, self.factor)
+
+    def undo(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate queries or keys back: the inverse of `apply`, with the same arguments."""
+        return self._turn(x, -positions, 1.0 / self.factor)
+
+    def _turn(self, x: Tensor, positions: Tensor, factor: float) -> Tensor:
+        if x.shape[-1] != self.head_dim:
+            raise ValueError(f"the heads of this layer have {self.head_dim} dimensions, not {x.shape[-1]}.")
+        exact = torch.promote_types(x.dtype, torch.float32)
+        angle = positions.to(exact)[..., None] * self.frequencies.to(x.device, exact)
+        before, turning = x[..., : self.start], x[..., self.start :].to(exact)
+        turned = turn_pairs(turning, angle.cos() * factor, angle.sin() * factor, self.layout)
+        return torch.cat([before, turned.to(x.dtype)], dim=-1)
+
+
+@dataclass(frozen=True)
+class LayerPosition:
+    """Where position lives in one attention layer.
+
+    `bias(length)` has one value per head and distance: (heads, 2·length − 1), at the distances i − j (query minus key)
+    from −(length − 1) to length − 1. In causal layers only distances from 0 on occur; where the model adds a value per
+    key (ALiBi), the constant per query, which changes no weight, is chosen so that distance 0 has 0. For "table 2-D",
+    `bias(window)` is (heads, 2·window − 1, 2·window − 1): the differences of rows and of columns, query minus key, from
+    −(window − 1) to window − 1.
+    """
+
+    name: str  # of the attention module, as in model.named_modules()
+    kind: str  # one of `ACTS_ON`, "relpos" or "unknown"
+    words: str  # one line
+    rotary: Rotary | None = None
+    table: Tensor | None = None  # (positions, width): added to the embedding; row 0 belongs to the first token
+    bias: Callable[[int], Tensor] | None = None
+
+    @property
+    def title(self) -> str:
+        """Its first words, as "RoPE" or "T5 buckets"."""
+        return "unknown positions" if self.kind == "unknown" else re.split("[,:]", self.words)[0]
+
+    @property
+    def acts_on(self) -> str:
+        """Where it acts, in the words of the encodings."""
+        return ACTS_ON.get(self.kind, "unknown")
+
+    @property
+    def bias_by_distance(self) -> Callable[[int], Tensor] | None:
+        """`bias`, if it is all that position does in this layer's scores, and a function of the distance alone."""
+        return self.bias if self.kind in ("alibi", "buckets") else None
+
+
+@dataclass(frozen=True)
+class ModelLayer:
+    """An attention layer, and the models that it is part of."""
+
+    name: str  # in the complete model
+    module: Any
+    parts: tuple[PreTrainedModel, ...]  # the models of its type around it, from the innermost outward
+    stack: str  # name of the innermost one in the complete model; "" for a model of one stack
+    index: int  # in the stack; 0 is the first
+    length: int | None = None  # of the input, for what depends on it
+
+    @property
+    def part(self) -> PreTrainedModel:
+        """The innermost model around it."""
+        return self.parts[0]
+
+    @property
+    def config(self) -> Any:
+        """The configuration of the part."""
+        return self.part.config
+
+    @property
+    def model_type(self) -> str:
+        """The model type of the part."""
+        return str(self.config.model_type)
+
+    @property
+    def cross(self) -> bool:
+        """Whether its keys come from another stack, or its query is a learned one that pools all tokens."""
+        return is_cross(self.name, self.module)
+
+    @property
+    def layer_type(self) -> str | None:
+        """Its entry in the configuration's `layer_types`, as "sliding_attention"."""
+        types = getattr(self.config, "layer_types", None)
+        number = getattr(self.module, "layer_idx", None)
+        return None if not types or number is None or number >= len(types) else str(types[number])
+
+    @property
+    def window(self) -> int | None:
+        """How many tokens a query sees, itself included, in a causal layer; how many to each side in others."""
+        config, kind = self.config, self.layer_type
+        if self.model_type == "gpt_neo":
+            return int(config.window_size) if config.attention_layers[self.index] == "local" else None
+        if kind is not None and kind != "sliding_attention":
+            return None
+        size = getattr(config, "sliding_window", None)
+        if size is None and kind is not None:
+            size = getattr(self.module, "sliding_window", None)
+        if kind is None and not getattr(config, "use_sliding_window", True):
+            return None
+        return size if isinstance(size, int) and size > 0 else None
+
+    def table(self) -> tuple[Tensor, int] | None:
+        """The table that is added to the embedding of its stack.
+
+        OPT and BART have two unused rows at the start (`offset`); RoBERTa-style models have a row for the padding token
+        and start after it (`padding_idx`).
+
+        Returns:
+            The rows from the first token's on, (positions, width), and the number of the first one; None if there is no
+            table.
+        """
+        return next((table for table in map(_table_in, self.parts) if table is not None), None)
+
+    def position(self, kind: str, words: str, **fields: Any) -> LayerPosition:
+        """Its position, with what else changes its scores (windows, softcaps, sinks, norms) added to the words."""
+        return LayerPosition(self.name, kind, "; ".join([words, *self._score_changes()]), **fields)
+
+    def alibi(self, slopes: Tensor, note: str) -> LayerPosition:
+        """ALiBi: a penalty proportional to the distance.
+
+        Args:
+            slopes: What the scores of each head lose per token of distance, after the model's own scale: (heads,).
+            note: Further words.
+        """
+
+        def bias(length: int) -> Tensor:
+            return -slopes[:, None] * torch.arange(1 - length, length)
+
+        return self.position("alibi", f"ALiBi, slopes {slopes.max():.3g} to {slopes.min():.3g}; {note}", bias=bias)
+
+    def _score_changes(self) -> list[str]:
+        module, window = self.module, self.window
+        words = []
+        if window is not None:
+            causal = getattr(module, "is_causal", True)
+            words.append(f"window {window:,}" if causal else f"window {window:,} to each side")
+        if self.layer_type == "chunked_attention":
+            words.append(f"chunks of {self.config.attention_chunk_size:,} tokens")
+        if any(getattr(module, name, None) is not None for name in NORMS):
+            last = self.model_type in NORM_LAST
+            words.append("q and k normalised after the rotation" if last else "q and k normalised")
+        softcap = getattr(module, "attn_logit_softcapping", None)
+        if softcap:
+            words.append(f"softcap {softcap:g}")
+        if getattr(module, "sinks", None) is not None:
+            words.append("a learned sink per head")
+        if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
+            words.append(f"temperature by position from {self.config.floor_scale:,} tokens on")
+        return words
+
+
+Methods = Mapping[str, Callable[..., Any]]  # by the name of the method
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What relpos knows of the models of some types: their position, and their attention on ours."""
+
+    types: Collection[str] = ()  # model types whose layers `describe` knows
+    describe: Callable[[ModelLayer], LayerPosition | None] = lambda layer: None  # None: not the kind of this adapter
+    methods: Mapping[str, Methods] = field(default_factory=dict)  # by file and class: what replaces a class's methods
+
+
+def words_of_table(rows: Tensor, kind: str = "learned") -> str:
+    """A table that is added to the embedding, in words."""
+    return f"{kind} positions, {rows.shape[0]:,} × {rows.shape[1]:,}, added to the embedding"
+
+
+def is_cross(name: str, module: nn.Module) -> bool:
+    """Whether the keys of a layer come from another stack, or the query is a learned one that pools all tokens."""
+    if isinstance(module, nn.MultiheadAttention) or any(
+        word in part for word in CROSS for part in (*name.split("."), type(module).__name__)
+    ):
+        return True
+    return bool(getattr(module, "is_cross_attention", False))
+
+
+def model_layers(model: PreTrainedModel, length: int | None = None) -> Iterator[ModelLayer]:
+    """The attention layers of a model, in order, for inputs of a length."""
+    parts = {name: module for name, module in model.named_modules() if isinstance(module, PreTrainedModel)}
+    layers = attention_layers(model)
+
+    def parts_of(name: str) -> list[str]:
+        around = [part for part in parts if not part or name.startswith(f"{part}.")]
+        return sorted(around, key=len, reverse=True)
+
+    groups: dict[tuple[str, bool], list[str]] = {}
+    for name, module in layers.items():
+        groups.setdefault((parts_of(name)[0], is_cross(name, module)), []).append(name)
+    several = len({part for part, _ in groups}) > 1
+    numbers = {name: number for (part, _), names in groups.items() for name, number in _numbered(names, part).items()}
+    for name, module in layers.items():
+        inner, *_ = around = parts_of(name)
+        family = parts[inner].config.model_type
+        same = tuple(parts[part] for part in around if parts[part].config.model_type == family)
+        yield ModelLayer(name, module, same, inner.rpartition(".")[2] if several else "", numbers[name], length)
+
+
+def _numbered(names: list[str], part: str) -> dict[str, int]:
+    """The numbers of layers from their names, as in "layers.3.self_attn"; from their order if that is not enough."""
+    matches = [re.search(r"\.(\d+)\.", name[len(part) :]) for name in names]
+    numbers = [-1 if match is None else int(match[1]) for match in matches]
+    unique = len(set(numbers)) == len(numbers) and min(numbers) >= 0
+    return dict(zip(names, numbers if unique else range(len(names)), strict=True))
+
+
+def _table_in(part: PreTrainedModel) -> tuple[Tensor, int] | None:
+    """See `ModelLayer.table`, of one model."""
+    for name, module in part.named_modules():
+        if name.rpartition(".")[2] in TABLES and isinstance(module, nn.Embedding):
+            first = getattr(module, "offset", 0 if module.padding_idx is None else module.padding_idx + 1)
+            return module.weight[first:].detach(), int(first)
+    for name, parameter in part.named_parameters():
+        if name.rpartition(".")[2] in TABLES and parameter.dim() == 3:  # (1, positions, width) of images
+            return parameter[0].detach(), 0
+    return None
