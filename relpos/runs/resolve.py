@@ -12,7 +12,7 @@ from relpos.models.registry import DEFAULT, entry
 from relpos.runs import defaults
 from relpos.runs.settings import DataSettings, ModelSettings, Settings
 from relpos.system.errors import unknown
-from relpos.system.system_memory import check_memory
+from relpos.system.memory import check_memory
 from relpos.tasks import task
 from relpos.text.tokenizer_names import bpe_entries
 

@@ -24,7 +24,7 @@ from relpos.runs.run import open_run
 from relpos.training import trainer as trainer_module
 from relpos.training.training import train
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]
 SHARED = {key: value for key, value in SMALL_RUN.items() if key != "model.encoding"}
 WRONG = "learned:length=8"  # it can be made, but not trained on windows of 16
 WRONG_FOLDER = "learned-length=8"

@@ -19,6 +19,8 @@ from relpos.maps.scaled_rows import ScaledRows
 from relpos.maps.sources import Source
 from relpos.models.layer_call import LayerCall
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(autouse=True)
 def _without_gradients():

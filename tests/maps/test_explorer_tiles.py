@@ -14,6 +14,8 @@ from relpos.maps.flat_rows import FlatRows
 from relpos.maps.head_maps import HeadMap
 from relpos.maps.sources import Source
 
+pytestmark = pytest.mark.heavy
+
 STATIC = ["alibi", "kerple_log", "kerple_power", "t5", "clipped", "sandwich", "window", "fire"]
 
 

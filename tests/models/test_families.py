@@ -12,6 +12,8 @@ from relpos.models.family import family_of, get_family
 from relpos.models.positions import layer_positions, make_positions
 from relpos.models.presets import Preset
 
+pytestmark = pytest.mark.heavy
+
 VOCABULARY = 61
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 THEIRS = {  # the encoding under which a family is transformers' own model, and that model

@@ -14,6 +14,8 @@ import torch
 from relpos.cli import app
 from relpos.encodings import registry
 
+pytestmark = pytest.mark.heavy
+
 PAGES = [document for document in documents.DOCUMENTS if documents.name(document) != "README.md"]
 RUN = {"python", "sh", "setup"}
 SHOWN = {"", "text", "cpp"}  # trees, outputs; cpp is compared with the sources

@@ -12,6 +12,8 @@ from documents import ROOT
 
 import relpos
 
+pytestmark = pytest.mark.heavy
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RUN = [block.code for block in documents.all_blocks(ROOT / "README.md") if block.language == "sh" and not block.reason]
 COMMANDS = [" ".join(words) for code in RUN for words in documents.commands_of(code)]

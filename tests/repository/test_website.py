@@ -12,6 +12,8 @@ import relpos
 from relpos.runs.settings import Settings
 from website import blocks, cards, export, mathematics, notebooks, pages, repository, settings_table
 
+pytestmark = pytest.mark.heavy
+
 GENERATED = pages.generated()
 
 

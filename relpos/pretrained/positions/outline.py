@@ -8,7 +8,7 @@ import transformers
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from relpos.system.system_memory import memory_of_machine
+from relpos.system.memory import memory_of_machine
 
 LAYERS = 10_000  # more than any model has; experts likewise
 PER_BYTE = 8  # parameters: of one bit each, which is fewer than any quantization has
