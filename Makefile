@@ -7,7 +7,7 @@
 #   make explorer  the page of relpos explore, from explorer/ into relpos/explorer/static (needs node 20 or newer and npm)
 #   make readme    the README's table of encodings, from relpos ls --markdown
 #   make wheel     a wheel for other Linux machines into dist/, installed into a fresh environment and tried there
-#   make docs      the documentation site into site/, offline; make pages   the generated parts of docs/, from the code
+#   make docs      the documentation site into site/, offline
 #   make bench-train   speed of a training step, the same way; make bench-evaluate   evaluation at 16,384 tokens
 #   make bench-decode  decoding steps and generate      make bench-use    models of transformers on relpos
 #   make bench-scale   one sequence over 2 and 4 processes
@@ -18,7 +18,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: figures explorer check chromium test test-all lint readme wheel docs pages bench bench-train bench-decode bench-evaluate \
+.PHONY: figures explorer check chromium test test-all lint readme wheel docs bench bench-train bench-decode bench-evaluate \
   bench-use bench-explore bench-scale bench-cluster clean
 
 figures: $(INSTALLED)
@@ -79,9 +79,6 @@ wheel: $(INSTALLED)
 docs: $(INSTALLED)
 	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "site/index.html; with its search: python -m http.server --directory site"
-
-pages: $(INSTALLED)
-	$(BIN)/python -m website.pages
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/start.py

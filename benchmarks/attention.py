@@ -251,7 +251,7 @@ def merged(before: list[dict], now: list[dict], key: tuple[str, ...]) -> list[di
 
 
 def rounds_told(results: list[dict]) -> str:
-    """How many rounds each length had, since one is no best of several."""
+    """How many rounds each length had, since one run is not a best of several."""
     return ", ".join(f"{n} at {length}" for length, n in sorted({(row["length"], row["rounds"]) for row in results}))
 
 

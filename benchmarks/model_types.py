@@ -5,7 +5,7 @@
 
 Each is a small random model: the type's default configuration with its sizes shrunk by their names, with one layer of
 each kind, and with windows, chunks and top-k that are shorter than the 21 tokens of the inputs. "Equal": the logits of
-the tokens that are no padding (none padded, padded on the right, padded on the left), all gradients, and the logits of
+the tokens that are not padding (none padded, padded on the right, padded on the left), all gradients, and the logits of
 8 generated tokens after padding on the left are those of transformers' "eager" (of its default, where it has no
 "eager"), to 1e-3 of the largest. "Refused": by `relpos.use`, with this sentence. Types are tried in a child process,
 with a time limit each. Writes benchmarks/results/model_types.{json,md}.

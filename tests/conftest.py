@@ -35,67 +35,10 @@ SMALL_RUN = {
     "run.save_every": 3,
 }
 
-# Files that train, start many processes, draw many pictures or try the kernel in every shape: `make check` leaves
-# them to `make test`. (The contracts hold the kernel to the reference in `make check` too.)
-HEAVY = {
-    "test_api",
-    "test_attention_pictures",
-    "test_card",
-    "test_compare",
-    "test_compare_on_ray",
-    "test_context",
-    "test_context_training",
-    "test_damaged_cache",
-    "test_damaged_models",
-    "test_damaged_runs",
-    "test_distributed",
-    "test_draw",
-    "test_evaluate",
-    "test_evaluate_in_parts",
-    "test_executors",
-    "test_explorer_export",
-    "test_explorer_models",
-    "test_explorer_rows",
-    "test_explorer_safety",
-    "test_explorer_tiles",
-    "test_explorer_page",
-    "test_families",
-    "test_family_runs",
-    "test_figures",
-    "test_flex",
-    "test_flex_compiled",
-    "test_gpt2",
-    "test_imports",
-    "test_install",
-    "test_native",
-    "test_native_mass",
-    "test_native_skipping",
-    "test_native_surroundings",
-    "test_pages",
-    "test_new_task",
-    "test_paper",
-    "test_picture_arrays",
-    "test_processes",
-    "test_readme",
-    "test_refused_runs",
-    "test_report",
-    "test_task_runs",
-    "test_train",
-    "test_trainer_overrides",
-    "test_transforms",
-    "test_transplant",
-    "test_website",
-}
-
-
-def pytest_itemcollected(item):
-    if item.path.stem in HEAVY:
-        item.add_marker(pytest.mark.heavy)
-
 
 def pytest_collection_modifyitems(items):
     # A worker runs all tests of a file, which may share a trained model (--dist loadfile): the long files come first.
-    items.sort(key=lambda item: item.path.stem not in HEAVY)
+    items.sort(key=lambda item: item.get_closest_marker("heavy") is None)
 
 
 @pytest.fixture(autouse=True)

@@ -1,1 +1,1 @@
-"""What `make docs` and `make pages` do: the generated parts of the documents, and the site made of them."""
+"""What `make docs` does: the generated parts of the documents, and the site made of them."""

@@ -12,44 +12,32 @@ from relpos.encodings.registry import encoding_class
 from relpos.forms.cards import HEAD_DIM, HEADS, Card
 from relpos.forms.options import options_of
 from relpos.forms.parameters import BoundedParameter, PositiveParameter
-from website.blocks import block
 
-FORMS = {  # the form of a bias: what it costs, and what runs it
-    "Toeplitz": ("heads × distances", "native, flex, chunks"),
-    "RankOne": ("batch × heads × length", "native, flex, chunks"),
-    "Scaled": ("distances, and a few values per head", "native, flex, chunks"),
-    "Scored": ("complete rows of scores, a block at a time", "chunks"),
-}
 UNWRITTEN = "Nobody has written this part yet."
 MIDDLE = f"""## The idea
 
-{UNWRITTEN} The formula above is all there is to know so far.
+{UNWRITTEN} The formula: `{{formula}}`
 
 <!-- pictures -->
 """
 
 
-def page(name: str, before: str | None = None) -> str:
+def page(name: str, written: str | None = None) -> str:
     """The page of an encoding.
 
     Args:
         name: The encoding's name.
-        before: The page as it is now, whose hand-written middle is kept; None for a new page.
+        written: The page as it is written by hand, with its title; None if nobody has written it.
 
     Returns:
-        The page in Markdown, with its generated parts current.
+        The page in Markdown, with what follows from its card before and after.
     """
-    middle = MIDDLE if before is None else hand_written(before)
-    return f"# {name}\n\n{block('head', head(name))}\n\n{middle.strip()}\n\n{block('tail', tail(name))}\n"
-
-
-def hand_written(document: str) -> str:
-    """The part of a page that is written by hand."""
-    return document.split("<!-- end of head -->", 1)[1].split("<!-- tail:", 1)[0].strip()
+    middle = MIDDLE.format(formula=relpos.card(name).formula) if written is None else written.partition("\n")[2]
+    return f"# {name}\n\n{head(name)}\n\n{middle.strip()}\n\n{tail(name)}\n"
 
 
 def head(name: str) -> str:
-    """Summary, facts and formula in one line."""
+    """Summary and facts."""
     card = relpos.card(name)
     rows = {
         "acts on": card.place,
@@ -60,7 +48,7 @@ def head(name: str) -> str:
     }
     first, *others = [f"| {key} | {value} |" for key, value in rows.items()]
     facts = "\n".join([first, "|---|---|", *others])
-    return f"{card.summary}\n\n{facts}\n\nIn one line: `{card.formula}`"
+    return f"{card.summary}\n\n{facts}"
 
 
 def linked(paper: str) -> str:
@@ -69,14 +57,13 @@ def linked(paper: str) -> str:
 
 
 def tail(name: str) -> str:
-    """How to use it, its parameters, its options, its cost."""
+    """How to use it, its parameters, its options."""
     card = relpos.card(name)
     parts = [
         f"## Use it\n\n```python\n{use(card)}\n```",
-        f"The same on the command line: `relpos draw {name}`, `relpos train --encoding {name}`.",
+        f"On the command line: `relpos draw {name}`, `relpos train --encoding {name}`.",
         f"## Parameters\n\n{parameters(card)}",
         f"## Options\n\n{options(card)}",
-        f"## Cost\n\n{cost(card)}",
     ]
     return "\n\n".join(parts)
 
@@ -106,9 +93,7 @@ def parameters(card: Card) -> str:
         return "It learns nothing."
     return "\n".join(
         [
-            f"Of {HEADS} heads with head_dim {HEAD_DIM} and default options.",
-            "",
-            "| parameter | shape | start values |",
+            f"| parameter, of {HEADS} heads with head_dim {HEAD_DIM} | shape | start values |",
             "|---|---|---|",
             *rows,
         ]
@@ -154,27 +139,3 @@ def options(card: Card) -> str:
 def escaped(text: str) -> str:
     """Text for a cell of a table."""
     return text.replace("|", "\\|").replace("<", "&lt;")
-
-
-def cost(card: Card) -> str:
-    """What it costs beside attention itself, by place and form."""
-    rows = []
-    if "embedding" in card.places:
-        rows.append("| one addition to the embeddings | once per sequence, before the first layer | any |")
-    if "query and key" in card.places:
-        rows.append("| queries (and keys) changed | length × head_dim / 2 at most, shared by the heads | any |")
-    for form in card.form.split(" + "):
-        if form in FORMS:
-            memory, backends = FORMS[form]
-            rows.append(f"| a bias of the form `{form}` | {memory} | {backends} |")
-    if not rows:
-        return "Nothing: attention runs as if there were no encoding."
-    return "\n".join(
-        [
-            "| what | memory beside q, k and v | backends beside `reference` |",
-            "|---|---|---|",
-            *rows,
-            "",
-            "[How attention runs](../attention.md#how-fast) has the measured times.",
-        ]
-    )

@@ -10,7 +10,7 @@ from mkdocs.structure.pages import Page
 
 import relpos
 from relpos.encodings.registry import FILES
-from website import export, notebooks, pages, pictures
+from website import cards, export, notebooks, pages, pictures
 from website.mathematics import with_mathml
 from website.repository import ROOT, outside, page_of, rewrite_links
 
@@ -39,7 +39,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page_of(path) or path, abs_src_path=str(ROOT / path)))
     for name in FILES:
         if files.get_file_from_path(f"encodings/{name}.md") is None:
-            files.append(File.generated(config, f"encodings/{name}.md", content=pages.encoding_page(name)))
+            files.append(File.generated(config, f"encodings/{name}.md", content=cards.page(name)))
         for kind, file in pictures.pictures(name).items():
             files.append(File.generated(config, f"encodings/pictures/{name}-{kind}.png", abs_src_path=str(file)))
     for notebook in notebooks.notebooks():
@@ -64,8 +64,10 @@ def section_of(page: Page) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links lead to pages of the site; the pages of encodings show their pictures."""
+    """Put in generated parts and pictures; links lead to pages of the site."""
     path = page.file.src_uri
+    if page.file.generated_by is None:
+        markdown = pages.complete(path, markdown)
     _markdown[path] = markdown
     if not path.startswith("notebooks/"):
         markdown = rewrite_links(markdown, path)

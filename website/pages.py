@@ -1,17 +1,13 @@
-"""Write the generated parts of the documents: `make pages`.
+"""The parts of the site that follow from the code: `make docs` puts them into the pages."""
 
-The pages of the encodings, the settings and the command line are committed, so that they can be read on GitHub; a test
-says when they are older than the code.
-"""
+from collections.abc import Callable
 
 import relpos
 from relpos.encodings.registry import FILES
 from website import cards, command_line, settings_table
-from website.blocks import replaced
 from website.repository import ROOT
 
 ENCODINGS = ROOT / "docs" / "encodings"
-REFERENCE = ROOT / "docs" / "reference"
 PLACES = {  # sections of the overview
     "score": "On the scores: an additive bias",
     "query and key": "On queries and keys",
@@ -20,23 +16,21 @@ PLACES = {  # sections of the overview
 }
 
 
-def generated() -> dict[str, str]:
-    """Every document with generated parts, by its path in the repository, as it should be."""
-    documents = {f"docs/encodings/{name}.md": encoding_page(name) for name in FILES}
-    parts = {
-        "docs/encodings/index.md": ("list", overview()),
-        "docs/reference/settings.md": ("settings", settings_table.tables()),
-        "docs/reference/commands.md": ("commands", command_line.reference()),
-    }
-    for path, (name, content) in parts.items():
-        documents[path] = replaced((ROOT / path).read_text(encoding="utf-8"), name, content)
-    return documents
+def complete(path: str, markdown: str) -> str:
+    """A page of the site with its generated parts.
 
-
-def encoding_page(name: str) -> str:
-    """The page of an encoding; a new one if it has none."""
-    file = ENCODINGS / f"{name}.md"
-    return cards.page(name, file.read_text(encoding="utf-8") if file.exists() else None)
+    Args:
+        path: The page's path below docs/.
+        markdown: The page as it is written by hand.
+    """
+    for name in FILES:
+        if path == f"encodings/{name}.md":
+            return cards.page(name, markdown)
+    if path in PARTS:
+        comment, part = PARTS[path]
+        assert comment in markdown, f"{path} has no place for its generated part, {comment}"
+        markdown = markdown.replace(comment, part())
+    return markdown
 
 
 def overview() -> str:
@@ -50,19 +44,13 @@ def overview() -> str:
     return "\n\n".join(sections)
 
 
-def without_middle() -> list[str]:
+def unwritten() -> list[str]:
     """Names of the encodings whose page nobody has written by hand."""
-    return [name for name in FILES if cards.UNWRITTEN in encoding_page(name)]
+    return [name for name in FILES if not (ENCODINGS / f"{name}.md").exists()]
 
 
-def main() -> None:
-    """Write what is not current."""
-    for path, text in generated().items():
-        file = ROOT / path
-        if not file.exists() or file.read_text(encoding="utf-8") != text:
-            file.write_text(text, encoding="utf-8")
-            print(f"wrote {path}")
-
-
-if __name__ == "__main__":
-    main()
+PARTS: dict[str, tuple[str, Callable[[], str]]] = {
+    "encodings/index.md": ("<!-- list -->", overview),
+    "reference/settings.md": ("<!-- settings -->", settings_table.tables),
+    "reference/commands.md": ("<!-- commands -->", command_line.reference),
+}

@@ -12,7 +12,7 @@ from relpos.attend import reference
 from relpos.forms.bias import Form, Projected, Scaled, terms
 from relpos.forms.call import Call
 from relpos.forms.tracing import is_transformed
-from relpos.system.allocator import give_back_freed_memory
+from relpos.system.memory import give_back_freed_memory
 
 FASTEST_ON: tuple[str, ...] = ()
 LOGITS = 2**20  # values that a block may materialise: 4 MB in float32, so that a block fits into the caches

@@ -7,7 +7,7 @@ import typer
 from relpos.cli import compare, encodings, evaluate, explore, pictures, train
 from relpos.cli.cluster import ClusterCommand
 from relpos.cli.options import Command
-from relpos.system.system_memory import out_of_memory
+from relpos.system.memory import out_of_memory
 
 LAB = (
     *("transformers", "accelerate", "safetensors", "datasets", "tokenizers"),

@@ -7,7 +7,6 @@ import typer
 
 from relpos.cli.choices import complete_encoding_or_folder
 from relpos.cli.options import default
-from relpos.cli.pictures import Progress
 
 SERVER = "The server"  # a group of options in the help
 
@@ -75,6 +74,7 @@ def explore(
     - relpos explore runs/cable --export cable.html
     """
     from relpos.explorer.explore import explore as open_exploration
+    from relpos.system.progress import FractionLine
     from relpos.text.documents import read_file
 
     if export is not None and not what:
@@ -86,5 +86,5 @@ def explore(
     if export is None:
         exploration.serve(host, port, not no_browser, typer.echo)
         return
-    file = exploration.save(export, Progress("exporting"))
+    file = exploration.save(export, FractionLine("exporting").show)
     typer.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB, one page that needs no server and no network")

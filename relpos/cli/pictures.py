@@ -1,9 +1,7 @@
 """relpos draw and relpos figures."""
 
-import sys
-import time
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
@@ -20,6 +18,7 @@ from relpos.model_catalogue import PRESETS
 from relpos.paper import defaults as paper_defaults
 from relpos.pictures.defaults import COLUMNS, HEAD_DIM, HEADS, LENGTH, MOST_LABELS
 from relpos.runs.defaults import PRESET
+from relpos.system.progress import FractionLine
 
 SHOWN, LOOKS, UNTRAINED = "What is shown", "How it looks", "An untrained encoding"  # groups of options in the help
 
@@ -192,7 +191,7 @@ def draw(
         heads=heads,
         head_dim=head_dim,
         options=parse_options(option or []),
-        progress=Progress("drawing"),
+        progress=FractionLine("drawing").show,
     )
     typer.echo(f"{picture.save(path)}: {picture.caption}")
     if numbers is not None:
@@ -276,29 +275,3 @@ def figures(
     )
     if failed:
         raise ValueError(f"{len(failed)} of the figures could not be made (see above); the others are in {out}.")
-
-
-class Progress:
-    """Shows the share of the work that is done and the time left; nothing if the work takes less than two seconds.
-
-    In a terminal each line replaces the one before; elsewhere a new line is printed every `every` seconds.
-    """
-
-    def __init__(self, verb: str, stream: TextIO | None = None, first: float = 2.0, every: float = 10.0) -> None:
-        from relpos.system.progress import LiveLine
-
-        self.verb, self.stream = verb, stream or sys.stderr
-        self.line = LiveLine(self.stream)
-        self.begun = time.monotonic()
-        self.next, self.every = self.begun + first, 0.1 if self.stream.isatty() else every
-
-    def __call__(self, done: float) -> None:
-        """Show that a share of the work is done; 1 is all of it."""
-        from relpos.system.progress import clock_time
-
-        now = time.monotonic()
-        if done >= 1:
-            self.line.clear()
-        elif now >= self.next and done > 0:
-            self.next = now + self.every
-            self.line(f"{self.verb} {done:4.0%}  {clock_time((now - self.begun) * (1 - done) / done)} left")

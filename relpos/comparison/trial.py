@@ -20,8 +20,8 @@ from relpos.comparison.comparison import Comparison, Trial, load_comparison
 from relpos.system.files import write_text
 from relpos.system.lock import HeldError, Lock
 from relpos.system.mappings import read_json
+from relpos.system.memory import memory_of_machine
 from relpos.system.processes import end_with_parent
-from relpos.system.system_memory import memory_of_machine
 
 RECORD, LOG, LOCK = "trial.json", "trial.log", ".trial.lock"  # in a trial's folder
 GRACE = 30.0  # seconds until a process that helped to train ends after an error: the first one records the reason

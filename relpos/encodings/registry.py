@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from relpos.forms.cards import Card, compute_card, read_cards, write_cards
 from relpos.forms.options import check_names, options_of
 from relpos.system.errors import unknown
-from relpos.system.system_memory import check_memory
+from relpos.system.memory import check_memory
 
 if TYPE_CHECKING:
     from relpos.forms.encoding import Encoding

@@ -19,10 +19,9 @@ from relpos.evaluation.units import Units
 from relpos.models.loss import token_losses
 from relpos.runs.run import Run
 from relpos.system.files import write_bytes, writing
-from relpos.system.memory import begin_peak, peak
+from relpos.system.memory import begin_peak, check_memory, peak
 from relpos.system.progress import Countdown
 from relpos.system.seal import signed, undamaged
-from relpos.system.system_memory import check_memory
 from relpos.text.masking import MASKED_EVERY, masked_places
 from relpos.text.tokens import IGNORED, Tokens
 

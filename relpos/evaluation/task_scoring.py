@@ -21,9 +21,9 @@ from relpos.models.family import family_of
 from relpos.runs.model_card import refresh_card
 from relpos.runs.run import Run
 from relpos.system.files import write_text
+from relpos.system.memory import check_memory
 from relpos.system.progress import Countdown
 from relpos.system.seal import signed, undamaged
-from relpos.system.system_memory import check_memory
 from relpos.tasks.registry import task as task_of
 from relpos.tasks.task import Example, Task
 

@@ -24,7 +24,7 @@ from relpos.maps.computing import within
 from relpos.maps.head_values import difference
 from relpos.maps.heads.head_classes import KINDS
 from relpos.maps.pyramid import TILE, HeadMap
-from relpos.system.allocator import give_back_freed_memory
+from relpos.system.memory import give_back_freed_memory
 
 STATIC = Path(__file__).with_name("static")
 WORKERS = max(4, min(8, os.cpu_count() or 4))  # computations at a time: each in one thread, and some wait for others

@@ -12,7 +12,7 @@ from relpos.explorer.app import make_app
 from relpos.explorer.explorer import Explorer
 from relpos.explorer.guard import is_loopback
 from relpos.explorer.subjects import Subject
-from relpos.system.allocator import limit_arenas
+from relpos.system.memory import limit_arenas
 
 PORT, TRIED = 8123, 20  # the first port, and how many are tried
 

@@ -15,7 +15,7 @@ from relpos.maps.map import PIXELS
 from relpos.pictures import captions
 from relpos.pictures.defaults import HEAD_DIM, HEADS, LENGTH, MOST_LABELS
 from relpos.system.errors import unknown
-from relpos.system.system_memory import check_memory
+from relpos.system.memory import check_memory
 
 if TYPE_CHECKING:
     from relpos.runs.inputs import ModelInput

@@ -14,7 +14,7 @@ from relpos.pretrained.positions import layer_positions, summary
 from relpos.pretrained.probe import configurations
 from relpos.pretrained.transplant import ORIGINALS
 from relpos.pretrained.use import refused_part
-from relpos.system.system_memory import memory_of_machine
+from relpos.system.memory import memory_of_machine
 
 LAYERS = 10_000  # more than any model has; experts likewise
 PER_BYTE = 8  # parameters: of one bit each, which is fewer than any quantization has

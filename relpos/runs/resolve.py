@@ -11,7 +11,7 @@ from relpos.model_catalogue import DEFAULT, entry, preset
 from relpos.runs import defaults
 from relpos.runs.settings import DataSettings, ModelSettings, Settings
 from relpos.system.errors import unknown
-from relpos.system.system_memory import check_memory
+from relpos.system.memory import check_memory
 from relpos.tasks import task
 from relpos.text.tokenizer_names import bpe_entries
 

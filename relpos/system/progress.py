@@ -64,6 +64,30 @@ class StatusLine(LiveLine):
             self(line())
 
 
+class FractionLine(StatusLine):
+    """Shows the completed fraction and the time left; nothing if the work takes less than two seconds.
+
+    Args:
+        verb: What is being done: "drawing".
+        every: Seconds between two lines outside a terminal.
+        first: Seconds until the first line.
+    """
+
+    def __init__(self, verb: str, every: float = 10.0, first: float = 2.0) -> None:
+        super().__init__(every, first)
+        self.verb, self.start, self.next_in_terminal = verb, time.monotonic(), self.next
+
+    def show(self, done: float) -> None:
+        """Show the completed fraction; 1 is all of it."""
+        now = time.monotonic()
+        if done >= 1:
+            self.clear()
+        elif done > 0 and now >= self.next_in_terminal:
+            self.next_in_terminal = now + 0.1
+            left = time_left(now - self.start, done, 1.0)
+            self.update(lambda: f"{self.verb} {done:4.0%}  {left}")
+
+
 class Countdown:
     """Reports every few seconds where the work is and how long the rest will take.
 
@@ -93,8 +117,12 @@ class Countdown:
         now = time.monotonic()
         if now - self.last_message >= self.every:
             self.last_message = now
-            left = (self.total - self.done) * (now - self.started) / self.done
-            self.say(f"{message}  {clock_time(left)} left")
+            self.say(f"{message}  {time_left(now - self.started, self.done, self.total)}")
+
+
+def time_left(seconds: float, done: float, total: float) -> str:
+    """How long the rest of the work takes at the speed so far: "0:09 left"."""
+    return f"{clock_time((total - done) * seconds / done)} left"
 
 
 def clock_time(seconds: float) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from relpos.system.system_memory import check_memory
+from relpos.system.memory import check_memory
 
 FILES = {
     ".txt": "text",

@@ -28,7 +28,7 @@ from relpos.runs.settings import FREE, Settings
 from relpos.system.files import write_text
 from relpos.system.lock import LOCK, Lock
 from relpos.system.mappings import read_json
-from relpos.system.system_memory import check_memory
+from relpos.system.memory import check_memory
 from relpos.system.versions import versions
 from relpos.training.clock import Clock
 from relpos.training.context import check_processes, context_group, make_collator

@@ -10,6 +10,8 @@ from many_processes import run
 import relpos
 from relpos.attend.parallel import SCHEMES
 
+pytestmark = pytest.mark.heavy
+
 LENGTHS = {2: 37, 4: 19}  # tokens per slice, no multiple of any block
 VARIANTS = [
     *((name, {}) for name in relpos.names()),

@@ -16,7 +16,10 @@ from relpos.forms.bias import Scaled, Toeplitz
 from relpos.forms.call import Call
 
 # PyTorch's compiler looks at .grad of what a function captures.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
 HEADS, HEAD_DIM, KEYS = 4, 8, 21
 NAMES = [name for name in relpos.names() if relpos.card(name).form in ("Toeplitz", "RankOne", "Scaled")]
 

@@ -14,7 +14,10 @@ from torch._inductor.kernel.flex.flex_attention import validate_joint_graph
 import relpos
 from relpos.attend.flex import kernel
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
 NAMES = [None, "alibi", "kerple_log", "cable", "fire", "rope"]
 
 

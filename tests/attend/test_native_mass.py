@@ -14,6 +14,7 @@ from relpos.attend.native import library
 from relpos.forms.call import Call, document_ends
 
 pytestmark = [
+    pytest.mark.heavy,
     pytest.mark.skipif(not native.available()[0], reason=native.available()[1]),
     pytest.mark.usefixtures("two_threads"),
 ]

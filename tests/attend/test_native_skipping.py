@@ -15,6 +15,7 @@ from relpos.forms.bias import RankOne, Sum, Toeplitz
 from relpos.forms.call import Call
 
 pytestmark = [
+    pytest.mark.heavy,
     pytest.mark.skipif(not native.available()[0], reason=native.available()[1]),
     pytest.mark.usefixtures("two_threads"),
 ]

@@ -19,6 +19,7 @@ from relpos.forms.bias import RankOne, Scaled, Scored, Sum, Toeplitz
 from relpos.forms.call import Call
 
 pytestmark = [
+    pytest.mark.heavy,
     pytest.mark.skipif(not native.available()[0], reason=native.available()[1]),
     pytest.mark.usefixtures("two_threads"),
 ]

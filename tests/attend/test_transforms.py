@@ -7,6 +7,8 @@ from torch.func import functional_call, grad, jacfwd, jvp, vmap
 
 import relpos
 
+pytestmark = pytest.mark.heavy
+
 NAMES = relpos.names()
 
 

@@ -22,7 +22,7 @@ from relpos.runs.load_settings import load_settings
 from relpos.runs.run import Run
 from relpos.training.api import KEYS, make_settings
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]
 NAMES = ["compare", "draw", "evaluate", "figures", "open", "train"]
 OPTIONS = {"length": 16, "steps": 2, "batch_size": 4, "lr": 1e-3, "seed": 1, "tokenizer": "bpe-280"}
 COMMAND = ["--length", "16", "--steps", "2", "--batch-size", "4", "--lr", "1e-3", "--seed", "1"]

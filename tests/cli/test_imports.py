@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.heavy
+
 HEAVY = ("transformers", "matplotlib", "datasets", "accelerate", "fastapi", "uvicorn", "hypothesis", "ray", "submitit")
 
 

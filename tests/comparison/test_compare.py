@@ -24,7 +24,7 @@ from relpos.runs.run import open_run
 from relpos.training import trainer as trainer_module
 from relpos.training.training import train
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]
 SHARED = {key: value for key, value in SMALL_RUN.items() if key != "model.encoding"}
 WRONG = "kerple_log"  # a folder stands where its log would be written
 LENGTHS = [16, 32]

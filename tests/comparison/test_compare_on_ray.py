@@ -20,7 +20,7 @@ from relpos.comparison.trial import DONE, FAILED, LOCK, LOG, finished, read_reco
 from relpos.system.executors.local import LocalExecutor
 from relpos.system.executors.ray import RayExecutor
 
-pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.slow]
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world"), pytest.mark.slow]
 ENCODINGS, SEEDS, LENGTHS = ["alibi", "rope", "cable"], 2, [16, 32]
 TIMES = {"seconds", "tokens_per_second", "peak_memory_bytes"}  # what differs between any two runs
 

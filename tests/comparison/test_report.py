@@ -21,6 +21,8 @@ from relpos.comparison.summary import (
 from relpos.comparison.trial import finished, write_record
 from relpos.pictures.blocks import Code, Heading, Image, Items, Table, Text, to_html, to_markdown
 
+pytestmark = pytest.mark.heavy
+
 LENGTHS = [32, 64, 128]
 PERPLEXITIES = {  # two seeds each, at 32, 64 and 128
     "alibi": ([20.0, 19.5, 19.25], [21.0, 20.0, 19.75]),

@@ -32,7 +32,7 @@ from relpos.text.tokenizers import gpt2_tokenizer, token_bytes
 from relpos.text.tokens import Tokens
 from relpos.training.training import train
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]
 LENGTHS = [16, 32, 64]  # trained at the first
 WORK = ("seconds", "tokens_per_second", "peak_memory_bytes")
 

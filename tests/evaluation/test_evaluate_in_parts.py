@@ -13,7 +13,7 @@ from relpos.system.executors.local import LocalExecutor
 from relpos.system.executors.slurm import SlurmExecutor
 from relpos.training.training import train
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]
 TIMES = {"seconds", "tokens_per_second", "peak_memory_bytes"}  # what differs between any two evaluations
 QUESTIONS = {  # runs, and what is asked of them
     "windows": (["one", "two"], {"lengths": [16, 64], "rope_scaling": "yarn:4"}),

@@ -18,6 +18,8 @@ from relpos.explorer import page_export
 from relpos.explorer.page_export import export_page, page_data
 from relpos.explorer.subjects import EncodingSubject
 
+pytestmark = pytest.mark.heavy
+
 INDEX = """<!doctype html><html><head><title>relpos</title>
 <script type="module" crossorigin src="./static/app.js"></script>
 <link rel="stylesheet" crossorigin href="./static/app.css">

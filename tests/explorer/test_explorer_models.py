@@ -13,6 +13,8 @@ from relpos.explorer.model_subjects import ModelSubject
 from relpos.maps.layer import model_layers
 from relpos.training.training import train
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def trained(settings, tmp_path_factory):

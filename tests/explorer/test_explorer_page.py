@@ -12,6 +12,8 @@ from relpos.explorer.explore import explore, open_subjects
 from relpos.explorer.server import Server
 from relpos.training.training import train
 
+pytestmark = pytest.mark.heavy
+
 HOSTILE = '<img src=x onerror="window.harm=1"><script>window.harm=1</script> \u202e&lt;b&gt; {{7*7}} ${7*7}'
 WIDE, HIGH = 1280, 900
 SLOPE = 2.0**-2  # of the second of ALiBi's eight heads

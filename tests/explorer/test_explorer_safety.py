@@ -23,6 +23,8 @@ from relpos.explorer.server import Server, open_port
 from relpos.explorer.subjects import EncodingSubject
 from relpos.maps.computing import check_time, within
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture
 def web():

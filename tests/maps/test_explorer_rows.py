@@ -19,6 +19,8 @@ from relpos.maps.rank_one import RankOneValues
 from relpos.maps.scaled import ScaledValues
 from relpos.maps.values import HeadValues
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(autouse=True)
 def _without_gradients():

@@ -13,6 +13,8 @@ from relpos.maps.pyramid import HeadMap
 from relpos.maps.toeplitz import ByDistance, FlatContent
 from relpos.maps.values import HeadValues, TensorValues
 
+pytestmark = pytest.mark.heavy
+
 STATIC = ["alibi", "kerple_log", "kerple_power", "t5", "clipped", "sandwich", "window", "fire"]
 
 

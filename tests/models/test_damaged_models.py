@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM, RelposGPT2Model
 from relpos.runs.run import open_run
 
+pytestmark = pytest.mark.heavy
+
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 50257}
 WEIGHTS = "model.safetensors"
 OPENERS = [

@@ -12,6 +12,8 @@ from relpos.models import FAMILIES
 from relpos.models.family import family_of, get_family
 from relpos.models.plan import layer_encodings, make_positions
 
+pytestmark = pytest.mark.heavy
+
 VOCABULARY = 61
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 THEIRS = {  # the encoding under which a family is transformers' own model, and that model

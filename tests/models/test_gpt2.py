@@ -17,6 +17,8 @@ from relpos.models import PRESETS, RelposGPT2Config, RelposGPT2ForCausalLM, Relp
 from relpos.models.loss import masked_token_loss, next_token_loss, token_losses
 from relpos.models.masks import read_position_ids
 
+pytestmark = pytest.mark.heavy
+
 VOCABULARY = 61
 POSITIONS: list[dict[str, object]] = [
     *({"name": name} for name in relpos.names()),

@@ -21,6 +21,8 @@ from relpos.runs.load_settings import load_settings
 from relpos.training.parallel import makespan, train_in_parallel
 from relpos.training.training import train
 
+pytestmark = pytest.mark.heavy
+
 SEED = json.loads((Path(__file__).parents[1] / "data" / "seed-figures.json").read_text())["figures"]
 SMALL = {"data.tokenizer": "bpe-280", "run.batch_size": 2, "run.eval_windows": 2}
 

@@ -20,7 +20,7 @@ from relpos.runs.inputs import heldout_samples
 from relpos.runs.run import open_run
 from relpos.training.training import train
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]
 
 
 @pytest.fixture(scope="module")

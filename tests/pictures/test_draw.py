@@ -1,6 +1,5 @@
 """relpos draw of trained models: what is drawn, what is said of it, and what is refused."""
 
-import io
 import json
 import shutil
 
@@ -10,7 +9,6 @@ import torch
 from typer.testing import CliRunner
 
 from relpos.cli import app
-from relpos.cli.pictures import Progress
 from relpos.maps.layer import model_layers
 from relpos.maps.map import map_of_layer
 from relpos.pictures import draw
@@ -18,7 +16,7 @@ from relpos.runs.inputs import heldout_samples
 from relpos.runs.run import open_run
 from relpos.training.training import train
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]
 
 
 @pytest.fixture(scope="module")
@@ -227,16 +225,6 @@ def test_several_encodings_and_runs_share_one_profile(runs):
     looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
     assert len(looks) == 4
     assert [numbers["encoding"] for numbers in together.numbers["profiles"]] == ["alibi", "kerple_log"]
-
-
-def test_progress_is_told_where_the_output_is_redirected_too():
-    stream = io.StringIO()  # no terminal
-    progress = Progress("drawing", stream, first=0, every=0)
-    for done in (0.0, 0.25, 0.5, 1.0):
-        progress(done)
-    lines = stream.getvalue().splitlines()
-    assert [line[:12] for line in lines] == ["drawing  25%", "drawing  50%"]
-    assert all(line.endswith("left") for line in lines)
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_the_work(tmp_path):

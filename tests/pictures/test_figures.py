@@ -20,6 +20,8 @@ from relpos.pictures.colours import BOTH_SIGNS, ONE_SIGN
 from relpos.pictures.figures import save
 from relpos.pictures.heatmaps import bar_ticks
 
+pytestmark = pytest.mark.heavy
+
 SEED = json.loads((Path(__file__).parents[1] / "data" / "seed-figures.json").read_text())["figures"]
 
 

@@ -21,6 +21,8 @@ from relpos.training import trainer as trainer_module
 from relpos.training.training import train
 from relpos.training.training_data import open_data
 
+pytestmark = pytest.mark.heavy
+
 ENTRIES = {
     "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 48, "attn_implementation": "eager"},
     "llama": {

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).parents[2]
 PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
 

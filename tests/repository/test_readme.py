@@ -12,6 +12,8 @@ from documents import ROOT
 
 import relpos
 
+pytestmark = pytest.mark.heavy
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RUN = [block.code for block in documents.all_blocks(ROOT / "README.md") if block.language == "sh" and not block.reason]
 COMMANDS = [" ".join(words) for code in RUN for words in documents.commands_of(code)]
@@ -24,7 +26,7 @@ def test_the_readme_has_what_is_tested_here():
     assert len(PYTHON) >= 3
     assert sum(command.startswith(CHAIN) for command in COMMANDS) >= 2
     languages = re.findall(r"^```(\w+)$", README, flags=re.MULTILINE)
-    assert set(languages) == {"sh", "python"}  # the tree has no language and is no code
+    assert set(languages) == {"sh", "python"}  # a block without a language is not code
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if not command.startswith(CHAIN)])

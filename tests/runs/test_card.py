@@ -19,7 +19,7 @@ from relpos.runs.model_card import MARK
 from relpos.runs.run import open_run
 from relpos.training.training import train
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]
 WITHOUT_RELPOS = """
 import sys
 class NoRelpos:

@@ -15,7 +15,7 @@ from relpos.runs.run import open_run
 from relpos.system.seal import damage, seal
 from relpos.training.training import train
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]
 WEIGHTS = "model.safetensors"
 
 

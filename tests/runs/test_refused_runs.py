@@ -9,14 +9,14 @@ import pytest
 from relpos.cli import main
 from relpos.comparison.comparison import make_comparison
 from relpos.runs.load_settings import load_settings
-from relpos.system import system_memory
+from relpos.system import memory
 from relpos.system.files import atomic_folder, write_text, writing
 from relpos.system.lock import Lock
-from relpos.system.system_memory import check_memory
+from relpos.system.memory import check_memory
 from relpos.text.documents import Document
 from relpos.training.training import train
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]
 
 
 def refused(capsys, *words):
@@ -135,7 +135,7 @@ class TestSizesBeyondMemory:
         assert not list(tmp_path.iterdir())
 
     def test_are_those_of_the_machine_or_of_the_container(self, monkeypatch):
-        monkeypatch.setattr(system_memory, "memory_limit", lambda: 3 * 2**29)
+        monkeypatch.setattr(memory, "memory_limit", lambda: 3 * 2**29)
         check_memory("a table", 3 * 2**29, "give less")
         with pytest.raises(ValueError, match=r"a table needs 2\.0 GB of memory, and there are 1\.5 GB: give less\."):
             check_memory("a table", 2**31, "give less")
@@ -147,7 +147,7 @@ class TestSizesBeyondMemory:
         assert "memory ran out: 128.0 PB were asked for at once" in refused(capsys, "ls")
 
     def test_a_text_beyond_memory_is_not_joined(self, monkeypatch):
-        monkeypatch.setattr(system_memory, "memory_limit", lambda: 10**6)
+        monkeypatch.setattr(memory, "memory_limit", lambda: 10**6)
         endless = Document("endless", lambda: iter(lambda: "word " * 1000, ""))
         with pytest.raises(ValueError, match=r"the text of endless needs 1,\d+,\d+ bytes of memory"):
             _ = endless.text

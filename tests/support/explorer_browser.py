@@ -6,7 +6,7 @@ import shutil
 
 from playwright.sync_api import Locator, Page, expect
 
-expect.set_options(timeout=20_000)  # a busy machine is no failure
+expect.set_options(timeout=20_000)  # a busy machine is not a failure
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"

@@ -187,7 +187,7 @@ def batch(family: str, side: str = "right") -> dict[str, Tensor]:
 
 
 def logits_and_gradients(model: PreTrainedModel, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits of the tokens that are no padding, and the gradient of each parameter under a random weighting of them."""
+    """Logits of all tokens but padding, and the gradient of each parameter under a random weighting of them."""
     model.zero_grad()
     logits = model(**inputs).logits
     if "decoder_input_ids" not in inputs:

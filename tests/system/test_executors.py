@@ -17,11 +17,12 @@ from ray_cluster import two_machines, wait_until
 from relpos.cli.cluster import make_executor, parse_memory, with_address
 from relpos.system.executors.interface import Executor, Part, Resources
 from relpos.system.executors.local import LocalExecutor
-from relpos.system.executors.node import Began, Ended, Lines, Missing, make_job, run_part
-from relpos.system.executors.packing import bring_back, pack, unpack
+from relpos.system.executors.node import Began, Ended, Lines, Missing, bring_back, make_job, pack, run_part, unpack
 from relpos.system.executors.ray import RayExecutor
 from relpos.system.executors.slurm import FOLDER, SUFFIX, SlurmExecutor
 from relpos.system.processes import Exit
+
+pytestmark = pytest.mark.heavy
 
 WORK = """
 import os, sys, time
@@ -220,7 +221,7 @@ def test_a_wrong_address_is_a_sentence(address, sentence):
 
 
 def test_a_port_that_nobody_answers_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr("relpos.system.executors.ray_connection.CONNECT", 0.2)
+    monkeypatch.setattr("relpos.system.executors.ray.CONNECT", 0.2)
     with socket.create_server(("127.0.0.1", 0), backlog=1) as server:
         port = server.getsockname()[1]
     with pytest.raises(ValueError, match=f"no Ray cluster answers at 127.0.0.1:{port}"):

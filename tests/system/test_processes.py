@@ -1,15 +1,23 @@
 """Child processes: what they inherit, how their end is described, and that none outlives its parent."""
 
+import errno
+import io
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from relpos.system import memory
 from relpos.system.lock import HeldError, Lock, lock_holder
 from relpos.system.processes import Children, Exit
+from relpos.system.progress import FractionLine, LiveLine
+
+pytestmark = pytest.mark.heavy
 
 WAITING = "from relpos.system.processes import end_with_parent; end_with_parent(); import time; time.sleep(600)"
 
@@ -131,3 +139,70 @@ class TestALock:
             assert lock_holder(tmp_path, "a") == f"process {os.getpid()} on {os.uname().nodename}"
         (tmp_path / "a").write_text("")
         assert lock_holder(tmp_path, "a") == "another process"
+
+    def test_is_waited_for(self, tmp_path):
+        order = []
+
+        def wait():
+            with Lock(tmp_path, wait=True):
+                order.append("second")
+
+        with Lock(tmp_path):
+            thread = threading.Thread(target=wait)
+            thread.start()
+            thread.join(0.2)
+            order.append("first")
+        thread.join()
+        assert order == ["first", "second"]
+
+    def test_is_taken_as_held_where_the_file_system_has_no_locks(self, tmp_path, monkeypatch):
+        def refuse(*args):
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr("fcntl.flock", refuse)
+        with Lock(tmp_path):
+            assert lock_holder(tmp_path).startswith("process")
+
+
+class TestMemory:
+    def test_is_limited_by_the_container(self, tmp_path, monkeypatch):
+        (tmp_path / "memory.max").write_text("1000\n")
+        (tmp_path / "unlimited").write_text("max\n")
+        files = [tmp_path / name for name in ("unlimited", "memory.max", "missing")]
+        monkeypatch.setattr(memory, "CGROUP_LIMITS", files)
+        assert memory.memory_limit() == 1000 < memory.memory_of_machine()
+
+    def test_peak_rises_with_an_allocation_and_begins_anew(self):
+        device = torch.device("cpu")
+        memory.begin_peak(device)
+        before = memory.peak(device)
+        torch.ones(2**24)  # 64 MB
+        assert memory.peak(device) - before > 50 * 2**20
+        memory.begin_peak(device)
+        assert memory.peak(device) - before < 50 * 2**20
+
+
+class TestProgress:
+    """Outside a terminal, as in the logs of Ray and SLURM, lines are printed below each other."""
+
+    def test_of_a_fraction_shows_the_time_left(self, capsys):
+        line = FractionLine("drawing", every=0, first=0)
+        line.next_in_terminal = 0.0
+        for done in (0.0, 0.25, 0.5, 1.0):
+            line.show(done)
+            line.next_in_terminal = 0.0
+        lines = capsys.readouterr().err.splitlines()
+        assert [line[:12] for line in lines] == ["drawing  25%", "drawing  50%"]
+        assert all(line.endswith("left") for line in lines)
+
+    def test_in_a_terminal_replaces_the_line(self, capsys):
+        class Terminal(io.StringIO):
+            def isatty(self):
+                return True
+
+        stream = Terminal()
+        line = LiveLine(stream)
+        line("step 10")
+        line("step 9")
+        line.end()
+        assert stream.getvalue() == "\rstep 10\rstep 9 \n"

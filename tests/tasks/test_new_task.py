@@ -16,6 +16,8 @@ from relpos.runs.run import open_run
 from relpos.tasks import Example, Task, names, registry, task
 from relpos.training.training import train
 
+pytestmark = pytest.mark.heavy
+
 
 # --- the whole file of a new task ---
 class LastBit(Task):

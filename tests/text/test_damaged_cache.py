@@ -16,7 +16,7 @@ from relpos.text.tokenizers import load_tokenizer
 from relpos.text.tokens import tokenize
 from relpos.training.training import train
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]
 
 
 def halve(data):

@@ -19,6 +19,8 @@ import relpos
 from relpos.runs.load_settings import load_settings
 from relpos.training.training import train
 
+pytestmark = pytest.mark.heavy
+
 SETTINGS = {**SETTINGS, "run.eval_windows": 4, "data.separate_documents": True}
 
 

@@ -13,6 +13,8 @@ from relpos.runs.load_settings import load_settings
 from relpos.runs.log_file import read_log
 from relpos.training.training import train
 
+pytestmark = pytest.mark.heavy
+
 SETTINGS = {
     "model.encoding": "fire",
     "data.tokenizer": "bpe-280",

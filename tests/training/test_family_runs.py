@@ -20,6 +20,8 @@ from relpos.text.masking import MaskedWindows, masked_places
 from relpos.text.tokens import separator_of
 from relpos.training.training import train
 
+pytestmark = pytest.mark.heavy
+
 PLAN = [
     {"every": 2, "name": "nope"},
     {"layers": [1], "window": 8},

@@ -27,6 +27,8 @@ from relpos.tasks.windows import TaskWindows
 from relpos.training.training import train
 from relpos.training.training_data import open_data
 
+pytestmark = pytest.mark.heavy
+
 SMALL = {
     "model.encoding": "alibi",
     "data.task": "copy",

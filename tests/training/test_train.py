@@ -36,7 +36,7 @@ from relpos.training.training import build_model, train
 
 STEPS = SMALL_RUN["run.steps"]
 WEIGHTS = "model.safetensors"
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from relpos.training import trainer as trainer_module
 from relpos.training.trainer import RelposTrainer
 from relpos.training.training import train
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]
 ROOT = Path(__file__).parents[2]
 # By override: the parameters that Trainer's own method has, in the versions that pyproject.toml allows.
 OVERRIDES = {

@@ -4,16 +4,19 @@ Both Ray and SLURM call `run_part` there. It starts the part's process and repor
 caller ends, however that happens.
 """
 
+import io
+import os
 import platform
+import shutil
+import tarfile
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from relpos.system.executors.interface import Part, Resources
-from relpos.system.executors.packing import inside, pack, states, unpack
 from relpos.system.files import write_text
 from relpos.system.processes import Children, Exit
 
@@ -137,7 +140,7 @@ def _run(job: Job, folder: Path, scratch: bool) -> Iterator[Event]:
     command = [str(here(word)) if isinstance(word, Path) else word for word in job.command]
     log = folder / here(job.log)
     log.parent.mkdir(parents=True, exist_ok=True)
-    before = states(folder / here(job.writes)) if scratch else {}
+    before = _states(folder / here(job.writes)) if scratch else {}
     children: Children[str] = Children(job.threads)
     children.start("part", command, log, folder if folder.is_dir() else Path(tempfile.gettempdir()))
     sent, last = 0, time.monotonic()
@@ -157,7 +160,7 @@ def _run(job: Job, folder: Path, scratch: bool) -> Iterator[Event]:
         yield Ended(ended["part"], None)
         return
     yield Lines(_after(log, sent))
-    now = states(folder / here(job.writes))
+    now = _states(folder / here(job.writes))
     same = [file for file, state in before.items() if now.get(file) == state]  # other parts may have changed these
     yield Ended(ended["part"], pack(folder, [here(job.writes)], without=[log, *same]))
 
@@ -166,3 +169,68 @@ def _after(log: Path, start: int) -> bytes:
     with log.open("rb") as file:
         file.seek(start)
         return file.read()
+
+
+# -- Files that travel between the user's folder and the scratch folder of another machine
+
+
+def inside(path: Path) -> Path:
+    """The same path below a scratch folder: a relative one stays, /home/me/run becomes home/me/run."""
+    return path.relative_to(path.anchor) if path.is_absolute() else path
+
+
+def pack(folder: Path, paths: Iterable[Path], without: Iterable[Path] = ()) -> bytes:
+    """Pack files and folders, each under the path that `inside` gives it.
+
+    Args:
+        folder: Relative paths start there.
+        paths: What to pack; what does not exist is left out.
+        without: Files to leave out.
+
+    Returns:
+        A tar file.
+    """
+    left_out = {folder / path for path in without}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path in paths:
+            source = folder / path
+            files = sorted(source.rglob("*")) if source.is_dir() else [source] if source.exists() else []
+            for file in files:
+                if file.is_file() and file not in left_out:
+                    archive.add(file, str(inside(path) / file.relative_to(source)), recursive=False)
+    return buffer.getvalue()
+
+
+def _states(folder: Path) -> dict[Path, tuple[int, int]]:
+    """When each file of a folder was written, and its size: a file that is written again gets a new state."""
+    files = {file: file.stat() for file in folder.rglob("*") if file.is_file()}
+    return {file: (state.st_mtime_ns, state.st_size) for file, state in files.items()}
+
+
+def unpack(files: bytes, folder: Path) -> None:
+    """Unpack into a folder what `pack` packed."""
+    with tarfile.open(fileobj=io.BytesIO(files)) as archive:
+        archive.extractall(folder, filter="data")
+
+
+def bring_back(files: bytes, path: Path) -> None:
+    """Write the files of a folder that was packed on another machine into the user's folder.
+
+    The files are complete when they appear, the oldest first: a record that was written last appears last.
+
+    Args:
+        files: The folder `path`, as `pack` packs it.
+        path: The folder on this machine.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".returned-", dir=path) as temporary:
+        unpack(files, Path(temporary))
+        source = Path(temporary) / inside(path)
+        returned = [file for file in source.rglob("*") if file.is_file()]
+        for file in sorted(returned, key=lambda file: file.stat().st_mtime_ns):
+            target = path / file.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.is_dir():
+                shutil.rmtree(target)
+            os.replace(file, target)

@@ -1,16 +1,36 @@
 """Parts as tasks of a Ray cluster."""
 
 import contextlib
+import importlib
+import os
+import re
+import socket
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from relpos.system.executors.interface import Executor, Part, Resources
-from relpos.system.executors.node import PROOF, Began, Ended, Event, Job, Lines, Missing, make_job, run_part
-from relpos.system.executors.packing import bring_back, pack
-from relpos.system.executors.ray_connection import RUNNING, connect, import_ray
+from relpos.system.executors.node import (
+    PROOF,
+    Began,
+    Ended,
+    Event,
+    Job,
+    Lines,
+    Missing,
+    bring_back,
+    make_job,
+    pack,
+    run_part,
+)
 from relpos.system.processes import Exit
 
+RUNNING = "auto"  # the cluster that runs on this machine, or that of the variable RAY_ADDRESS
+OWN = "local"  # a cluster of this machine alone, for as long as the command runs
+ADDRESS = re.compile(r"auto|local|(?P<host>[\w.-]+|\[[\da-fA-F:]+\]):(?P<port>\d+)")
+CONNECT = 5.0  # seconds to wait for an answer from the cluster's address
+LOCAL_STORE = 256 * 2**20  # bytes of the object store of a cluster of our own: results of parts pass through it
+NICENESS = "RAY_worker_niceness"  # Ray's own spelling
 RETRIES = 3  # how often a part is started again because its machine was lost
 STOP = 10.0  # seconds that parts have to end; then their workers are killed
 CHECK = 10.0  # seconds between two looks at the machines of the cluster, if a part waits
@@ -67,10 +87,10 @@ class RayExecutor(Executor):
             raise ValueError(f"--workers must be at least 1, not {workers}.")
         self.resources, self.places, self.retries, self.scratch = resources, workers, retries, scratch
         self.threads = resources.threads
-        self._ray: Any = import_ray()
+        self._ray: Any = _import_ray()
         self._own = not self._ray.is_initialized()
         if self._own:
-            connect(self._ray, address)
+            _connect(self._ray, address)
         self._tasks: dict[str, _Task] = {}
         self._messages: list[str] = []
         self._enough = self._checked = time.monotonic()  # when a machine was last seen to be large enough, or checked
@@ -243,3 +263,76 @@ def _reason(error: Exception) -> str:
 def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
+
+
+# -- The connection: what Ray itself would wait for without end is refused in a sentence
+
+
+def _import_ray() -> Any:
+    """Ray, if it is installed.
+
+    Raises:
+        ModuleNotFoundError: It is not.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anyone
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns about a change to come
+    try:
+        return importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ModuleNotFoundError("--ray needs ray: pip install 'relpos[ray]'", name="ray") from None
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Connect this process with a cluster, or start one.
+
+    Args:
+        ray: Ray.
+        address: HOST:PORT, "auto" or "local".
+
+    Raises:
+        ValueError: There is no cluster at this address.
+    """
+    if address.startswith("ray://"):
+        raise ValueError(
+            f"relpos does not go through Ray's client ({address}): run the command on a machine of the cluster, with "
+            "--ray alone."
+        )
+    place = address if address != RUNNING else os.environ.get("RAY_ADDRESS", RUNNING)
+    match = ADDRESS.fullmatch(place)
+    if match is None:
+        raise ValueError(f"{place!r} is not the address of a Ray cluster: it looks like 10.0.0.1:6379.")
+    if match["host"]:
+        _check_answer(match["host"].strip("[]"), int(match["port"]), place)  # ray.init would wait for ever
+    _silence(ray)
+    if place == OWN:
+        os.environ.setdefault(NICENESS, "0")  # else Ray's workers yield to every other process
+    own = {"include_dashboard": False, "object_store_memory": LOCAL_STORE} if place == OWN else {}
+    try:
+        ray.init(address=place, logging_level="ERROR", log_to_driver=False, **own)
+    except ConnectionError:
+        raise ValueError(
+            "no Ray cluster runs on this machine: start one with ray start --head, give the address of one "
+            "(--ray 10.0.0.1:6379), or start one for this command alone (--ray local)."
+        ) from None
+
+
+def _check_answer(host: str, port: int, address: str) -> None:
+    try:
+        socket.create_connection((host, port), timeout=CONNECT).close()
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"no Ray cluster answers at {address} ({reason}): `ray status` on one of its machines prints the address."
+        ) from None
+
+
+def _silence(ray: Any) -> None:
+    """Keep Ray from printing the log of a machine that was lost; a line of ours says that it was.
+
+    Ray has no option for this. If the name of its function changes, its lines appear again.
+    """
+    worker: Any = importlib.import_module("ray._private.worker")
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *args, **kwargs: None

@@ -32,7 +32,7 @@ NEVER = {
     "InvalidAccount",
     "InvalidQOS",
 }
-# SLURM ends a job by sending these to all its processes. That is no result of the part: the job is queued again, or
+# SLURM ends a job by sending these to all its processes. That is not a result of the part: the job is queued again, or
 # ends before it can write one.
 ENDING = ("SIGTERM", "SIGUSR2")
 GRACE = 180.0  # seconds to wait for that
