@@ -63,7 +63,7 @@ class GrowingTensor:
             memory = new.new_empty(*new.shape[:2], max(self._capacity, with_room(end)), new.shape[3])
             memory[:, :, :start] = before.detach()
             self._memory = memory
-        memory[:, :, start:end] = new.detach()
+        memory[:, :, start:end] = new.detach() if new.requires_grad else new
         self._last = memory[:, :, :end]
         return self._last
 
@@ -241,17 +241,16 @@ def extended_totals(
     totals: native.RunningTotals | None, position: Encoding | None, gates: Tensor, new: int
 ) -> native.RunningTotals | None:
     """The running totals of all tokens, from those of earlier ones; None while a prompt is read, or if impossible."""
-    if new > native.FEW:
+    latest = increments(position, gates[:, :, -new:]) if new <= native.FEW else None
+    if latest is None:
         return None
     tokens = gates.shape[2]
     if totals is not None:
         totals.crop(tokens - new)
-        later = increments(position, gates[:, :, totals.length :])
-        if later is not None and tokens - totals.length <= native.FEW and totals.append(*later):
+        if totals.length == tokens - new and totals.append(*latest):
             return totals
     every = increments(position, gates)
-    if every is None:
-        return None
+    assert every is not None
     fresh = native.RunningTotals(*every, with_room(tokens))
     return fresh if fresh.fits else None
 
@@ -386,15 +385,21 @@ class DecodingTables:
         Returns:
             The totals, packed again if earlier gates are not the same; None if they cannot be kept.
         """
-        if gates is None or increments(position, gates[:, :, :0]) is None:
-            self._totals = self._gates = None
+        if gates is None:
             return None
-        before, earlier = self._gates, gates[:, :, :-new]
-        same = before is not None and before.shape[:2] == gates.shape[:2] and before.shape[2] >= earlier.shape[2]
-        if before is None or not same or not torch.equal(before[:, :, : earlier.shape[2]], earlier):
-            self._totals, self._room, before = None, GrowingTensor(overwrites=True), earlier
-        self._gates = self._room.extend(before[:, :, : earlier.shape[2]], gates[:, :, -new:])
-        self._totals = extended_totals(self._totals, position, gates, new)
+        before, known = self._gates, gates.shape[2] - new
+        same = before is not None and before.shape[:2] == gates.shape[:2] and before.shape[2] >= known
+        if before is not None and same:
+            before = before[:, :, :known]
+            same = torch.equal(before, gates[:, :, :known])
+        self._totals = extended_totals(self._totals if same else None, position, gates, new)
+        if self._totals is None:
+            self._gates = None
+        elif before is not None and same:
+            self._gates = self._room.extend(before, gates[:, :, known:])
+        else:
+            self._room = GrowingTensor(overwrites=True)
+            self._gates = self._room.extend(gates[:, :, :known], gates[:, :, known:])
         return self._totals
 
     @torch.no_grad()
