@@ -26,7 +26,19 @@ from relpos.forms.call import MaskFunction
 from relpos.pretrained.key_mask import KeyMask, KeyMaskTensor, traced_mask
 
 ADDITIVE = {"deepseek_v4"}  # model types that join an additive bias to their mask, so that it has to be additive too
-DEFAULTS = {"q_offset": 0, "kv_offset": 0, "local_size": None, "use_vmap": False, "device": "cpu"}
+BOTH_DIRECTIONS = "allow_is_bidirectional_skip"  # the argument that transformers passes for masks of both directions
+NO_SKIP = {"allow_is_causal_skip": False, BOTH_DIRECTIONS: False}
+DEFAULTS = {  # of `sdpa_mask`
+    "q_offset": 0,
+    "kv_offset": 0,
+    "mask_function": causal_mask_function,
+    "attention_mask": None,
+    "local_size": None,
+    "allow_is_causal_skip": True,
+    BOTH_DIRECTIONS: False,
+    "use_vmap": False,
+    "device": "cpu",
+}
 
 
 def recognise(function: Callable[..., Any]) -> list[tuple[str, dict[str, Any]]] | None:
@@ -137,22 +149,7 @@ def by_function(mask_function: MaskFunction, padding: Tensor | None, first_key: 
     return KeyMask(**sizes, padding=padding, function=function)
 
 
-def interval_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: int | Tensor = 0,
-    kv_offset: int = 0,
-    mask_function: Callable[..., Any] = causal_mask_function,
-    attention_mask: Tensor | None = None,
-    local_size: int | None = None,
-    allow_is_causal_skip: bool = True,
-    allow_is_bidirectional_skip: bool | None = None,
-    use_vmap: bool = False,
-    device: torch.device | str = "cpu",
-    config: Any = None,
-    **kwargs: Any,
-) -> Any:
+def interval_mask(config: Any = None, **arguments: Any) -> Any:
     """The mask of transformers' mask interface, as a tensor that takes no memory or one value per key.
 
     The arguments are those of transformers' `sdpa_mask`.
@@ -161,34 +158,21 @@ def interval_mask(
         None where nothing is masked; a boolean row per sequence for a single query; else a mask that carries its
         description (`key_mask_of`). Model types in `ADDITIVE` get the mask that they would get in "eager".
     """
-    arguments = {
-        "batch_size": batch_size,
-        "q_length": q_length,
-        "kv_length": kv_length,
-        "q_offset": q_offset,
-        "kv_offset": kv_offset,
-        "mask_function": mask_function,
-        "attention_mask": attention_mask,
-        "local_size": local_size,
-        "allow_is_causal_skip": allow_is_causal_skip,
-        "allow_is_bidirectional_skip": bool(allow_is_bidirectional_skip),
-        "use_vmap": use_vmap,
-        "device": device,
-    }
-    tracing = torch.compiler.is_compiling()
+    both_directions = BOTH_DIRECTIONS in arguments
+    arguments = {**DEFAULTS, **arguments}
     if getattr(config, "model_type", None) in ADDITIVE:
-        return eager_mask(**arguments, **kwargs)
-    if q_length == 1:  # the mask has one row: nothing can be saved, and no description changes while decoding
+        return eager_mask(**arguments)
+    if arguments["q_length"] == 1:  # one row: nothing can be saved
         return one_row(arguments)
-    if tracing:
-        key_mask = traced(arguments, config, allow_is_bidirectional_skip is not None)
-        return sdpa_mask(**arguments) if key_mask is None else traced_mask(key_mask, device)
+    if torch.compiler.is_compiling():
+        key_mask = traced(arguments, config, both_directions)
+        return sdpa_mask(**arguments) if key_mask is None else traced_mask(key_mask, arguments["device"])
     key_mask = eagerly(arguments)
     if key_mask is None:
-        return sdpa_mask(**{**arguments, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
-    if key_mask.everything and allow_is_bidirectional_skip:
+        return sdpa_mask(**{**arguments, **NO_SKIP})
+    if key_mask.everything and arguments[BOTH_DIRECTIONS]:
         return None
-    return KeyMaskTensor(key_mask, torch.device(device))
+    return KeyMaskTensor(key_mask, torch.device(arguments["device"]))
 
 
 def one_row(arguments: dict[str, Any]) -> Tensor | None:
@@ -211,14 +195,13 @@ def described_mask(attention_mask: Any = None, **arguments: Any) -> KeyMask:
     """
     if isinstance(attention_mask, KeyMask):  # generate makes the mask before the model does
         return attention_mask
-    both_directions = "allow_is_bidirectional_skip" in arguments
+    both_directions = BOTH_DIRECTIONS in arguments
     arguments = {**DEFAULTS, **arguments, "attention_mask": attention_mask}
     key_mask = traced(arguments, None, both_directions) if torch.compiler.is_compiling() else eagerly(arguments)
     if key_mask is not None:
         return key_mask
     sizes = {"batch": arguments["batch_size"], "queries": arguments["q_length"], "keys": arguments["kv_length"]}
-    settings = {**arguments, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    return KeyMask(**sizes, function=sdpa_mask(**settings))
+    return KeyMask(**sizes, function=sdpa_mask(**{**arguments, **NO_SKIP}))
 
 
 def eagerly(arguments: dict[str, Any]) -> KeyMask | None:

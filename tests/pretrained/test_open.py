@@ -36,7 +36,7 @@ from typer.testing import CliRunner
 import relpos
 from relpos.cli import app
 from relpos.evaluation.evaluation import evaluate
-from relpos.pretrained import byte_ranges
+from relpos.pretrained import open as model_opening
 from relpos.text.masking import masked_places
 
 TEXT = "w05 w09 w12 w07 w30 w31 w09 w09 w08 w40 w50 w51 w52 w53 w05 w06 w07"
@@ -262,7 +262,7 @@ def test_the_bias_of_a_model_on_the_hub_needs_only_its_tables(tmp_path, monkeypa
 
         return open_file
 
-    monkeypatch.setattr(byte_ranges, "hub_opener", opener)
+    monkeypatch.setattr(model_opening, "hub_opener", opener)
     picture = relpos.draw("someone/t5", length=20, layer=1)
     expected = model.encoder.block[0].layer[0].SelfAttention.compute_bias(20, 20)[0].detach()
     torch.testing.assert_close(torch.from_numpy(picture.maps[0].mean).float(), expected, atol=1e-6, rtol=0)

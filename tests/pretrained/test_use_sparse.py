@@ -7,7 +7,7 @@ from test_use import assert_same, assert_same_generation
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import relpos
-from relpos.pretrained import interface, use
+from relpos.pretrained import attention_interface, use
 from relpos.pretrained.probe import probe_tokens
 
 TOP_K = 6  # less than the tokens of a batch, so that something is left out
@@ -81,7 +81,7 @@ def test_a_selection_that_is_dropped_is_noticed_by_the_probe(family, keyword, mo
     model = sparse_model(family)
 
     def dense(*arguments, **keywords):
-        return interface.relpos_attention(*arguments, **{**keywords, keyword: None})
+        return attention_interface.relpos_attention(*arguments, **{**keywords, keyword: None})
 
     monkeypatch.setattr(use, "relpos_attention", dense)
     with pytest.raises(ValueError, match=r"the numbers of model\.layers\.0\.self_attn .* differ"):
@@ -97,9 +97,9 @@ def test_blocks_of_an_unknown_size_are_refused():
     q = torch.randn(1, 4, 8, 8)
     indices = torch.zeros(1, 2, 8, 1, dtype=torch.long)
     with pytest.raises(ValueError, match=r"finds no indexer\.block_size"):
-        interface.relpos_attention(layer, q, q, q, None, block_indices=indices)
+        attention_interface.relpos_attention(layer, q, q, q, None, block_indices=indices)
     indexer.block_size = block_size
-    interface.relpos_attention(layer, q, q, q, None, block_indices=indices)
+    attention_interface.relpos_attention(layer, q, q, q, None, block_indices=indices)
 
 
 def test_the_probe_is_longer_than_a_top_k():
