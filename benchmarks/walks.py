@@ -50,6 +50,12 @@ def walk(operation: Callable[[], object]) -> list[Path]:
 
 def walks() -> dict[str, list[Path]]:
     """The walk of each operation, on the smallest inputs."""
+    import datasets  # noqa: F401 - imported before, since the recording makes imports slow
+    import matplotlib.pyplot as plt  # noqa: F401
+    import transformers  # noqa: F401
+    from transformers import Trainer  # noqa: F401
+
+    import relpos.models
     from relpos.cli import app
 
     def command(*words: str) -> Callable[[], object]:
