@@ -199,9 +199,9 @@ def test_no_value_is_read_by_the_host(monkeypatch, name, queries):
         return v.new_empty(*q.shape[:3], v.shape[3]), None
 
     monkeypatch.setattr("relpos.attend.flex.kernel.compiled", lambda form: kernel)
-    monkeypatch.setattr("relpos.attend.flex.refuses", lambda q, form, call: None)
-    for module in ("call", "inputs"):
-        monkeypatch.setattr(f"relpos.encodings.{module}.has_values", lambda x: False)
+    monkeypatch.setattr("relpos.attend.flex.refuses", lambda *arguments: None)
+    for module in ("forms.call", "attend.arguments", "attend.reference"):
+        monkeypatch.setattr(f"relpos.{module}.has_values", lambda x: False)
     monkeypatch.setattr(blocks, "RECENT", blocks.Recent(8))
     scores._kept_scalar.cache_clear()
     with FakeTensorMode():

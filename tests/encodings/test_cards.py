@@ -62,8 +62,8 @@ def test_cards_work_where_nothing_can_be_written(cache, monkeypatch):
 
 def test_other_sources_have_other_cards(cache, tmp_path, monkeypatch):
     before = cards.cache_file()
-    folder = tmp_path / "sources"
-    folder.mkdir()
+    folder = tmp_path / "sources" / "forms"
+    folder.mkdir(parents=True)
     (folder / "cards.py").write_text("1")
     monkeypatch.setattr(cards, "__file__", str(folder / "cards.py"))
     changed = cards.cache_file()

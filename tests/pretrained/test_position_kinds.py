@@ -531,7 +531,7 @@ def test_layer_numbers(numbers, total, words):
 def test_bad_input_gets_a_sentence():
     with pytest.raises(TypeError, match="not from Linear"):
         layer_positions(torch.nn.Linear(2, 2))
-    with pytest.raises(ValueError, match=r"1000000000 layers"):
+    with pytest.raises(ValueError, match=r"num_hidden_layers = 1,000,000,000"):
         facts(CONFIG_MAPPING["llama"](num_hidden_layers=10**9, hidden_size=32))
     lying = CONFIG_MAPPING["bert"](**SIZES)
     lying.num_attention_heads = 5
