@@ -169,7 +169,7 @@ def explore(
         raise ValueError("show and tokens are for a tensor: leave them out.")
     else:
         several = [what] if isinstance(what, str | Path) or not isinstance(what, Sequence) else list(what)
-        exploration = Exploration(open_subjects(several, length, text, bos))  # type: ignore[arg-type]
+        exploration = Exploration(open_subjects(several, length, text, bos))
     if server:
         exploration.start()
     return exploration

@@ -186,7 +186,7 @@ def draw(
         return _tensor_picture(open_tensor(what, show, tokens), layer, head, shared_scale, width, title, seed, progress)
     if tokens is not None:
         raise ValueError("tokens are the names of a tensor's tokens: leave them out, or add label_tokens=True.")
-    several = list(what) if isinstance(what, Sequence) and not isinstance(what, str) else [what]
+    several: list[Any] = list(what) if isinstance(what, Sequence) and not isinstance(what, str) else [what]
     check_arguments(several, show, layer, shared_scale, log)
     request = (heads, head_dim, options or {}, length, seed, layer, None if text is None else (text, text_name))
     subjects = [
