@@ -4,13 +4,13 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from relpos.comparison.comparison import Comparison, Trial
 from relpos.comparison.paired_test import LEVEL, Standing, standing
-from relpos.comparison.trial import finished, read_record
+from relpos.comparison.trial import TrialRecord, finished, read_record
+from relpos.runs.evaluations import Row
 
-Records = Mapping[Trial, dict[str, Any]]
+Records = Mapping[Trial, TrialRecord]
 Perplexities = dict[str, dict[int, "Cell"]]  # by encoding and length
 Standings = dict[int, Standing]  # by length
 
@@ -45,7 +45,7 @@ class Cell:
         )
 
 
-def read_records(comparison: Comparison, out: Path) -> dict[Trial, dict[str, Any]]:
+def read_records(comparison: Comparison, out: Path) -> dict[Trial, TrialRecord]:
     """Read the records of all trials (`relpos.comparison.trial.read_record`)."""
     return {trial: read_record(out, trial) for trial in comparison.trials()}
 
@@ -85,7 +85,7 @@ def make_bits(comparison: Comparison, records: Records) -> dict[str, list[str]]:
     return texts if any(text != "–" for row in texts.values() for text in row) else {}
 
 
-def _bits(rows: Mapping[int, dict[str, Any]]) -> str:
+def _bits(rows: Mapping[int, Row]) -> str:
     values = [float(row["bits_per_byte"]) for row in rows.values() if row["bits_per_byte"] is not None]
     if not values:  # the tokenizer is not byte-level
         return "–"
@@ -93,7 +93,7 @@ def _bits(rows: Mapping[int, dict[str, Any]]) -> str:
     return f"{statistics.fmean(values):.4f}{deviation}"
 
 
-def measured_rows(comparison: Comparison, records: Records, encoding: str, length: int) -> dict[int, dict[str, Any]]:
+def measured_rows(comparison: Comparison, records: Records, encoding: str, length: int) -> dict[int, Row]:
     """The evaluation rows of an encoding at a length that have a perplexity, by seed."""
     return {
         seed: row
@@ -132,7 +132,7 @@ def marking(standings: Standings) -> list[str]:
     return sentences
 
 
-def rows_of(record: dict[str, Any], comparison: Comparison) -> list[dict[str, Any]]:
+def rows_of(record: TrialRecord, comparison: Comparison) -> list[Row]:
     """The rows of a trial's `windows` evaluation.
 
     Empty unless all lengths are measured: the longest length decides which tokens are scored.

@@ -1,5 +1,6 @@
 """Divide an evaluation into parts, and run them in processes of their own, on this machine or on a cluster."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from relpos.evaluation.file_names import joined
 from relpos.evaluation.part import lengths_of, make_part
 from relpos.runs.run import Run
 from relpos.system.executors.interface import Executor, Part
-from relpos.system.executors.run_all import run_all
+from relpos.system.scheduler import Parts
 
 SHOWN = 5  # sentences about parts that failed
 
@@ -82,8 +83,11 @@ def score_task_in_parts(
 
 
 def _run(executor: Executor, parts: Mapping[str, Part], say: Callable[[str], object]) -> None:
-    ends = run_all(executor, parts, say)
-    failed = {name: end.reason(f"see {parts[name].log}.") for name, end in ends.items() if end.code != 0}
+    work = Parts(executor, parts, say)
+    with contextlib.closing(work.run()) as ends:
+        for name, end in ends:
+            say(work.summary(name, end))
+    failed = {name: end.reason(f"see {parts[name].log}.") for name, end in work.ends.items() if end.code != 0}
     for name, part in parts.items():
         if name not in failed:
             part.log.unlink(missing_ok=True)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relpos.evaluation import protocols
-from relpos.evaluation.defaults import MULTIPLES, SEED, ProtocolName, SplitName
 from relpos.evaluation.file_names import question_stem
+from relpos.evaluation.options import MULTIPLES, ProtocolName, SplitName
 from relpos.evaluation.part import FOLDER
 from relpos.evaluation.processes import Processes
 from relpos.evaluation.protocols import ScoredWindows, Window
@@ -131,7 +131,7 @@ def ask(
     rope_scaling: str | None = None,
     out: Path | None = None,
     say: Callable[[str], object] = print,
-    seed: int = SEED,
+    seed: int = 0,
     processes: Processes | None = None,
     bos: bool = True,
 ) -> Question:

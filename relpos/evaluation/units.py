@@ -1,11 +1,11 @@
 """The units that the bootstrap resamples: documents, or blocks if the text is a single document."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from relpos.runs.evaluations import UnitSums
 from relpos.text.tokens import Tokens
 
 BLOCKS = 100  # of a single document, at most
@@ -75,7 +75,7 @@ def warnings(units: Units, counts: list[int]) -> list[str]:
 
 def unit_sums(
     units: Units, numbers: NDArray[np.int64], sums: NDArray[np.float64], counts: NDArray[np.int64]
-) -> dict[str, list[Any]]:
+) -> UnitSums:
     """The loss and the tokens of each unit, kept for comparing models on the same text.
 
     Args:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from relpos.encodings.registry import names
+from relpos.explorer.options import ExploreOptions
 from relpos.explorer.subjects import EncodingSubject, Subject
 from relpos.system.errors import refuses_empty_strings, unknown
 from relpos.system.files import write_bytes
+from relpos.system.options import takes
 
 if TYPE_CHECKING:
     from relpos.explorer.server import Server
@@ -116,26 +118,9 @@ class Exploration:
         return f'<iframe srcdoc="{html.escape(self._page)}" sandbox="allow-scripts allow-downloads" {size}></iframe>'
 
 
-@refuses_empty_strings
-def explore(
-    what: "What | Sequence[What]" = (),
-    *,
-    length: int | None = None,
-    text: str | None = None,
-    bos: bool = True,
-    server: bool = False,
-) -> Exploration:
+@takes(ExploreOptions)
+def explore(options: ExploreOptions) -> Exploration:
     """Look into every layer and head of encodings and models, in the browser or in a notebook.
-
-    Args:
-        what: An encoding's name, a model as `relpos.open` takes it, an open `Run`, or several of them to compare. With
-            none, `serve` shows the pages of all encodings.
-        length: Tokens at first. By default the trained length, or 512 for an encoding alone.
-        text: Text for the models to read at first. By default a document of held-out text.
-        bos: Whether models that others trained read their text as they were trained: after BOS, or between CLS and
-            SEP. See docs/evaluation.md.
-        server: Whether a notebook shows a running server, which computes what is asked for, instead of a page with
-            the first view of everything.
 
     Returns:
         The exploration: a notebook displays it.
@@ -149,9 +134,10 @@ def explore(
         PosixPath('kerple.html')
         >>> relpos.explore(["runs/cable", "runs/kerple"]).serve()
     """
+    what = options.what
     several = [what] if isinstance(what, str | Path) or not isinstance(what, Sequence) else list(what)
-    exploration = Exploration(open_subjects(several, length, text, bos))
-    if server:
+    exploration = Exploration(open_subjects(several, options.length, options.text, options.bos))
+    if options.server:
         exploration.start()
     return exploration
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import cast, get_args
 
 from relpos.maps.layers import Values
-from relpos.pictures.defaults import MOST_LABELS
 from relpos.pictures.figures import FORMATS
+from relpos.pictures.options import MOST_LABELS
 from relpos.pictures.picture_arrays import ARRAY_FORMATS
 from relpos.pictures.subjects import Subject
 

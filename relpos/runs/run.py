@@ -23,10 +23,8 @@ from relpos.pretrained.published import predicts_next_token, reader_of
 from relpos.pretrained.source import Source, check_weights, find_source, source_config
 from relpos.pretrained.transplant import THEIRS, transplant
 from relpos.runs.checkpoints import CLOCK, WEIGHTS, step_of
-from relpos.runs.load_settings import load_settings
 from relpos.runs.log_file import read_log
-from relpos.runs.resolve import flatten
-from relpos.runs.settings import Settings
+from relpos.runs.settings import Settings, flatten, load_settings
 from relpos.system.errors import check_not_empty
 from relpos.system.mappings import read_json, read_yaml
 from relpos.system.seal import SEAL, damage

@@ -22,9 +22,9 @@ from relpos.models.family import get_family
 from relpos.models.presets import preset
 from relpos.runs.checkpoints import CLOCK, newest_undamaged, step_of
 from relpos.runs.log_file import read_log
-from relpos.runs.resolve import check_context, check_encoding, flatten
+from relpos.runs.resolve import check_context, check_encoding
 from relpos.runs.run import ABOUT, RESULT, read_about
-from relpos.runs.settings import FREE, Settings
+from relpos.runs.settings import FREE, Settings, flatten
 from relpos.system.files import write_text
 from relpos.system.lock import LOCK, Lock
 from relpos.system.mappings import read_json

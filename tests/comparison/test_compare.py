@@ -16,8 +16,8 @@ from conftest import SMALL_RUN
 from torch.nn import functional as F
 
 from relpos.comparison.comparison import Trial, load_comparison, make_comparison
-from relpos.comparison.defaults import ENCODINGS
 from relpos.comparison.execution import compare
+from relpos.comparison.options import ENCODINGS
 from relpos.comparison.summary import make_table, notes, read_records
 from relpos.comparison.trial import LOCK, LOG, RECORD, read_record
 from relpos.runs.run import open_run
@@ -342,7 +342,7 @@ class TestMakingAComparison:
 
         comparison = make_comparison(tmp_path, ["alibi", "rope:base=500000"], 2, [512], settings={"run.minutes": 2.5})
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("relpos.comparison.api.run_trials", lambda *args, **kwargs: {})
+            patch.setattr("relpos.comparison.compare.run_trials", lambda *args, **kwargs: {})
             arguments = shlex.split(comparison.command(tmp_path / "again"))[1:]
             result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output

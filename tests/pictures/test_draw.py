@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from relpos.cli import app
-from relpos.cli.pictures import Progress
+from relpos.cli.commands import Progress
 from relpos.maps.layers import model_layers
 from relpos.maps.map import compute_map
 from relpos.pictures import draw

@@ -166,7 +166,7 @@ class TestGoingOn:
 import os, signal, torch
 torch.set_num_threads(1)
 from relpos.training import trainer
-from relpos.runs.load_settings import load_settings
+from relpos.runs.settings import load_settings
 from relpos.text.tokenizers import load_tokenizer
 from relpos.text.tokens import Windows, tokenize
 from relpos.training.training import build_model, train

@@ -103,7 +103,7 @@ import json, sys
 from pathlib import Path
 import pytest
 from transformers import Trainer
-from relpos.runs.load_settings import load_settings
+from relpos.runs.settings import load_settings
 from relpos.training.training import silent, train
 from test_trainer_overrides import watch
 

@@ -1,0 +1,5 @@
+"""python -m relpos.cli, as torchrun starts it."""
+
+from relpos.cli import main
+
+main()

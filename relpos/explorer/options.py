@@ -1,0 +1,45 @@
+"""The options of `relpos.explore`. Imports nothing heavy: `relpos explore --help` prints them."""
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from relpos.explorer.limits import LENGTH as LONGEST
+from relpos.system.options import Range, option
+
+if TYPE_CHECKING:
+    from relpos.runs.run import Run
+
+LENGTH = 512  # of an encoding
+
+
+@dataclass(frozen=True)
+class ExploreOptions:
+    """The options of `relpos.explore` and `relpos explore`."""
+
+    what: "str | Path | Run | Sequence[str | Path | Run]" = option(
+        (),
+        "The name of an encoding (`relpos ls`), or a model: the folder of a run or checkpoint, a .gguf file, or a name "
+        "on the hub. Several are compared. With none, the pages of all encodings. In Python also an open `Run`.",
+        metavar="WHAT",
+        argument=True,
+    )
+    _: KW_ONLY
+    length: int | None = option(
+        None,
+        "Number of tokens at first.",
+        shown=f"the trained length; {LENGTH} for an encoding",
+        range=Range(1, LONGEST),
+    )
+    text: str | None = option(None, "Text for the models to read.", shown="held-out text", command=False)
+    bos: bool = option(
+        True,
+        "Let models of others read text alone, without the special tokens that they were trained to see around it.",
+    )
+    server: bool = option(
+        False,
+        "Whether a notebook shows a running server, which computes what is asked for, instead of a page with the first "
+        "view of everything.",
+        command=False,
+    )
