@@ -26,13 +26,13 @@ from relpos.training.train import TrainOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from relpos.runs.evaluations import TaskResult, TextResult
+    from relpos.runs.results import TaskResult, TextResult
 
-Given = dict[str, Any]  # the options that were given, by name
+Values = dict[str, Any]  # the options that were given, by name
 
 
 @command(TrainOptions)
-def train(given: Given) -> None:
+def train(options: Values) -> None:
     """Train a model with a positional encoding. If interrupted, rerun the command to resume.
 
     With no options, it trains a small GPT-2 that a laptop finishes in minutes.
@@ -45,7 +45,7 @@ def train(given: Given) -> None:
     - relpos train --from my/llama --encoding kerple_log --length 1024 --batch-size 1 --steps 200
     - relpos train --config paper-small --encoding fire optimizer.weight_decay=0
     """
-    settings = TrainOptions(**given).settings()
+    settings = TrainOptions(**options).settings()
 
     from relpos.training.training import train as train_model
 
@@ -60,7 +60,7 @@ class EvaluateOutput:
 
 
 @command(EvaluateOptions, EvaluateOutput, ClusterOptions)
-def evaluate(given: Given, output: Given, cluster: Given) -> None:
+def evaluate(options: Values, output: Values, cluster: Values) -> None:
     """Evaluate trained models at lengths that they were not trained on.
 
     Prints perplexity (of a model that predicts masked tokens, pseudo-perplexity) and bits per byte with 95 % intervals,
@@ -81,13 +81,13 @@ def evaluate(given: Given, output: Given, cluster: Given) -> None:
     from relpos.evaluation.evaluate import evaluate as evaluate_runs
 
     with where or contextlib.nullcontext() as executor:
-        evaluation = evaluate_runs(**given, executor=executor)
-    if "context_parallel" in given and int(os.environ.get("RANK", "0")):
+        evaluation = evaluate_runs(**options, executor=executor)
+    if "context_parallel" in options and int(os.environ.get("RANK", "0")):
         return  # the first process prints
     results = evaluation.results
     if output:
         typer.echo(json.dumps(list(results.values()) if len(results) > 1 else next(iter(results.values())), indent=1))
-    elif "task" in given:
+    elif "task" in options:
         print_scores(cast("Mapping[str, TaskResult]", results))
         typer.echo("\n".join(map(str, [*evaluation.files, *evaluation.pictures])))
     else:
@@ -96,7 +96,7 @@ def evaluate(given: Given, output: Given, cluster: Given) -> None:
 
 
 @command(CompareOptions, ClusterOptions)
-def compare(given: Given, cluster: Given) -> None:
+def compare(options: Values, cluster: Values) -> None:
     """Train and evaluate several encodings under equal conditions, and write one report.
 
     If interrupted, rerun the command to resume: finished trials are kept, failed trials are run once more. Trials run
@@ -114,7 +114,7 @@ def compare(given: Given, cluster: Given) -> None:
 
     with where or contextlib.nullcontext() as executor:
         words = shlex.join(["relpos", *sys.argv[1:]])
-        report = compare_encodings(**given, executor=executor, command=words, say=typer.echo)
+        report = compare_encodings(**options, executor=executor, command=words, say=typer.echo)
     print_comparison(report.html.parent)
     typer.echo(f"{report.html}\n{report.markdown}")
     if report.failed:
@@ -144,7 +144,7 @@ class DrawOutput:
 
 
 @command(DrawOptions, DrawOutput)
-def draw(given: Given, output: Given) -> None:
+def draw(options: Values, output: Values) -> None:
     """Draw what an encoding does: one heat map per head, untrained or of a trained model.
 
     - relpos draw alibi
@@ -160,23 +160,23 @@ def draw(given: Given, output: Given) -> None:
     from relpos.pictures.picture_checks import check_files
 
     files = DrawOutput(**output)
-    what = given.pop("what")
+    what = options.pop("what")
     path = Path(files.out or f"{'-'.join(Path(each).resolve().name for each in what)}.png")
     numbers = None if files.numbers is None else Path(files.numbers)
     check_files(path, numbers)  # before the work, not after it
     if files.text_file is not None:
-        if "text" in given:
+        if "text" in options:
             raise ValueError("give --text or --text-file, not both.")
-        given |= {"text": _read_text(files.text_file), "text_name": files.text_file}
-    given.setdefault("width", WIDTHS[files.columns])
-    picture = draw_picture(what if len(what) > 1 else what[0], **given, progress=Progress("drawing"))
+        options |= {"text": _read_text(files.text_file), "text_name": files.text_file}
+    options.setdefault("width", WIDTHS[files.columns])
+    picture = draw_picture(what if len(what) > 1 else what[0], **options, progress=Progress("drawing"))
     typer.echo(f"{picture.save(path)}: {picture.caption}")
     if numbers is not None:
         typer.echo(f"{picture.save(numbers)}: the numbers behind it")
 
 
 @command(FigureOptions)
-def figures(given: Given) -> None:
+def figures(options: Values) -> None:
     """Make the figures of the CABLE paper: train the missing models, draw, and put all on one page (index.html).
 
     Figure 12 (ALiBi) needs no training and is ready within seconds.
@@ -187,11 +187,11 @@ def figures(given: Given) -> None:
     """
     from relpos.paper.figures import draw_figures
 
-    failed = draw_figures(**given, say=typer.echo)
+    failed = draw_figures(**options, say=typer.echo)
     if failed:
         raise ValueError(
             f"{len(failed)} of the figures could not be made (see above); the others are in "
-            f"{FigureOptions(**given).out}."
+            f"{FigureOptions(**options).out}."
         )
 
 
@@ -222,7 +222,7 @@ class ExploreOutput:
 
 
 @command(ExploreOptions, ExploreOutput)
-def explore(given: Given, output: Given) -> None:
+def explore(options: Values, output: Values) -> None:
     """Look into every layer and head in the browser, at any length; for an encoding, move its parameters.
 
     - relpos explore
@@ -233,11 +233,11 @@ def explore(given: Given, output: Given) -> None:
     from relpos.explorer.explore import explore as open_exploration
 
     own = ExploreOutput(**output)
-    if own.export is not None and "what" not in given:
+    if own.export is not None and "what" not in options:
         raise ValueError("nothing to export: name an encoding or a model.")
     if own.export is not None and Path(own.export).suffix.lower() not in (".html", ".htm"):  # before the work
         raise ValueError(f"cannot export to {Path(own.export).name!r}: the name must end in .html.")
-    exploration = open_exploration(**given, text=None if own.text is None else _read_text(own.text))
+    exploration = open_exploration(**options, text=None if own.text is None else _read_text(own.text))
     if own.export is None:
         exploration.serve(own.host, own.port, own.browser, typer.echo)
         return

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from relpos.encodings.registry import names
-from relpos.runs.settings import parse_overrides
+from relpos.runs.settings import MOST_STEPS, parse_overrides
 from relpos.system.errors import check_not_empty
 from relpos.system.options import Option, default_words, kinds_of, options_of
 
@@ -53,7 +53,7 @@ def command(*classes: type) -> Callable[[Callable[..., None]], Callable[..., Non
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         def run(**texts: Any) -> None:
-            function(*(given(cls, texts) for cls in classes))
+            function(*(parsed_options(cls, texts) for cls in classes))
 
         parameters = [_parameter(each, about) for cls in classes for each, about in options_of(cls) if about.command]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -64,7 +64,7 @@ def command(*classes: type) -> Callable[[Callable[..., None]], Callable[..., Non
     return decorate
 
 
-def given(cls: Any, texts: Mapping[str, Any]) -> dict[str, Any]:
+def parsed_options(cls: Any, texts: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a dataclass that were given on the command line, parsed.
 
     Raises:
@@ -143,7 +143,7 @@ def _limits(about: Option) -> tuple[float | None, float | None, bool]:
     if allowed is None or "," in about.metavar:
         return None, None, False
     most = min(allowed.most, allowed.below - 1)
-    high = None if math.isinf(most) else int(most)
+    high = None if most in (math.inf, MOST_STEPS) else int(most)  # the settings refuse more; the help is short
     return (None, high, True) if allowed.above else (int(allowed.least), high, False)
 
 

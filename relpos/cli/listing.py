@@ -177,7 +177,7 @@ def show_model(name: str, as_json: bool) -> None:
 
 
 def trained_length(name: str) -> int | None:
-    """The length of the windows that a run of relpos was trained on; None if it is no such folder."""
+    """The length of the windows that a run of relpos was trained on; None for any other folder."""
     from relpos.runs.run import ABOUT, read_about
 
     folder = Path(name)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from relpos.runs.evaluations import TaskResult, TextResult
+    from relpos.runs.results import TaskResult, TextResult
 
 
 def console() -> "Console":

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from relpos.evaluation.bootstrap import bootstrap, interval
-from relpos.evaluation.units import FEW
-from relpos.runs.evaluations import Row
+from relpos.evaluation.intervals import FEW, bootstrap, interval
+from relpos.runs.results import Row
 
 LEVEL = 0.95  # confidence level of all comparisons at a length together
 DRAWS = 10_000  # resamples; many, because with many comparisons the bounds lie far out in the tails

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from relpos.comparison.comparison import Comparison, Trial, load_comparison
-from relpos.runs.evaluations import TextResult
+from relpos.runs.results import RunResult, TextResult
 from relpos.system.files import write_text
 from relpos.system.lock import HeldError, Lock
 from relpos.system.mappings import read_json
@@ -39,6 +39,13 @@ class Machine(TypedDict):
     system: str
 
 
+class TrialTraining(RunResult):
+    """How the training of a trial ended, with its speed and memory."""
+
+    tokens_per_second: float
+    peak_memory_bytes: int
+
+
 class TrialRecord(TypedDict, total=False):
     """How often a trial was tried, its error, and what was measured so far."""
 
@@ -48,7 +55,7 @@ class TrialRecord(TypedDict, total=False):
     attempts: int
     seconds: float
     machine: Machine
-    training: dict[str, Any]  # as in result.json, with speed and memory
+    training: TrialTraining
     about: dict[str, Any]  # as in run.yaml
     windows: TextResult
     positions: TextResult
@@ -141,10 +148,10 @@ def _measure(comparison: Comparison, out: Path, trial: Trial, threads: int, reco
         record["positions"] = evaluate(run, [comparison.positions], "positions", eval_tokens=comparison.eval_tokens)
 
 
-def _train(comparison: Comparison, out: Path, trial: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
+def _train(comparison: Comparison, out: Path, trial: Trial) -> tuple[TrialTraining, dict[str, Any]]:
     import torch
 
-    from relpos.runs.log_file import read_log
+    from relpos.runs.checkpoints import read_log
     from relpos.runs.run import read_about
     from relpos.system.memory import begin_peak, peak
     from relpos.training.training import train

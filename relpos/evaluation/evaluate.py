@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from relpos.evaluation.evaluation import evaluate as evaluate_run
-from relpos.evaluation.file_names import joined, question_stem
-from relpos.evaluation.in_parts import score_in_parts, score_task_in_parts
 from relpos.evaluation.options import PROTOCOLS, SAMPLES, EvaluateOptions, ProtocolName
+from relpos.evaluation.parts import score_in_parts, score_task_in_parts
 from relpos.evaluation.processes import Processes
-from relpos.evaluation.question import check_lengths, default_lengths
+from relpos.evaluation.question import check_lengths, default_lengths, joined, question_stem
 from relpos.evaluation.scaled_rope import check_scaling
 from relpos.evaluation.task_scoring import default_task_lengths, score_task
 from relpos.pictures.curves import draw_curves, draw_positions
 from relpos.pictures.figures import save
 from relpos.pictures.task_figures import draw_accuracy, draw_depths
-from relpos.runs.evaluations import TaskResult, TextResult
+from relpos.runs.results import TaskResult, TextResult
 from relpos.runs.run import EVALUATION, Run, open_run
 from relpos.system.executors.interface import Executor
 from relpos.system.executors.local import LocalExecutor

@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from relpos.evaluation.bootstrap import bootstrap, interval
+from relpos.evaluation.intervals import Units, bootstrap, interval, unit_sums, warnings
 from relpos.evaluation.options import PROTOCOLS, ProtocolName, SplitName
 from relpos.evaluation.processes import Processes
 from relpos.evaluation.question import ask
 from relpos.evaluation.scoring import Losses
-from relpos.evaluation.units import Units, unit_sums, warnings
-from relpos.runs.evaluations import Bin, Row, TextResult, refused_row
 from relpos.runs.model_card import refresh_card
+from relpos.runs.results import Bin, Row, TextResult, refused_row
 from relpos.runs.run import Run
 from relpos.system.files import write_text
 from relpos.system.versions import versions

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from relpos.evaluation.options import LONGEST_TASK, MULTIPLES, SAMPLES
-from relpos.evaluation.part import FOLDER
+from relpos.evaluation.parts import FOLDER
 from relpos.evaluation.scoring import HIDDEN
 from relpos.models.family import family_of
-from relpos.runs.evaluations import DepthRow, Score, TaskResult, TaskRow, refused_task_row
 from relpos.runs.model_card import refresh_card
+from relpos.runs.results import DepthRow, Score, TaskResult, TaskRow, refused_task_row
 from relpos.runs.run import Run
 from relpos.system.files import write_text
 from relpos.system.progress import Countdown
@@ -248,7 +248,7 @@ def _undamaged(file: Path, entries_of: Callable[[Any], list[Any]]) -> list[Any]:
         entries = entries_of(json.loads(file.read_bytes()))
     except (ValueError, KeyError, TypeError):
         entries = [None]
-    whole = [entry for entry in map(undamaged, entries) if entry is not None]
-    if len(whole) < len(entries):
+    intact = [entry for entry in map(undamaged, entries) if entry is not None]
+    if len(intact) < len(entries):
         print(f"warning: {file} is damaged: what it held is computed again.", file=sys.stderr)
-    return whole
+    return intact

@@ -11,7 +11,7 @@ from relpos.explorer.documents import Inputs
 from relpos.explorer.model_scenes import Anatomy, ModelScene
 from relpos.explorer.scenes import Scene
 from relpos.explorer.subjects import LENGTH, Subject, check_entries, encoding_json, integer
-from relpos.runs.evaluations import read_evaluations
+from relpos.runs.results import read_evaluations
 
 if TYPE_CHECKING:
     from relpos.runs.run import Run

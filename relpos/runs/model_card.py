@@ -8,7 +8,7 @@ import yaml
 
 from relpos.encodings.registry import card as encoding_card
 from relpos.models.registry import entry
-from relpos.runs.evaluations import TaskResult, TextResult, read_evaluations
+from relpos.runs.results import RunResult, TaskResult, TextResult, read_evaluations
 from relpos.runs.run import ABOUT, EVALUATION, Run
 from relpos.system.files import write_text
 
@@ -24,7 +24,7 @@ tokenizer = AutoTokenizer.from_pretrained("{folder}")
 ```"""
 
 
-def write_card(folder: Path, result: dict[str, Any]) -> Path | None:
+def write_card(folder: Path, result: RunResult) -> Path | None:
     """Write README.md into the folder of a run, unless the user has edited it.
 
     Args:
@@ -64,7 +64,7 @@ def _front_matter(run: dict[str, Any]) -> str:
     return f"---\n{yaml.safe_dump(entries, sort_keys=False)}---"
 
 
-def _about(folder: Path, run: dict[str, Any], result: dict[str, Any]) -> list[str]:
+def _about(folder: Path, run: dict[str, Any], result: RunResult) -> list[str]:
     model, data, about = run["model"], run["data"], run["about"]
     name = str(model["encoding"])
     options = "".join(f", {key}={value}" for key, value in (model["options"] or {}).items())
@@ -92,14 +92,14 @@ def _public_name(name: str) -> str:
     return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
 
 
-def _results(folder: Path, result: dict[str, Any]) -> list[str]:
+def _results(folder: Path, result: RunResult) -> list[str]:
     before, after = result["heldout_at_start"], result["heldout"]
     lines = []
     if before is not None and after is not None:
         lines.append(f"Held-out loss during training: {before:.4f} at the start, {after:.4f} at the end.")
     for evaluation in read_evaluations(folder / EVALUATION):
         # If the run was trained further, earlier evaluations are not of this model.
-        if evaluation["step"] == result["step"] and any(row["error"] is None for row in evaluation["rows"]):
+        if evaluation.get("step") == result["step"] and any(row["error"] is None for row in evaluation["rows"]):
             if "task" in evaluation:
                 lines += _task_lines(cast(TaskResult, evaluation))
             else:

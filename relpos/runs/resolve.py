@@ -147,8 +147,8 @@ def check_encoding(settings: Settings) -> None:
     assert model.preset is not None
     assert model.family is not None
     size = preset(model.preset)
-    made = make_positions(model.position(), model.share_position, size.layers, size.heads, size.head_dim)
-    positions = [position for position in (made.embedding, made.shared, *made.layers) if position is not None]
+    built = make_positions(model.position(), model.share_position, size.layers, size.heads, size.head_dim)
+    positions = [position for position in (built.embedding, built.shared, *built.layers) if position is not None]
     check_window(settings, positions, size.width)
     if entry(model.family).causal:
         return

@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-from relpos.runs.log_file import read_log
+from relpos.runs.checkpoints import read_log
 from relpos.runs.settings import load_settings
 from relpos.system.executors.interface import Part
 from relpos.system.executors.local import LocalExecutor

@@ -15,8 +15,8 @@ import torch
 from conftest import SMALL_RUN
 from torch.nn import functional as F
 
+from relpos.comparison.compare import run_trials
 from relpos.comparison.comparison import Trial, load_comparison, make_comparison
-from relpos.comparison.execution import compare
 from relpos.comparison.options import ENCODINGS
 from relpos.comparison.summary import make_table, notes, read_records
 from relpos.comparison.trial import LOCK, LOG, RECORD, read_record
@@ -58,11 +58,11 @@ class Whole:
 def whole(world, shared):
     out = world / "whole"
     make_comparison(out, ["alibi", "learned", WRONG], 1, LENGTHS, settings=shared)
-    assert [trial.encoding for trial in compare(out, workers=2)] == [WRONG]
+    assert [trial.encoding for trial in run_trials(out, workers=2)] == [WRONG]
     before = {file: file.stat().st_mtime_ns for file in out.glob("*-s0/*.*") if WRONG_FOLDER not in str(file)}
     attempts = read_record(out, Trial(WRONG, 0))["attempts"]
     make_comparison(out, seeds=2)
-    assert [trial.name for trial in compare(out, workers=2)] == [Trial(WRONG, 0).name, Trial(WRONG, 1).name]
+    assert [trial.name for trial in run_trials(out, workers=2)] == [Trial(WRONG, 0).name, Trial(WRONG, 1).name]
     return Whole(out, before, attempts)
 
 
@@ -214,7 +214,7 @@ def test_a_trial_whose_process_is_killed_is_one_failed_row(world, shared):
     out = world / "killed"
     make_comparison(out, ["alibi"], 1, LENGTHS, settings=shared)
     said: list[str] = []
-    thread = threading.Thread(target=lambda: compare(out, say=said.append))
+    thread = threading.Thread(target=lambda: run_trials(out, say=said.append))
     thread.start()
     lock = out / "alibi-s0" / LOCK
     wait_until(lambda: lock.exists() and lock.read_text())

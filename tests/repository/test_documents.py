@@ -10,7 +10,7 @@ import typer.main
 
 import relpos
 from relpos.cli import app
-from relpos.cli.from_options import given, parse_options
+from relpos.cli.from_options import parse_options, parsed_options
 from relpos.comparison.options import CompareOptions
 from relpos.evaluation.options import EvaluateOptions
 from relpos.pictures.options import DrawOptions
@@ -96,7 +96,7 @@ def test_a_command_has_valid_options(command):
     arguments = {**COMMANDS, **EXAMPLES, **INLINE}[command]
     parameters = parsed(arguments)
     if arguments[0] in OPTIONS:
-        options = OPTIONS[arguments[0]](**given(OPTIONS[arguments[0]], parameters))
+        options = OPTIONS[arguments[0]](**parsed_options(OPTIONS[arguments[0]], parameters))
         check_options(options)
         if arguments[0] == "train":
             if str(options.config or "").endswith(".yaml"):  # a file of the reader's own

@@ -22,8 +22,7 @@ from relpos.pictures.task_figures import draw_accuracy, draw_depths
 from relpos.runs.run import Run, open_run
 from relpos.runs.settings import load_settings
 from relpos.tasks import task
-from relpos.tasks.tokenizer import task_tokenizer
-from relpos.tasks.windows import TaskWindows
+from relpos.tasks.windows import TaskWindows, task_tokenizer
 from relpos.training.training import train
 from relpos.training.training_data import open_data
 

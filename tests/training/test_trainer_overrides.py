@@ -21,7 +21,7 @@ import yaml
 from packaging.requirements import Requirement
 from transformers import Trainer
 
-from relpos.runs.log_file import read_log
+from relpos.runs.checkpoints import read_log
 from relpos.training import trainer as trainer_module
 from relpos.training.trainer import RelposTrainer
 from relpos.training.training import train

@@ -1,12 +1,25 @@
-"""What evaluations of a run measure, as it stands in their JSON files: types, and reading them.
+"""What a run and its evaluations measured, as it stands in their JSON files: types, and reading them.
 
-docs/evaluation.md explains the numbers.
+docs/evaluation.md explains the numbers. Imports nothing heavy.
 """
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict, cast
+
+
+class RunResult(TypedDict, total=False):
+    """How a run ended: result.json."""
+
+    step: int
+    tokens: int
+    seconds: float
+    loss: float | None
+    heldout: float | None
+    heldout_at_start: float | None
+    warning: str
+
 
 Bin = TypedDict(  # loss by position, and that of the control: the same tokens in windows of the trained length
     "Bin",
