@@ -33,6 +33,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 import relpos
+from relpos.models.registry import PREFIX
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from small_models import AUTO, KINDS, LENGTH, TOKENS, VOCABULARY, WINDOW, logits_and_gradients, shaken
@@ -78,6 +79,8 @@ SPECIAL: dict[str, dict[str, Any]] = {  # what no name tells
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
     "xmod": {"default_language": "en_XX"},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    **{name: {"head_dim": 8} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
     "nemotron": {"num_key_value_heads": 2},
 }
 PATTERNS = (  # sizes by part of the name, the first that fits
@@ -378,6 +381,7 @@ def main() -> None:
         work()
         return
     everything = [(kind, name) for kind, names in MAPPINGS.items() for name in sorted(names)]
+    everything = [(kind, name) for kind, name in everything if not name.startswith(PREFIX)]  # our own
     wanted = None if arguments.types is None else set(arguments.types.split(","))
     file = RESULTS / "model_types.json"
     known = {(row["kind"], row["type"]): row for row in json.loads(file.read_text())} if file.exists() else {}

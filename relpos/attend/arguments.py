@@ -61,7 +61,7 @@ def make_call(
     located = bool({"query and key", "score"} & set(places)) or window is not None or documents is not None
     start = read_start(start, queries, keys, causal, located)
     if window is not None:
-        window = read_window(window, keys if start is None else torch.sym_max(keys, start + queries))
+        window = read_window(window, keys if start is None else torch.sym_max(keys, start + queries))  # type: ignore[no-untyped-call]
     if positions is not None:
         positions = read_positions(positions, batch, keys, position)
     check_mask(mask, batch, heads, queries, keys)
@@ -134,7 +134,7 @@ def read_window(window: int | tuple[int, int], tokens: int) -> tuple[int, int]:
             f"window must be the number of tokens that a query sees before its own, or (before, after), not {window!r}."
         )
     # sym_min: where sizes are symbols of a traced graph, Python's min would restrict them to one side of the window.
-    return torch.sym_min(pair[0], tokens), torch.sym_min(pair[1], tokens)
+    return torch.sym_min(pair[0], tokens), torch.sym_min(pair[1], tokens)  # type: ignore[no-untyped-call]
 
 
 def read_start(start: int | None, queries: int, keys: int, causal: bool, matters: bool) -> int | None:

@@ -1,4 +1,4 @@
-"""python -m relpos.cli, as torchrun starts it."""
+"""`python -m relpos.cli`, as torchrun starts the command."""
 
 from relpos.cli import main
 

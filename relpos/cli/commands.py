@@ -218,7 +218,7 @@ class ExploreOutput:
         "Address to listen on. Any other than this machine's own makes a token, which is part of the printed URL.",
         panel=SERVER,
     )
-    browser: bool = option(True, "Print the address, and open no browser.", panel=SERVER)
+    browser: bool = option(True, "Print the address, and open no browser.", flag="--no-browser", panel=SERVER)
 
 
 @command(ExploreOptions, ExploreOutput)

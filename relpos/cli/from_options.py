@@ -76,21 +76,24 @@ def parsed_options(cls: Any, texts: Mapping[str, Any]) -> dict[str, Any]:
         if not about.command or text is None or text == []:
             continue
         if kinds_of(each.type) == (bool,):
-            if text:  # the flag was given
-                values[each.name] = not each.default
+            if about.flag or each.default is False:  # one flag, which changes the default
+                values |= {each.name: not each.default} if text else {}
+            else:
+                values[each.name] = text
         else:
             values[each.name] = _parse(each, about, text)
     return values
 
 
 def flag(each: "dataclasses.Field[Any]", about: Option) -> str:
-    """The flag of an option: --no-bos for a switch that is on by default."""
-    return about.flag or f"--{'no-' * (each.default is True)}{each.name.replace('_', '-')}"
+    """The flag of an option; a switch that is on by default has two."""
+    name = each.name.replace("_", "-")
+    return about.flag or (f"--{name}/--no-{name}" if each.default is True else f"--{name}")
 
 
 def _parameter(each: "dataclasses.Field[Any]", about: Option) -> inspect.Parameter:
     required = each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
-    words = default_words(each)
+    words = default_words(each) or ("" if each.default is not True or about.flag else f"--{each.name}")
     help_text = about.meaning.replace("`", "")
     if _is_repeated(each, about) and not about.argument:
         help_text += " May be repeated."
@@ -106,13 +109,10 @@ def _parameter(each: "dataclasses.Field[Any]", about: Option) -> inspect.Paramet
     if about.argument:
         info = typer.Argument(**shared)
     else:
-        low, high, above = _limits(about)
-        info = typer.Option(
-            flag(each, about), min=low, max=high, callback=_above_zero if above else None, show_default=False, **shared
-        )
+        info = typer.Option(flag(each, about), show_default=False, **shared, **_limits(about))
     kind = _kind(each, about)
-    default = inspect.Parameter.empty if required else (False if kind is bool else None)
-    hint = Annotated[kind if kind is bool or required else kind | None, info]  # type: ignore[valid-type]
+    default = inspect.Parameter.empty if required else None
+    hint = Annotated[kind if required else kind | None, info]
     return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
@@ -137,20 +137,21 @@ def _is_repeated(each: "dataclasses.Field[Any]", about: Option) -> bool:
     return about.argument or (_is_list(each) and "," not in about.metavar)
 
 
-def _limits(about: Option) -> tuple[float | None, float | None, bool]:
-    """The smallest and the largest value for typer, and whether only values above zero are allowed."""
+def _limits(about: Option) -> dict[str, Any]:
+    """How typer checks a number. Ranges that typer does not have, or whose help would be too wide, are a callback."""
     allowed = about.range
     if allowed is None or "," in about.metavar:
-        return None, None, False
-    most = min(allowed.most, allowed.below - 1)
-    high = None if most in (math.inf, MOST_STEPS) else int(most)  # the settings refuse more; the help is short
-    return (None, high, True) if allowed.above else (int(allowed.least), high, False)
+        return {}
 
+    def check(value: float | None) -> float | None:
+        if value is not None and not allowed.holds(value):
+            raise typer.BadParameter(f"{value} is not {allowed}.")  # typer adds the name of the option
+        return value
 
-def _above_zero(value: float | None) -> float | None:
-    if value is not None and value <= 0:
-        raise typer.BadParameter(f"{value:g} is not above 0.")  # typer adds the name of the option
-    return value
+    if allowed.above or allowed.below < math.inf:
+        return {"callback": check}
+    most = None if allowed.most in (math.inf, MOST_STEPS) else int(allowed.most)  # the settings refuse more steps
+    return {"min": int(allowed.least), "max": most}
 
 
 def _parse(each: "dataclasses.Field[Any]", about: Option, text: Any) -> Any:

@@ -118,8 +118,8 @@ class EvaluateOptions:
     )
     bos: bool = option(
         True,
-        "Score windows of text alone, without the special tokens that a model of others was trained to see around "
-        "them: docs/evaluation.md.",
+        "Whether models that others trained see their special tokens, BOS or CLS and SEP, around each window: "
+        "docs/evaluation.md.",
         panel=TEXT,
     )
     context_parallel: bool = option(

@@ -35,7 +35,8 @@ class ExploreOptions:
     text: str | None = option(None, "Text for the models to read.", shown="held-out text", command=False)
     bos: bool = option(
         True,
-        "Let models of others read text alone, without the special tokens that they were trained to see around it.",
+        "Whether models that others trained see their special tokens, BOS or CLS and SEP, around each window: "
+        "docs/evaluation.md.",
     )
     server: bool = option(
         False,

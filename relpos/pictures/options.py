@@ -73,7 +73,8 @@ class DrawOptions:
     )
     bos: bool = option(
         True,
-        "Let a model of others read text alone, without the special tokens that it was trained to see around it.",
+        "Whether models that others trained see their special tokens, BOS or CLS and SEP, around each window: "
+        "docs/evaluation.md.",
         panel=SHOWN,
     )
     label_tokens: bool = option(False, f"Name the tokens on the axes (at most {MOST_LABELS}).", panel=LOOKS)

@@ -198,7 +198,8 @@ def one_row(arguments: dict[str, Any]) -> Tensor | None:
         # Recurrent Gemma's cache tells no length, since its first layers keep no keys: transformers makes a mask of one
         # key, the first token, for all. The keys are the last ones.
         keys = min(padding.shape[1], window or padding.shape[1])
-        return padding[:, None, None, padding.shape[1] - keys :].bool()
+        seen: Tensor = padding[:, None, None, padding.shape[1] - keys :].bool()
+        return seen
     mask: Tensor | None = sdpa_mask(**arguments)
     return mask
 

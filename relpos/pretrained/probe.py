@@ -23,7 +23,9 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
 
     def is_attention(module: nn.Module) -> bool:
         kind = type(module).__name__
-        return "Attention" in kind and not any(other in kind for other in ("LinearAttention", "LightningAttention"))
+        return "Attention" in kind and not any(
+            f"{other}Attention" in kind for other in ("Linear", "Lightning", "Delta")
+        )
 
     return {
         name: module
@@ -100,7 +102,7 @@ def examples(model: Any, tokens: int = 4, padded: bool = False, seed: int = 0) -
     size, channels = getattr(image, "image_size", None), getattr(image, "num_channels", 3)
     pixels = {} if not isinstance(size, int) else {"pixel_values": noise(1, channels, size, size)}
     decoder = {}
-    if getattr(config, "is_encoder_decoder", False):
+    if "decoder_input_ids" in inspect.signature(model.forward).parameters and config.is_encoder_decoder:
         decoder = {"decoder_input_ids": ids[:, : tokens // 2] if main == "input_ids" else ids[:1, : tokens // 2]}
     if main == "input_ids":
         yield {**text, **decoder}

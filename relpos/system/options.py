@@ -59,7 +59,7 @@ class Option:
     """What is known of an option beside its name, type and default.
 
     Attributes:
-        meaning: One sentence or two. That of a switch which is on by default says what happens without it.
+        meaning: One sentence or two.
         shown: The default in words, if it is not a constant.
         range: Allowed numbers.
         choices: Allowed words.
@@ -190,8 +190,8 @@ def with_arguments_section(docstring: str, options: Any) -> str:
     """A docstring with a section Args before its section Returns."""
     lines = ["Args:"]
     for each, about in options_of(options):
-        words = f"{each.name}: {'False: ' * (each.default is True)}{about.meaning}"
-        default = default_words(each)
+        words = f"{each.name}: {about.meaning}"
+        default = default_words(each) or ("True" if each.default is True else "")
         lines += textwrap.wrap(
             f"{words} Default: {default}." if default else words, 110, initial_indent="    ", subsequent_indent=" " * 8
         )

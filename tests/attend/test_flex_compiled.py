@@ -176,7 +176,7 @@ def test_the_check_of_trained_tensors_notices_two_indices(monkeypatch):
     def twice(score, b, h, i, j):
         return score + table[i] + table[j]
 
-    kernel.compiled("twice")(q, q, q, None, twice, None, None, False)[0].sum().backward()
+    kernel.compiled("twice")(q, q, q, None, None, twice, None, None, False)[0].sum().backward()
     with pytest.raises(NotImplementedError, match="multiple indexing operations"):
         validate_joint_graph(inspected.joint_graphs[0])
 

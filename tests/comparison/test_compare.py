@@ -26,8 +26,7 @@ from relpos.training.training import train
 
 pytestmark = pytest.mark.usefixtures("world")
 SHARED = {key: value for key, value in SMALL_RUN.items() if key != "model.encoding"}
-WRONG = "learned:length=8"  # it can be made, but not trained on windows of 16
-WRONG_FOLDER = "learned-length=8"
+WRONG = "kerple_log"  # a folder stands where its log would be written
 LENGTHS = [16, 32]
 
 
@@ -47,7 +46,7 @@ def test_the_default_encodings_are_those_that_the_family_supports(tmp_path, shar
 
 @dataclass
 class Whole:
-    """A comparison that was never stopped; one of its encodings cannot be built, and a second seed was added later."""
+    """A comparison that was never stopped; one of its encodings fails, and a second seed was added later."""
 
     out: Path
     before: dict[Path, int]  # files of its first seed and when they were written, before the second was added
@@ -58,8 +57,10 @@ class Whole:
 def whole(world, shared):
     out = world / "whole"
     make_comparison(out, ["alibi", "learned", WRONG], 1, LENGTHS, settings=shared)
+    for seed in range(2):
+        (out / Trial(WRONG, seed).name / "log.jsonl").mkdir(parents=True)
     assert [trial.encoding for trial in run_trials(out, workers=2)] == [WRONG]
-    before = {file: file.stat().st_mtime_ns for file in out.glob("*-s0/*.*") if WRONG_FOLDER not in str(file)}
+    before = {file: file.stat().st_mtime_ns for file in out.glob("*-s0/*.*") if WRONG not in str(file)}
     attempts = read_record(out, Trial(WRONG, 0))["attempts"]
     make_comparison(out, seeds=2)
     assert [trial.name for trial in run_trials(out, workers=2)] == [Trial(WRONG, 0).name, Trial(WRONG, 1).name]
@@ -150,8 +151,8 @@ class TestAComparison:
         comparison = load_comparison(whole.out)
         records = read_records(comparison, whole.out)
         assert str(make_table(comparison, records)[WRONG][16]) == "failed"
-        assert "learned has 8 positions" in records[Trial(WRONG, 1)]["error"]
-        assert any("learned-length=8-s1` failed:" in note for note in notes(comparison, records))
+        assert "log.jsonl" in records[Trial(WRONG, 1)]["error"]
+        assert any("kerple_log-s1` failed:" in note for note in notes(comparison, records))
         assert "Traceback" in (whole.out / Trial(WRONG, 1).name / LOG).read_text()
 
     def test_keeps_what_is_finished_and_tries_what_failed_again(self, whole):

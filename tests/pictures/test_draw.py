@@ -141,7 +141,7 @@ def test_the_command_draws_a_run(runs, tmp_path):
         ({"layer": "first"}, "there is no layer first"),
         ({"head": [13]}, "there is no head 13: give numbers from 1 to 12"),
         ({"show": "wieghts"}, "Did you mean 'weights'?"),
-        ({"text": "", "label_tokens": True}, "has no tokens"),
+        ({"text": ""}, "text is empty"),
         ({"text": "a b", "length": 900}, "fewer than the length 900"),
         ({"length": 10**5}, "tokens, fewer than 100000"),
         ({"label_tokens": True, "text": "word " * 70}, "too many to be named"),

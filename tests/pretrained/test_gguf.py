@@ -1,15 +1,18 @@
 """A small Llama in a GGUF file: it opens as the model that was written, and `relpos train --from` starts from it."""
 
+import json
+
 import gguf
 import numpy as np
 import pytest
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 import relpos
 from relpos.cli import app
+from relpos.pretrained.source import read_config
 
 TOKENS = [*sorted(ByteLevel.alphabet()), "th", "<|endoftext|>"]
 END = len(TOKENS) - 1
@@ -98,6 +101,34 @@ def test_a_gguf_file_opens_as_the_model_that_was_written(written):
     assert END - 1 in ids  # "th"
     with torch.no_grad():
         torch.testing.assert_close(run.model(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_ls_reads_the_configuration_alone(written, tmp_path):
+    path, model = written
+    whole = CliRunner().invoke(app, ["ls", str(path), "--json"])
+    known = json.loads(whole.stdout)
+    assert (known["layers"], known["heads"], known["trained_length"]) == (2, 4, 64)
+    header = tmp_path / path.name  # without its last tensors
+    header.write_bytes(path.read_bytes()[: -model.lm_head.weight.nbytes])
+    cut = json.loads(CliRunner().invoke(app, ["ls", str(header), "--json"]).stdout)
+    assert {**cut, "name": ""} == {**known, "name": ""}
+
+
+def test_the_configuration_from_the_header_is_that_of_transformers(written):
+    path, _ = written
+    expected = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    assert read_config(path).to_dict() == expected.to_dict()
+
+
+@pytest.mark.parametrize("size", [4, 20, 100, 700, 2000])
+def test_ls_of_a_damaged_file_is_a_sentence(written, size, tmp_path):
+    path, _ = written
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(path.read_bytes()[:size])
+    error = CliRunner().invoke(app, ["ls", str(damaged)]).exception
+    assert isinstance(error, ValueError)
+    assert f"{damaged} cannot be read" in str(error)
+    assert "The file is damaged or truncated: copy it again." in str(error)
 
 
 def test_relpos_train_from_a_gguf_file(written, tmp_path):

@@ -1,6 +1,8 @@
 """Models that other people trained: opened, scored and drawn as their own code computes them."""
 
 import json
+import pickle
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -14,17 +16,25 @@ from small_models import kind_of, small_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn import functional as F
 from transformers import (
+    AutoModelForCausalLM,
     BertConfig,
     BertModel,
+    MPNetConfig,
+    MPNetForMaskedLM,
+    MPNetModel,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForMaskedLM,
     RoFormerConfig,
     RoFormerForMaskedLM,
     ViTConfig,
     ViTModel,
 )
+from typer.testing import CliRunner
 
 import relpos
+from relpos.cli import app
 from relpos.evaluation.evaluation import evaluate
 from relpos.pretrained import byte_ranges
 from relpos.text.masking import masked_places
@@ -119,6 +129,60 @@ def test_a_model_without_a_head_is_drawn_but_not_scored(tmp_path):
     assert relpos.draw(run, text=TEXT).maps[0].heads == 4
     with pytest.raises(ValueError, match="BertModel predicts no tokens, so it has no perplexity"):
         evaluate(run, [8], say=lambda line: None)
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64}
+
+
+@pytest.mark.parametrize("pooler", [True, False])
+def test_a_model_whose_file_lacks_its_head_opens_without_it(tmp_path, pooler):
+    torch.manual_seed(0)
+    model = MPNetModel(MPNetConfig(**SMALL), add_pooling_layer=pooler).eval()
+    folder = saved(model, tmp_path)
+    entries = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**entries, "architectures": ["MPNetForMaskedLM"]}))
+    with pytest.warns(UserWarning, match=r"lacks lm_head.* MPNetModel is opened, which has no head and predicts no"):
+        run = relpos.open(folder)
+    assert type(run.model) is MPNetModel
+    ids = torch.arange(5, 20)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(run.model(ids)[0], model(ids)[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["llama", "bert", "mistral"])
+def test_so_does_one_of_our_families(tmp_path, family):
+    model = small_model(family, tie_word_embeddings=False)
+    folder = saved(model, tmp_path)
+    file, prefix = folder / "model.safetensors", f"{model.base_model_prefix}."
+    tensors = load_file(file)
+    save_file({name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}, file, {"format": "pt"})
+    with pytest.warns(UserWarning, match="which has no head and predicts no tokens"):
+        run = relpos.open(folder)
+    assert type(run.model) is type(model.base_model)
+    first = next(name for name in tensors if name.startswith(prefix))
+    save_file({name: t for name, t in tensors.items() if name.startswith(prefix) and name != first}, file)
+    with pytest.raises(ValueError, match="do not fit its model"):
+        relpos.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "model_class"), [(RobertaConfig, RobertaForMaskedLM), (MPNetConfig, MPNetForMaskedLM)]
+)
+def test_rows_for_padding_are_no_positions(tmp_path, config, model_class):
+    torch.manual_seed(0)
+    folder = saved(model_class(config(**SMALL, max_position_embeddings=34, pad_token_id=1)), tmp_path)
+    run = relpos.open(folder)
+    known = json.loads(CliRunner().invoke(app, ["ls", str(folder), "--json"]).stdout)
+    assert run.trained_length == known["trained_length"] == 32
+    assert relpos.draw(run, text="w05 " * 40, length=32, show="weights").maps[0].length == 32
+    for length in (33, 34):
+        with pytest.raises(ValueError, match=f"has a table of 32 positions, and the input has {length} tokens"):
+            relpos.draw(run, text="w05 " * 40, length=length, show="weights")
+    (tmp_path / "text.txt").write_text("w05 " * 99)
+    options = {"data": str(tmp_path / "text.txt"), "out": tmp_path / "out", "say": lambda line: None}
+    rows = evaluate(run, [32, 34], **options)["rows"]
+    assert rows[0]["error"] is None
+    assert "a table of 32 positions" in rows[1]["error"]
 
 
 def test_a_model_that_reads_no_text_says_so(tmp_path):
@@ -228,7 +292,80 @@ class Counting:
         return self.file.read(size)
 
 
+class CreatesFile:
+    """A pickle that creates a file when it is opened."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return open, (str(self.mark), "w")
+
+
 class TestHostileFiles:
+    @pytest.mark.parametrize(
+        ("family", "file"),
+        [(family, "pytorch_model.bin") for family in ("gpt2", "bert", "mistral")] + [("mistral", "adapter_model.bin")],
+    )
+    def test_a_malicious_pickle_is_not_opened_in_any_way(self, family, file, tmp_path, monkeypatch):
+        folder, mark = saved(small_model(family), tmp_path / "model"), tmp_path / "ran"
+        (folder / file).write_bytes(pickle.dumps({"weight": CreatesFile(mark)}))
+        if file == "adapter_model.bin":
+            (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+        else:
+            (folder / "model.safetensors").unlink()
+        monkeypatch.setattr(torch, "load", lambda *arguments, **options: pytest.fail("a pickle is opened"))
+        ways = [["draw", str(folder)], ["explore", str(folder), "--export", str(tmp_path / "page.html")]]
+        ways += [["evaluate", str(folder), "--lengths", "8"], ["train", "--from", str(folder), "--out", str(mark)]]
+        for arguments in ways:
+            sentence = str(CliRunner().invoke(app, arguments).exception)
+            assert f"{file} is a pickle, which can run any code when it is opened. If you trust it, convert" in sentence
+        assert CliRunner().invoke(app, ["ls", str(folder)]).exit_code == 0  # from the configuration alone
+        assert not mark.is_file()
+
+    def test_a_configuration_that_names_a_pickle_is_refused(self, mistral):
+        entries = json.loads((mistral / "config.json").read_text())
+        (mistral / "config.json").write_text(json.dumps({**entries, "transformers_weights": "adapter_model.bin"}))
+        with pytest.raises(ValueError, match=r"adapter_model\.bin is a pickle"):
+            relpos.open(mistral)
+
+    def test_a_model_of_ours_is_not_opened_from_a_pickle(self, tmp_path):
+        folder = saved(relpos.transplant(small_model("gpt2"), "alibi"), tmp_path)
+        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+        with pytest.raises(OSError, match=r"model\.safetensors"):
+            AutoModelForCausalLM.from_pretrained(folder)
+        with pytest.raises(ValueError, match="is a pickle"):
+            relpos.open(folder)
+
+    @pytest.mark.parametrize("name", ["x.pt", "x.bin"])
+    def test_ls_of_a_pickle_says_so(self, name, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        Path(name).write_bytes(b"any")
+        assert "is a pickle, which can run any code" in str(CliRunner().invoke(app, ["ls", name]).exception)
+
+    @pytest.mark.parametrize(
+        ("entry", "value", "sentence"),
+        [
+            ("hidden_size", 10**9, "a model of 549,000,000,000 parameters, 2,045.2 GB; this machine has"),
+            ("vocab_size", 10**8, "of 3,200,015,520 parameters, 11.9 GB, and its weights have [0-9,]+ bytes"),
+            ("vocab_size", 2**62, "overflowed with sizes=.4611686018427387904, 32."),
+            ("hidden_size", 2**70, "hidden_size = 1,180,591,620,717,411,303,424; at most"),
+            ("num_hidden_layers", 10**8, "num_hidden_layers = 100,000,000; at most 10,000"),
+        ],
+    )
+    @pytest.mark.parametrize("command", ["draw", "ls"])
+    def test_a_configuration_with_absurd_sizes_names_the_size(self, mistral, entry, value, sentence, command):
+        entries = json.loads((mistral / "config.json").read_text())
+        (mistral / "config.json").write_text(json.dumps({**entries, entry: value}))
+        result = CliRunner().invoke(app, [command, str(mistral)])
+        if command == "ls" and "parameters" in sentence:
+            assert result.exit_code == 0  # nothing is built
+            return
+        assert isinstance(result.exception, ValueError)
+        assert re.search(sentence, str(result.exception))
+        assert len(str(result.exception)) < 400
+
     def test_a_pickle_is_refused_with_the_reason(self, mistral):
         tensors = load_file(mistral / "model.safetensors")
         (mistral / "model.safetensors").unlink()

@@ -68,12 +68,12 @@ def generated(model, side="left", **settings):
 def test_selected_keys_give_the_logits_gradients_and_tokens_of_eager(family):
     model = sparse_model(family)
     theirs = {side: logits_and_gradients(model, padded(side)) for side in ("right", "left")}
-    side = "left" if family != "minimax_m3_vl_text" else None  # as it says, padding on the left moves its blocks
-    tokens = generated(model, side)
+    padding = "left" if family != "minimax_m3_vl_text" else None  # as it says, padding on the left moves its blocks
+    tokens = generated(model, padding)
     relpos.use(model)
     for side, expected in theirs.items():
         assert_same(logits_and_gradients(model, padded(side)), expected)
-    assert_same_generation(generated(model, side), tokens)
+    assert_same_generation(generated(model, padding), tokens)
 
 
 @pytest.mark.parametrize(("family", "keyword"), [("deepseek_v32", "indices"), ("minimax_m3_vl_text", "block_indices")])

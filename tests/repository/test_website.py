@@ -66,7 +66,7 @@ def test_the_table_of_settings_has_every_setting_with_its_meaning():
 def test_links_lead_to_pages_of_the_site():
     rewrite = repository.rewrite_links
     assert rewrite("[a](../native/README.md#x)", "attention.md") == "[a](native/kernel.md#x)"
-    assert rewrite("[a](../../relpos/cli/__init__.py)", "reference/index.md") == "a"
+    assert rewrite("[a](../../relpos/__init__.py)", "reference/index.md") == "a"
     assert rewrite("[![p](smollm2/figure13-fire.png)](smollm2/figure13-fire.png)", "figures.md").count("smollm2/") == 2
     assert rewrite("[a](docs/models.md)", "CONTRIBUTING.md") == "[a](models.md)"
     assert rewrite("```\n[a](nowhere.md)\n```", "attention.md") == "```\n[a](nowhere.md)\n```"

@@ -122,7 +122,7 @@ class TestAFinishedRun:
 
     def test_with_a_truncated_model_is_not_evaluated(self, run, capsys):
         cut(run / WEIGHTS, 100_000)
-        assert f"the weights in {run} cannot be read" in refused(capsys, "evaluate", run)
+        assert f"the weights in {run / 'model.safetensors'}" in refused(capsys, "evaluate", run)
 
 
 def test_a_checkpoint_whose_weights_have_changed_is_not_opened(run):

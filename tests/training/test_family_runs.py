@@ -102,7 +102,7 @@ def test_what_a_masked_model_cannot_do_is_refused_with_a_sentence(settings, tmp_
     for overrides, sentence in (
         ({"model__encoding": "cope"}, "cope is defined for causal attention only, and BERT attends in both directions"),
         ({"data__masking": "words"}, "unknown masking 'words'. Did you mean 'word'?"),
-        ({"data__mask_share": 1.0}, "data.mask_share must be between 0 and 1"),
+        ({"data__mask_share": 1.0}, "data.mask_share must be above 0 and below 1"),
     ):
         with pytest.raises(ValueError, match="(?s)" + sentence.replace("?", r"\?").replace(".", r"\.")):
             train(settings(tmp_path, model__family="bert", **overrides), quiet)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from relpos.attend.flex import scores
-from relpos.attend.reference import hide_padding
 from relpos.forms.bias import Form, Scored, terms
 from relpos.forms.call import Call
 
@@ -41,7 +40,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) ->
     # Imported here: FlexAttention is slow to import, and only CUDA needs it.
     from relpos.attend.flex import blocks, kernel  # noqa: PLC0415
 
-    k, v = hide_padding(k, call), hide_padding(v, call)
     score = scores.score_function(form, call)
     block_mask = None
     if scores.hides(call):
@@ -53,4 +51,4 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) ->
             block_mask = blocks.block_mask(seen.blocks, mask, call)
     name = "_".join(type(term).__name__ for term in terms(form)) or "no_bias"
     run = kernel.attend if torch.compiler.is_compiling() else kernel.compiled(name)
-    return run(q, k, v, call.rotation, score, block_mask, call.sinks, call.return_lse)
+    return run(q, k, v, call.padding, call.rotation, score, block_mask, call.sinks, call.return_lse)

@@ -40,6 +40,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    padding: Tensor | None,
     rotation: Rotation | None,
     score: Score,
     block_mask: flex.BlockMask | None,
@@ -48,6 +49,8 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """What is compiled. The score function scales, because FlexAttention takes its own `scale` for a constant."""
     value_dim = v.shape[-1]
+    if padding is not None:  # the kernel multiplies what is hidden by 0, which does not make a NaN 0
+        k, v = (x.masked_fill(~padding[:, None, :, None], 0.0) for x in (k, v))
     if rotation is not None:  # in float32, as half precision is too coarse for angles; then back, to be fast
         turned = rotation.apply(q.float(), k.float())
         q, k = turned[0].to(q.dtype), turned[1].to(k.dtype)

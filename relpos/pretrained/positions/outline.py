@@ -13,6 +13,7 @@ from relpos.system.system_memory import memory_of_machine
 LAYERS = 10_000  # more than any model has; experts likewise
 PER_BYTE = 8  # parameters: of one bit each, which is fewer than any quantization has
 SMALL = 1_000_000  # parameters that do no harm
+LARGEST = 2**63 - 1  # of any size of a tensor
 REPEATED = re.compile("(layers?|experts|blocks|depth)$")  # names of entries: how often something is built
 
 
@@ -30,8 +31,9 @@ def outline(config: PreTrainedConfig) -> PreTrainedModel:
     """
     for part in parts(config):
         for name, value in part.to_dict().items():
-            if REPEATED.search(name) and isinstance(value, int) and value > LAYERS:
-                raise ValueError(f"the configuration has {name} = {value:,}; at most {LAYERS:,} are built.")
+            most = LAYERS if REPEATED.search(name) else LARGEST
+            if isinstance(value, int) and value > most:
+                raise ValueError(f"the configuration has {name} = {value:,}; at most {most:,} is possible.")
     try:
         with torch.device("meta"), no_init_weights():
             if type(config) in AutoModel._model_mapping:
