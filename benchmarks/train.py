@@ -32,7 +32,7 @@ from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM, gpt2
 from relpos.models import attention as attention_layer
 from relpos.runs.settings import OptimizerSettings
 from relpos.text.tokens import Tokens, Windows
-from relpos.training.clock import Clock
+from relpos.training.log import Clock
 from relpos.training.trainer import RelposTrainer, parameter_groups
 
 # preset, length, batch, vocabulary, and how many times its tokens/s ours must have: {other: ratio}

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from relpos.attend import attention as attention
     from relpos.attend import mass as mass
     from relpos.attend import scores as scores
-    from relpos.comparison.api import compare as compare
-    from relpos.evaluation.api import evaluate as evaluate
+    from relpos.comparison.compare import compare as compare
+    from relpos.evaluation.evaluate import evaluate as evaluate
     from relpos.explorer.explore import explore as explore
     from relpos.forms.bias import Projected as Projected
     from relpos.forms.bias import RankOne as RankOne
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from relpos.system.executors.local import LocalExecutor as LocalExecutor
     from relpos.system.executors.ray import RayExecutor as RayExecutor
     from relpos.system.executors.slurm import SlurmExecutor as SlurmExecutor
-    from relpos.training.api import train as train
+    from relpos.training.train import train as train
 
     open = open_run
 
@@ -57,15 +57,15 @@ _LAZY = {  # name: module, and its name there
     "SlurmExecutor": ("relpos.system.executors.slurm", "SlurmExecutor"),
     "Toeplitz": ("relpos.forms.bias", "Toeplitz"),
     "attention": ("relpos.attend", "attention"),
-    "compare": ("relpos.comparison.api", "compare"),
+    "compare": ("relpos.comparison.compare", "compare"),
     "draw": ("relpos.pictures.picture", "draw"),
-    "evaluate": ("relpos.evaluation.api", "evaluate"),
+    "evaluate": ("relpos.evaluation.evaluate", "evaluate"),
     "explore": ("relpos.explorer.explore", "explore"),
     "figures": ("relpos.paper.figures", "draw_figures"),
     "mass": ("relpos.attend", "mass"),
     "open": ("relpos.runs.run", "open_run"),
     "scores": ("relpos.attend", "scores"),
-    "train": ("relpos.training.api", "train"),
+    "train": ("relpos.training.train", "train"),
     "transplant": ("relpos.pretrained.transplant", "transplant"),
     "use": ("relpos.pretrained.use", "use"),
 }

@@ -71,7 +71,7 @@ def world(tmp_path_factory):
 @pytest.fixture(scope="module")
 def settings(world):
     """Settings of a small run in a folder; overrides by dotted key with __ for the dot."""
-    from relpos.runs.load_settings import load_settings
+    from relpos.runs.settings import load_settings
 
     def make(out: Path, **overrides: object):
         named = {key.replace("__", "."): value for key, value in overrides.items()}

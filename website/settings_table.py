@@ -1,56 +1,37 @@
-"""The table of settings, from the dataclasses and comments of relpos/runs/settings.py."""
+"""The table of settings, from the fields of relpos/runs/settings.py."""
 
-import ast
-import inspect
-import tokenize
-from io import StringIO
+import dataclasses
+from typing import Any
 
-from relpos.runs import defaults, settings
-
-GROUPS = {
-    "model": settings.ModelSettings,
-    "data": settings.DataSettings,
-    "optimizer": settings.OptimizerSettings,
-    "run": settings.RunSettings,
-}
+from relpos.runs.settings import Settings
+from relpos.system.options import options_of
 
 
 def tables() -> str:
     """One table per group, in Markdown."""
-    return "\n\n".join(table(group, cls) for group, cls in GROUPS.items())
+    return "\n\n".join(table(section.name, section.type) for section in dataclasses.fields(Settings))
 
 
-def table(group: str, cls: type) -> str:
-    """The settings of one group: name, type, default, meaning."""
-    rows = [f"## {group}", "", "| setting | type | default | meaning |", "|---|---|---|---|"]
-    for name, kind, default, meaning in fields(cls):
-        rows.append(f"| `{group}.{name}` | {kind} | {default} | {meaning} |".replace("  ", " "))
+def table(group: str, cls: Any) -> str:
+    """The settings of one group: name, type, default, allowed values, meaning."""
+    rows = [f"## {group}", "", "| setting | type | default | allowed | meaning |", "|---|---|---|---|---|"]
+    for each, about in options_of(cls):
+        allowed = ", ".join(f"`{word}`" for word in about.choices) or (str(about.range) if about.range else "any")
+        cells = (kind_text(each.type), default_text(each, about.shown), allowed, about.meaning.replace("\\", "\\\\"))
+        rows.append(f"| `{group}.{each.name}` | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
-def fields(cls: type) -> list[tuple[str, str, str, str]]:
-    """The fields of a dataclass with the comments behind them."""
-    source = inspect.getsource(cls)
-    comments = {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    (definition,) = ast.parse(source).body
-    assert isinstance(definition, ast.ClassDef)
-    rows = []
-    for node in definition.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            kind = ast.unparse(node.annotation).replace(" | None", "").replace("|", "\\|")
-            rows.append((node.target.id, kind, default_text(node.value), comments.get(node.lineno, "")))
-    return rows
+def kind_text(hint: Any) -> str:
+    """A type as people read it."""
+    plain = isinstance(hint, type) and not hasattr(hint, "__args__")
+    return (hint.__name__ if plain else str(hint)).replace("typing.", "").replace(" | None", "")
 
 
-def default_text(value: ast.expr) -> str:
+def default_text(each: "dataclasses.Field[Any]", shown: str) -> str:
     """A default as people read it."""
-    text = ast.unparse(value)
-    if text.startswith("defaults."):
-        text = repr(getattr(defaults, text.removeprefix("defaults.")))
-    if text.startswith("field("):
+    if shown:
+        return shown
+    if each.default is dataclasses.MISSING:
         return "empty"
-    return "–" if text == "None" else f"`{text}`"
+    return "–" if each.default is None else f"`{each.default!r}`"

@@ -4,9 +4,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from relpos.cli import compare, encodings, evaluate, explore, pictures, train
+from relpos.cli import commands, listing
 from relpos.cli.cluster import ClusterCommand
-from relpos.cli.options import Command
+from relpos.cli.from_options import Command
 from relpos.system.memory import out_of_memory
 
 LAB = (
@@ -41,14 +41,14 @@ def _options(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
-app.command("ls", cls=Command)(encodings.list_encodings)
-app.command(cls=Command)(encodings.info)
-app.command(cls=Command)(pictures.draw)
-app.command(cls=Command)(pictures.figures)
-app.command(cls=Command)(explore.explore)
-app.command(cls=Command)(train.train)
-app.command(cls=ClusterCommand)(evaluate.evaluate)
-app.command(cls=ClusterCommand)(compare.compare)
+app.command("ls", cls=Command)(listing.list_encodings)
+app.command(cls=Command)(listing.info)
+app.command(cls=Command)(commands.draw)
+app.command(cls=Command)(commands.figures)
+app.command(cls=Command)(commands.explore)
+app.command(cls=Command)(commands.train)
+app.command(cls=ClusterCommand)(commands.evaluate)
+app.command(cls=ClusterCommand)(commands.compare)
 
 
 def main() -> None:

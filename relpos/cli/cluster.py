@@ -1,11 +1,12 @@
 """Options that say where the parts of a command run: processes of this machine, a Ray cluster, or SLURM."""
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from relpos.cli.options import Command, default, parse_options
+from relpos.cli.from_options import Command
+from relpos.system.options import COUNT, NOT_NEGATIVE, option
 
 if TYPE_CHECKING:
     from relpos.system.executors.interface import Executor
@@ -14,61 +15,48 @@ PANEL = "Where the parts run (docs/scale.md)"  # group of these options in the h
 UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 ADDRESS = re.compile(r"auto|local|ray://.*|[\w.-]+:\d+|\[[\da-fA-F:]+\]:\d+")
 
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        help="Parts at a time. Those of this machine divide its cores among them.  "
-        f"{default('1; on a cluster as many as have a place')}",
-        min=1,
-        rich_help_panel=PANEL,
-    ),
-]
-Cores = Annotated[
-    int | None,
-    typer.Option(
-        help="Cores of each part, and its threads: the same number gives the same result to the bit.  "
-        f"{default('cores ÷ workers; 1 on a cluster')}",
-        min=1,
-        rich_help_panel=PANEL,
-    ),
-]
-Memory = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="Memory of each part on a cluster, as in 8GB.", rich_help_panel=PANEL),
-]
-Gpus = Annotated[
-    int | None,
-    typer.Option(
-        help="GPUs of each part on a cluster. With several, it is trained by one process per GPU.  " + default(0),
-        min=0,
-        rich_help_panel=PANEL,
-    ),
-]
-Ray = Annotated[
-    str | None,
-    typer.Option(
-        metavar="[ADDRESS]",
-        help="Run the parts on a Ray cluster: the one of this machine or of RAY_ADDRESS, the one at an address such as "
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """Where the parts of a command run."""
+
+    workers: int | None = option(
+        None,
+        "Parts at a time. Those of this machine divide its cores among them.",
+        shown="1; on a cluster as many as have a place",
+        range=COUNT,
+        panel=PANEL,
+    )
+    cores: int | None = option(
+        None,
+        "Cores of each part, and its threads: the same number gives the same result to the bit.",
+        shown="cores ÷ workers; 1 on a cluster",
+        range=COUNT,
+        panel=PANEL,
+    )
+    memory: str | None = option(None, "Memory of each part on a cluster, as in 8GB.", metavar="SIZE", panel=PANEL)
+    gpus: int | None = option(
+        None,
+        "GPUs of each part on a cluster. With several, it is trained by one process per GPU.",
+        shown="0",
+        range=NOT_NEGATIVE,
+        panel=PANEL,
+    )
+    ray: str | None = option(
+        None,
+        "Run the parts on a Ray cluster: the one of this machine or of RAY_ADDRESS, the one at an address such as "
         "10.0.0.1:6379, or with local one that lasts as long as the command.",
-        rich_help_panel=PANEL,
-    ),
-]
-Slurm = Annotated[bool, typer.Option("--slurm", help="Run the parts as jobs of SLURM.", rich_help_panel=PANEL)]
-Partition = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Partition of the jobs of SLURM.", rich_help_panel=PANEL)
-]
-Minutes = Annotated[
-    int | None,
-    typer.Option(help="Time limit of each job of SLURM, in minutes.  " + default(60), min=1, rich_help_panel=PANEL),
-]
-SlurmOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="KEY=VALUE",
-        help="Any other option of sbatch, as in account=lab; may be repeated.",
-        rich_help_panel=PANEL,
-    ),
-]
+        metavar="[ADDRESS]",
+        panel=PANEL,
+    )
+    slurm: bool = option(False, "Run the parts as jobs of SLURM.", panel=PANEL)
+    slurm_partition: str | None = option(None, "Partition of the jobs of SLURM.", metavar="NAME", panel=PANEL)
+    slurm_minutes: int | None = option(
+        None, "Time limit of each job of SLURM, in minutes.", shown="60", range=COUNT, panel=PANEL
+    )
+    slurm_option: Mapping[str, Any] | None = option(
+        None, "Any other option of sbatch, as in account=lab.", metavar="KEY=VALUE", panel=PANEL
+    )
 
 
 class ClusterCommand(Command):
@@ -97,7 +85,7 @@ def parse_memory(text: str) -> int:
     """A size in bytes: 8GB, 512MB, or a number of bytes.
 
     Raises:
-        ValueError: It is no such size.
+        ValueError: Not a size.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]B)?", text.strip().upper())
     if match is None or not float(match[1]):
@@ -105,30 +93,11 @@ def parse_memory(text: str) -> int:
     return int(float(match[1]) * UNITS.get(match[2] or "", 1))
 
 
-def make_executor(
-    workers: int | None,
-    cores: int | None,
-    memory: str | None,
-    gpus: int | None,
-    ray: str | None,
-    slurm: bool,
-    partition: str | None,
-    minutes: int | None,
-    options: list[str] | None,
-    default_workers: int | None = None,
-) -> "Executor | None":
+def make_executor(options: ClusterOptions, default_workers: int | None = None) -> "Executor | None":
     """The executor that the options describe.
 
     Args:
-        workers: --workers.
-        cores: --cores.
-        memory: --memory.
-        gpus: --gpus.
-        ray: --ray.
-        slurm: --slurm.
-        partition: --slurm-partition.
-        minutes: --slurm-minutes.
-        options: --slurm-option.
+        options: The options.
         default_workers: Processes of this machine if no option is given; None to run in this process.
 
     Raises:
@@ -137,23 +106,26 @@ def make_executor(
     """
     from relpos.system.executors.interface import Resources
 
-    if ray is not None and slurm:
+    memory, gpus, workers = options.memory, options.gpus, options.workers
+    of_slurm = (options.slurm_partition, options.slurm_minutes, options.slurm_option)
+    if options.ray is not None and options.slurm:
         raise ValueError("give --ray or --slurm, not both.")
-    if not slurm and (partition, minutes, options or None) != (None, None, None):
+    if not options.slurm and of_slurm != (None, None, None):
         raise ValueError("--slurm-partition, --slurm-minutes and --slurm-option go with --slurm.")
-    resources = Resources(cores or 1, None if memory is None else parse_memory(memory), gpus or 0)
-    if ray is not None:
+    resources = Resources(options.cores or 1, None if memory is None else parse_memory(memory), gpus or 0)
+    if options.ray is not None:
         from relpos.system.executors.ray import RayExecutor
 
-        return RayExecutor(ray, resources, workers)
-    if slurm:
+        return RayExecutor(options.ray, resources, workers)
+    if options.slurm:
         from relpos.system.executors.slurm import SlurmExecutor
 
-        return SlurmExecutor(resources, workers, partition, minutes, parse_options(options or []))
+        partition, minutes, others = of_slurm
+        return SlurmExecutor(resources, workers, partition, minutes, dict(others or {}))
     if memory is not None or gpus is not None:
         raise ValueError("--memory and --gpus go with --ray or --slurm: processes of this machine share what it has.")
-    if workers is None and cores is None and default_workers is None:
+    if workers is None and options.cores is None and default_workers is None:
         return None
     from relpos.system.executors.local import LocalExecutor
 
-    return LocalExecutor(workers or default_workers or 1, cores)
+    return LocalExecutor(workers or default_workers or 1, options.cores)

@@ -13,12 +13,11 @@ from typing import Any
 
 import yaml
 
-from relpos.comparison.defaults import BATCH, ENCODINGS, EVAL_TOKENS, LENGTH, LONG, MULTIPLES, SEEDS, STEPS
+from relpos.comparison.options import BATCH, ENCODINGS, EVAL_TOKENS, LENGTH, LONG, MULTIPLES, SEEDS, STEPS
 from relpos.encodings.registry import card
 from relpos.model_catalogue import DEFAULT, FamilyEntry, entry
-from relpos.runs.load_settings import load_settings, parse_overrides
-from relpos.runs.resolve import check_encoding, flatten
-from relpos.runs.settings import FREE, TABLES, Settings
+from relpos.runs.resolve import check_encoding
+from relpos.runs.settings import FREE, TABLES, Settings, flatten, load_settings, parse_overrides
 from relpos.system.files import write_text
 from relpos.system.lock import Lock
 from relpos.system.mappings import read_yaml

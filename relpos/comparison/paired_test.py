@@ -9,13 +9,12 @@ it is added to every resample.
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relpos.evaluation.bootstrap import bootstrap, interval
-from relpos.evaluation.units import FEW
+from relpos.evaluation.intervals import FEW, bootstrap, interval
+from relpos.runs.results import Row
 
 LEVEL = 0.95  # confidence level of all comparisons at a length together
 DRAWS = 10_000  # resamples; many, because with many comparisons the bounds lie far out in the tails
@@ -55,9 +54,6 @@ class Standing:
         if self.unmarked is not None:
             return set()
         return {self.lowest, *(name for name, difference in self.differences.items() if not difference.significant)}
-
-
-Row = Mapping[str, Any]  # a row of relpos.evaluation.evaluation, with the losses of its documents ("units")
 
 
 def standing(rows: Mapping[str, Mapping[int, Row]], seed: int = 0) -> Standing | None:

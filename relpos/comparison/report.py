@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from relpos.comparison.comparison import Comparison, Trial, load_comparison
-from relpos.comparison.cost_table import cost_text, costs, mebibytes
 from relpos.comparison.paired_test import DRAWS, LEVEL, Standing
 from relpos.comparison.summary import (
     Perplexities,
     Records,
     Standings,
+    cost_text,
+    costs,
     findings,
     make_bits,
     make_standings,
     make_table,
     marking,
+    mebibytes,
     notes,
     read_records,
     several,

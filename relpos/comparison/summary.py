@@ -1,16 +1,17 @@
-"""The numbers of a comparison: means over seeds, tests at each length, and sentences that say what they show."""
+"""The numbers of a comparison: means over seeds, tests at each length, costs, and sentences that say what they show."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from relpos.comparison.comparison import Comparison, Trial
 from relpos.comparison.paired_test import LEVEL, Standing, standing
-from relpos.comparison.trial import finished, read_record
+from relpos.comparison.trial import TrialRecord, finished, read_record
+from relpos.pictures.blocks import Table
+from relpos.runs.results import Row
 
-Records = Mapping[Trial, dict[str, Any]]
+Records = Mapping[Trial, TrialRecord]
 Perplexities = dict[str, dict[int, "Cell"]]  # by encoding and length
 Standings = dict[int, Standing]  # by length
 
@@ -45,7 +46,7 @@ class Cell:
         )
 
 
-def read_records(comparison: Comparison, out: Path) -> dict[Trial, dict[str, Any]]:
+def read_records(comparison: Comparison, out: Path) -> dict[Trial, TrialRecord]:
     """Read the records of all trials (`relpos.comparison.trial.read_record`)."""
     return {trial: read_record(out, trial) for trial in comparison.trials()}
 
@@ -85,7 +86,7 @@ def make_bits(comparison: Comparison, records: Records) -> dict[str, list[str]]:
     return texts if any(text != "–" for row in texts.values() for text in row) else {}
 
 
-def _bits(rows: Mapping[int, dict[str, Any]]) -> str:
+def _bits(rows: Mapping[int, Row]) -> str:
     values = [float(row["bits_per_byte"]) for row in rows.values() if row["bits_per_byte"] is not None]
     if not values:  # the tokenizer is not byte-level
         return "–"
@@ -93,7 +94,7 @@ def _bits(rows: Mapping[int, dict[str, Any]]) -> str:
     return f"{statistics.fmean(values):.4f}{deviation}"
 
 
-def measured_rows(comparison: Comparison, records: Records, encoding: str, length: int) -> dict[int, dict[str, Any]]:
+def measured_rows(comparison: Comparison, records: Records, encoding: str, length: int) -> dict[int, Row]:
     """The evaluation rows of an encoding at a length that have a perplexity, by seed."""
     return {
         seed: row
@@ -132,7 +133,7 @@ def marking(standings: Standings) -> list[str]:
     return sentences
 
 
-def rows_of(record: dict[str, Any], comparison: Comparison) -> list[dict[str, Any]]:
+def rows_of(record: TrialRecord, comparison: Comparison) -> list[Row]:
     """The rows of a trial's `windows` evaluation.
 
     Empty unless all lengths are measured: the longest length decides which tokens are scored.
@@ -221,3 +222,55 @@ def format_number(number: float, scale: float | None = None) -> str:
 def several(number: int, thing: str) -> str:
     """Format a count: several(1, "seed") is "1 seed", several(3, "seed") is "3 seeds"."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def cost_text(records: Records) -> str:
+    """What the numbers of the table are."""
+    threads = sorted({record["machine"]["threads"] for record in records.values() if "machine" in record})
+    differ = " They differ between trials: speeds are not comparable." if len(threads) > 1 else ""
+    return (
+        "Means over the seeds. Training: the median speed over the run, the seconds with its evaluations and "
+        "checkpoints, the peak memory of the process. "
+        f"Threads per trial: {', '.join(map(str, threads)) or '–'}.{differ}"
+    )
+
+
+def costs(comparison: Comparison, records: Records) -> Table:
+    """Size, speed and memory of each encoding: means over its seeds."""
+    longest = comparison.lengths[-1]
+    head = ["encoding", "parameters", "steps", "tokens", "training tokens/s", "training seconds", "training memory"]
+    head += [f"evaluating tokens/s at {comparison.length}", f"at {longest}", f"memory at {longest}"]
+    rows = []
+    for encoding in comparison.encodings:
+        of_encoding = [records[Trial(encoding, seed)] for seed in range(comparison.seeds)]
+        trained = [record["training"] for record in of_encoding if "training" in record]
+        sizes = [record["about"]["parameters"] for record in of_encoding if "about" in record]
+        home, far = (
+            [row for record in of_encoding for row in rows_of(record, comparison) if row["length"] == length]
+            for length in (comparison.length, longest)
+        )
+        rows.append(
+            [
+                f"`{encoding}`",
+                _mean(sizes, "{:,.0f}".format),
+                _mean([result["step"] for result in trained], "{:,.0f}".format),
+                _mean([result["tokens"] for result in trained], "{:,.0f}".format),
+                _mean([result["tokens_per_second"] for result in trained], "{:,.0f}".format),
+                _mean([result["seconds"] for result in trained], "{:,.0f}".format),
+                _mean([result["peak_memory_bytes"] for result in trained], mebibytes),
+                _mean([row["tokens_per_second"] for row in home], "{:,.0f}".format),
+                _mean([row["tokens_per_second"] for row in far], "{:,.0f}".format),
+                _mean([row["peak_memory_bytes"] for row in far], mebibytes),
+            ]
+        )
+    return Table(head, rows)
+
+
+def _mean(numbers: list[float | None], form: Callable[[float], str]) -> str:
+    known = [number for number in numbers if number is not None]
+    return form(statistics.fmean(known)) if known else "–"
+
+
+def mebibytes(number: float) -> str:
+    """A number of bytes as text."""
+    return f"{number / 2**20:,.0f} MiB"

@@ -14,9 +14,10 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from relpos.comparison.comparison import Comparison, Trial, load_comparison
+from relpos.runs.results import RunResult, TextResult
 from relpos.system.files import write_text
 from relpos.system.lock import HeldError, Lock
 from relpos.system.mappings import read_json
@@ -28,7 +29,39 @@ GRACE = 30.0  # seconds until a process that helped to train ends after an error
 DONE, FAILED, HELD = 0, 65, 75  # exit codes of a trial's process; any other (Python's own is 1) is a crash
 
 
-def read_record(out: Path, trial: Trial) -> dict[str, Any]:
+class Machine(TypedDict):
+    """Where a trial ran."""
+
+    cpu: str
+    cores: int | None
+    threads: int
+    memory_bytes: int
+    system: str
+
+
+class TrialTraining(RunResult):
+    """How the training of a trial ended, with its speed and memory."""
+
+    tokens_per_second: float
+    peak_memory_bytes: int
+
+
+class TrialRecord(TypedDict, total=False):
+    """How often a trial was tried, its error, and what was measured so far."""
+
+    encoding: str
+    seed: int
+    error: str | None
+    attempts: int
+    seconds: float
+    machine: Machine
+    training: TrialTraining
+    about: dict[str, Any]  # as in run.yaml
+    windows: TextResult
+    positions: TextResult
+
+
+def read_record(out: Path, trial: Trial) -> TrialRecord:
     """Read the record of a trial: how often it was tried, its error, and what was measured.
 
     Args:
@@ -42,19 +75,19 @@ def read_record(out: Path, trial: Trial) -> dict[str, Any]:
         ValueError: The file is damaged.
     """
     try:
-        return read_json(out / trial.name / RECORD)
+        return cast(TrialRecord, read_json(out / trial.name / RECORD))
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise ValueError(f"{error} Remove the file: the trained model is kept and will be evaluated.") from error
 
 
-def write_record(out: Path, trial: Trial, record: dict[str, Any]) -> None:
+def write_record(out: Path, trial: Trial, record: TrialRecord) -> None:
     """Write the record of a trial, which `read_record` reads."""
     write_text(out / trial.name / RECORD, json.dumps(record, indent=1))
 
 
-def finished(record: dict[str, Any], comparison: Comparison, trial: Trial) -> bool:
+def finished(record: TrialRecord, comparison: Comparison, trial: Trial) -> bool:
     """Whether nothing is left to do for a trial.
 
     A trial to which lengths have been added is not finished: it is evaluated again, but not trained again.
@@ -80,7 +113,7 @@ def run_trial(comparison: Comparison, out: Path, trial: Trial, threads: int) -> 
     started = time.monotonic()
     record = read_record(out, trial)
     attempts = record.get("attempts", 0) + 1
-    record |= {"encoding": trial.encoding, "seed": trial.seed, "error": None, "attempts": attempts}
+    record = {**record, "encoding": trial.encoding, "seed": trial.seed, "error": None, "attempts": attempts}
     try:
         _measure(comparison, out, trial, threads, record)
     except Exception as error:
@@ -97,7 +130,7 @@ def sentence(error: Exception) -> str:
     return text if isinstance(error, ValueError | OSError) and text else f"{type(error).__name__}: {text}"
 
 
-def _measure(comparison: Comparison, out: Path, trial: Trial, threads: int, record: dict[str, Any]) -> None:
+def _measure(comparison: Comparison, out: Path, trial: Trial, threads: int, record: TrialRecord) -> None:
     import torch
 
     torch.set_num_threads(threads)
@@ -115,10 +148,10 @@ def _measure(comparison: Comparison, out: Path, trial: Trial, threads: int, reco
         record["positions"] = evaluate(run, [comparison.positions], "positions", eval_tokens=comparison.eval_tokens)
 
 
-def _train(comparison: Comparison, out: Path, trial: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
+def _train(comparison: Comparison, out: Path, trial: Trial) -> tuple[TrialTraining, dict[str, Any]]:
     import torch
 
-    from relpos.runs.log_file import read_log
+    from relpos.runs.checkpoints import read_log
     from relpos.runs.run import read_about
     from relpos.system.memory import begin_peak, peak
     from relpos.training.training import train
@@ -132,7 +165,7 @@ def _train(comparison: Comparison, out: Path, trial: Trial) -> tuple[dict[str, A
     return {**result, "tokens_per_second": statistics.median(speeds), "peak_memory_bytes": peak(device)}, about
 
 
-def _machine(threads: int) -> dict[str, Any]:
+def _machine(threads: int) -> Machine:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if sys.platform == "linux" else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return {

@@ -4,32 +4,28 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relpos.evaluation.bootstrap import bootstrap, interval
-from relpos.evaluation.defaults import PROTOCOL, SEED, ProtocolName, SplitName
+from relpos.evaluation.intervals import Units, bootstrap, interval, unit_sums, warnings
+from relpos.evaluation.options import PROTOCOLS, ProtocolName, SplitName
 from relpos.evaluation.processes import Processes
 from relpos.evaluation.question import ask
 from relpos.evaluation.scoring import Losses
-from relpos.evaluation.units import Units, unit_sums, warnings
 from relpos.runs.model_card import refresh_card
+from relpos.runs.results import Bin, Row, TextResult, refused_row
 from relpos.runs.run import Run
 from relpos.system.files import write_text
 from relpos.system.versions import versions
 from relpos.text.masking import MASKED_EVERY
 from relpos.text.tokenizers import token_bytes
 
-NUMBERS = ("loss", "perplexity", "low", "high", "bits_per_byte", "windows", "documents", "blocks", "tokens", "bytes")
-EMPTY = dict.fromkeys((*NUMBERS, "seconds", "tokens_per_second", "peak_memory_bytes", "units", "error"))
-
 
 def evaluate(
     run: Run,
     lengths: Sequence[int],
-    protocol: ProtocolName = PROTOCOL,
+    protocol: ProtocolName = PROTOCOLS[0],
     *,
     data: str | None = None,
     split: SplitName | None = None,
@@ -39,10 +35,10 @@ def evaluate(
     rope_scaling: str | None = None,
     out: Path | None = None,
     say: Callable[[str], object] = print,
-    seed: int = SEED,
+    seed: int = 0,
     processes: Processes | None = None,
     bos: bool = True,
-) -> dict[str, Any]:
+) -> TextResult:
     """Measure the loss of one run on a text at each length, and write the result as JSON.
 
     `relpos.evaluate` does the same for several runs and scalings, chooses the lengths, and draws the curve.
@@ -96,7 +92,7 @@ def evaluate(
     )
     run = question.run
     corpus, text, units, split = question.corpus, question.text, question.units, question.split
-    result: dict[str, Any] = {
+    result: TextResult = {
         "protocol": protocol,
         "family": run.family.name,
         "metric": run.family.metric,
@@ -118,7 +114,7 @@ def evaluate(
         result["bins"] = []
     sizes = token_bytes(run.tokenizer)
     for length in question.lengths:
-        row: dict[str, Any] = {"length": length, **EMPTY, "error": question.plan.refused.get(length)}
+        row = refused_row(length, question.plan.refused.get(length))
         result["rows"].append(row)
         if row["error"] is None:
             windows = question.plan.windows[length]
@@ -126,7 +122,7 @@ def evaluate(
                 scorer = question.scorer(length)
                 losses = question.losses(length, scorer)
                 size = None if sizes is None else scorer.bytes_of(windows, length, sizes)
-                row |= {**_numbers(losses, units, size, seed), "windows": len(windows)}
+                result["rows"][-1] = row = _row(length, len(windows), losses, units, size, seed)
                 if (edges := question.edges(length)) is not None:
                     control = question.control(length)
                     result["bins"] = _bins(edges, losses, control, seed)
@@ -149,7 +145,7 @@ def evaluate(
     return result
 
 
-def _write(result: dict[str, Any], run: Run, folder: Path) -> None:
+def _write(result: TextResult, run: Run, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / result["file"], json.dumps(result, indent=1))
     refresh_card(run, folder)
@@ -180,25 +176,29 @@ def _on_masking(run: Run) -> list[str]:
     ]
 
 
-def _unit_counts(rows: Sequence[dict[str, Any]]) -> list[int]:
+def _unit_counts(rows: Sequence[Row]) -> list[int]:
     """How many documents or blocks were scored, for each length that was measured."""
     return [row["documents"] if row["blocks"] is None else row["blocks"] for row in rows if row["error"] is None]
 
 
-def _numbers(losses: Losses, units: Units, size: int | None, seed: int) -> dict[str, Any]:
-    """The numbers of a row. `size` is the number of bytes scored. A single document or block has no interval."""
+def _row(length: int, windows: int, losses: Losses, units: Units, size: int | None, seed: int) -> Row:
+    """The numbers of a length. `size` is the number of bytes scored. A single document or block has no interval."""
     loss = losses.mean
     if not loss < math.log(np.finfo(np.float64).max):
         raise ValueError(f"the loss is {loss}: the model is damaged, or this length is far beyond what it can compute.")
-    numbers = {"loss": loss, "perplexity": math.exp(loss), "low": None, "high": None}
+    low, high = None, None
     if len(losses.counts) > 1:
         sums, counts = bootstrap(losses.sums.sum(1), losses.counts.sum(1), seed=seed)
         low, high = interval(np.exp(sums / counts))
-        numbers |= {"low": low, "high": high}
     tokens = int(losses.counts.sum())
     return {
-        **numbers,
+        "length": length,
+        "loss": loss,
+        "perplexity": math.exp(loss),
+        "low": low,
+        "high": high,
         "bits_per_byte": loss * tokens / math.log(2) / size if size else None,
+        "windows": windows,
         "documents": len(losses.units) if units.block is None else 1,
         "blocks": None if units.block is None else len(losses.units),
         "tokens": tokens,
@@ -207,18 +207,21 @@ def _numbers(losses: Losses, units: Units, size: int | None, seed: int) -> dict[
         "tokens_per_second": round(losses.read / losses.seconds, 1),  # tokens read, which may be more than those scored
         "peak_memory_bytes": losses.peak,
         "units": unit_sums(units, losses.units, losses.sums.sum(1), losses.counts.sum(1)),
+        "error": None,
     }
 
 
-def _bins(edges: NDArray[np.int64], losses: Losses, control: Losses, seed: int) -> list[dict[str, Any]]:
+def _bins(edges: NDArray[np.int64], losses: Losses, control: Losses, seed: int) -> list[Bin]:
     """Loss by position and that of the control, with intervals of the loss and of the difference."""
     resamples = bootstrap(losses.sums, losses.counts, control.sums, seed=seed) if len(losses.counts) > 1 else None
-    bins = []
+    bins: list[Bin] = []
     for number, (begin, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
         tokens = int(losses.counts[:, number].sum())
         loss, other = (float(each.sums[:, number].sum()) / tokens for each in (losses, control))
-        entry = {"from": begin, "to": end, "tokens": tokens, "loss": loss, "control": other, "difference": loss - other}
-        entry |= dict.fromkeys(("low", "high", "difference_low", "difference_high"))
+        entry: Bin = {
+            **{"from": begin, "to": end, "tokens": tokens, "loss": loss, "low": None, "high": None},
+            **{"control": other, "difference": loss - other, "difference_low": None, "difference_high": None},
+        }
         if resamples is not None:
             sums, counts, others = (values[:, number] for values in resamples)
             entry["low"], entry["high"] = interval(sums / counts)

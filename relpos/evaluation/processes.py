@@ -69,7 +69,7 @@ class Processes:
         """Refuse windows that cannot be divided.
 
         Raises:
-            ValueError: The length is no multiple of the number of processes.
+            ValueError: The length is not a multiple of the number of processes.
         """
         if length % self.number:
             raise ValueError(

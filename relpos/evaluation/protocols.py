@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from relpos.evaluation.defaults import EVAL_TOKENS, LAST, ProtocolName
+from relpos.evaluation.options import EVAL_TOKENS, LAST, ProtocolName
 from relpos.forms.checks import integer_at_least
 from relpos.system.errors import unknown
 from relpos.text.tokens import Tokens, spread

@@ -4,7 +4,8 @@ The losses of each batch are kept in a file, so that parts of a question can be 
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relpos.evaluation import protocols
-from relpos.evaluation.defaults import MULTIPLES, SEED, ProtocolName, SplitName
-from relpos.evaluation.file_names import question_stem
-from relpos.evaluation.part import FOLDER
+from relpos.evaluation.intervals import Units, units_of
+from relpos.evaluation.options import MULTIPLES, ProtocolName, SplitName
+from relpos.evaluation.parts import FOLDER
 from relpos.evaluation.processes import Processes
 from relpos.evaluation.protocols import ScoredWindows, Window
 from relpos.evaluation.scaled_rope import check_scaling, scaled_run
 from relpos.evaluation.scoring import Losses, Scorer
-from relpos.evaluation.units import Units, units_of
 from relpos.forms.checks import integer_at_least
 from relpos.runs.run import Run
 from relpos.system.progress import Countdown
@@ -28,10 +28,65 @@ from relpos.system.versions import versions
 from relpos.text.corpus import Corpus
 from relpos.text.tokens import Tokens, tokenize
 
+LONGEST = 150  # characters of a name; file systems allow 255 bytes
 FIRST_BIN = 16  # positions; from there on, two bins per octave
 
 
-@dataclass
+def question_stem(
+    subject: str,
+    *,
+    rope_scaling: str | None = None,
+    data: str | None = None,
+    data_hash: str = "",
+    split: str | None = None,
+    lengths: Iterable[int] = (),
+    **options: int | None,
+) -> str:
+    """The name, without its suffix, of the files that answer a question.
+
+    The name leaves out what is None or empty, and so at its default: `windows`, `last-yarn-4`,
+    `windows-wiki.test-3fa9c1d2`, `windows-lengths-512-2048-eval-tokens-4096`.
+
+    Args:
+        subject: The protocol, or task-NAME.
+        rope_scaling: As in yarn:4.
+        data: Other data than the run's own; the last part of its path becomes part of the name.
+        data_hash: Hash of its content, since two files may have the same name.
+        split: A split other than the default.
+        lengths: Lengths other than the default.
+        options: Further options of the question, by name.
+
+    Returns:
+        At most 150 characters.
+
+    Example:
+        >>> question_stem("windows", lengths=[512, 2048], eval_tokens=4096)
+        'windows-lengths-512-2048-eval-tokens-4096'
+    """
+    words = [subject]
+    if rope_scaling:
+        words.append(rope_scaling)
+    if data is not None:
+        words += [Path(data).name.removesuffix(".txt"), data_hash[:8]]
+    if split:
+        words.append(split)
+    if lengths := list(lengths):
+        words += ["lengths", *map(str, lengths)]
+    for name, value in options.items():
+        if value is not None:
+            words += [name.replace("_", "-"), str(value)]
+    return joined(words)
+
+
+def joined(words: Iterable[str]) -> str:
+    """Join words to one file name; if it is too long, a hash of it replaces its end."""
+    stem = re.sub(r"[^\w.+=-]+", "-", "-".join(word for word in words if word))
+    if len(stem) <= LONGEST:
+        return stem
+    return f"{stem[: LONGEST - 9]}-{hashlib.sha256(stem.encode()).hexdigest()[:8]}"
+
+
+@dataclass(kw_only=True)
 class Question:
     """What is asked of a run, and the windows that answer it.
 
@@ -131,7 +186,7 @@ def ask(
     rope_scaling: str | None = None,
     out: Path | None = None,
     say: Callable[[str], object] = print,
-    seed: int = SEED,
+    seed: int = 0,
     processes: Processes | None = None,
     bos: bool = True,
 ) -> Question:
@@ -170,22 +225,22 @@ def ask(
     control_length, control_windows = _control(run, plan, stride) if protocol == "positions" else (0, [])
     work = sum(length * len(windows) for length, windows in plan.windows.items())
     return Question(
-        run,
-        lengths,
-        protocol,
-        rope_scaling,
-        split,
-        usual_split,
-        corpus,
-        text,
-        plan,
-        units,
-        run.evaluation if out is None else Path(out),
-        stem,
-        control_length,
-        control_windows,
-        Countdown(work + control_length * len(control_windows), say),
-        processes,
+        run=run,
+        lengths=lengths,
+        protocol=protocol,
+        rope_scaling=rope_scaling,
+        split=split,
+        usual_split=usual_split,
+        corpus=corpus,
+        text=text,
+        plan=plan,
+        units=units,
+        folder=run.evaluation if out is None else Path(out),
+        stem=stem,
+        control_length=control_length,
+        control_windows=control_windows,
+        countdown=Countdown(work + control_length * len(control_windows), say),
+        processes=processes,
     )
 
 

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from relpos.evaluation.intervals import Units
 from relpos.evaluation.processes import Processes
 from relpos.evaluation.protocols import Window
-from relpos.evaluation.units import Units
 from relpos.models.loss import token_losses
 from relpos.runs.run import Run
 from relpos.system.files import write_bytes, writing

@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from relpos.evaluation.defaults import LONGEST_TASK, MULTIPLES, SAMPLES, SEED
-from relpos.evaluation.part import FOLDER
+from relpos.evaluation.options import LONGEST_TASK, MULTIPLES, SAMPLES
+from relpos.evaluation.parts import FOLDER
 from relpos.evaluation.scoring import HIDDEN
 from relpos.models.family import family_of
 from relpos.runs.model_card import refresh_card
+from relpos.runs.results import DepthRow, Score, TaskResult, TaskRow, refused_task_row
 from relpos.runs.run import Run
 from relpos.system.files import write_text
 from relpos.system.memory import check_memory
@@ -37,10 +38,10 @@ def score_task(
     task: str,
     lengths: Sequence[int],
     samples: int = SAMPLES,
-    seed: int = SEED,
+    seed: int = 0,
     out: Path | None = None,
     say: Callable[[str], object] = print,
-) -> dict[str, Any]:
+) -> TaskResult:
     """Score one run on held-out sequences of a task.
 
     The model reads each sequence once. An answer is right if it is the most likely token after the true tokens before
@@ -73,8 +74,8 @@ def score_task(
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"task-{task}.json"
     result = _empty(run, asked, samples, seed)
-    kept = _kept(file)
-    same = [entry for entry in kept if all(entry.get(name) == result[name] for name in KEY)]
+    kept = _stored(file)
+    same = [entry for entry in kept if all(entry.get(name) == result.get(name) for name in KEY)]
     others = [entry for entry in kept if entry not in same]
     result = same[0] if same else result
     for length in sorted(set(lengths)):
@@ -86,10 +87,8 @@ def score_task(
         row = next(row for row in result["rows"] if row["length"] == length)
         say(f"{task}, {length} tokens: {row['error'] or '{:.1%} right'.format(row['accuracy'])}")
     refresh_card(run, folder)
-    return {
-        **result,
-        **{name: [row for row in result[name] if row["length"] in lengths] for name in ("rows", "depths")},
-    }
+    rows = [row for row in result["rows"] if row["length"] in lengths]
+    return {**result, "rows": rows, "depths": [row for row in result["depths"] if row["length"] in lengths]}
 
 
 def score_part(run: Run, task: str, length: int, samples: int, seed: int, out: Path) -> None:
@@ -116,7 +115,7 @@ def score_part(run: Run, task: str, length: int, samples: int, seed: int, out: P
         write_text(file, json.dumps(signed({"row": row, "depths": depths})))
 
 
-def _empty(run: Run, task: Task, samples: int, seed: int) -> dict[str, Any]:
+def _empty(run: Run, task: Task, samples: int, seed: int) -> TaskResult:
     """A result without rows."""
     return {
         "task": task.name,
@@ -141,7 +140,7 @@ def _part_file(folder: Path, result: Mapping[str, Any], length: int) -> Path:
     return folder / FOLDER / f"task-{key}.json"
 
 
-def _part(folder: Path, result: Mapping[str, Any], length: int) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+def _part(folder: Path, result: Mapping[str, Any], length: int) -> tuple[TaskRow, list[DepthRow]] | None:
     """The row and depths of a length that a part has scored; None if none has."""
     file = _part_file(folder, result, length)
     if not file.exists():
@@ -178,26 +177,24 @@ def _check(run: Run, task: Task, lengths: Sequence[int], samples: int) -> None:
 
 def _score_length(
     run: Run, task: Task, length: int, samples: int, seed: int, say: Callable[[str], object]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[TaskRow, list[DepthRow]]:
     """The row of a length, and the rows of its depths."""
-    row: dict[str, Any] = {"length": length, "accuracy": None, "exact": None, "low": None, "high": None}
-    row |= {"samples": 0, "error": None}
     right: list[Tensor] = []  # for each sequence, which of its answers are right
     depths: list[float | None] = []
     width = int(run.model.config.hidden_size)
     try:
         check_memory(f"reading {length:,} tokens", HIDDEN * length * width, "give a shorter length")
     except ValueError as error:
-        return {**row, "error": str(error)}, []
+        return refused_task_row(length, str(error)), []
     countdown = Countdown(samples, say)
     for batch in _batches(task, length, samples, seed):
         try:
             right += answers_right(run.model, batch)
         except ValueError as error:  # a length that the encoding refuses
-            return {**row, "error": str(error)}, []
+            return refused_task_row(length, str(error)), []
         depths += [sample.depth for sample in batch]
         countdown.step(len(batch), f"{task.name}, {length} tokens: {len(right)} of {samples}")
-    return {**row, **_summary(right)}, [
+    return {"length": length, **_summary(right), "error": None}, [
         {"length": length, "depth": depth, **_summary([r for r, d in zip(right, depths, strict=True) if d == depth])}
         for depth in sorted({depth for depth in depths if depth is not None})
     ]
@@ -228,7 +225,7 @@ def answers_right(model: PreTrainedModel, samples: Sequence[Example]) -> list[Te
     return list(torch.split(right, asked.sum(dim=1).tolist()))
 
 
-def _summary(right: Sequence[Tensor]) -> dict[str, Any]:
+def _summary(right: Sequence[Tensor]) -> Score:
     """Accuracy and its bounds.
 
     The bounds count sequences and not answers: the answers of one sequence are not independent of each other, so the
@@ -240,18 +237,18 @@ def _summary(right: Sequence[Tensor]) -> dict[str, Any]:
     return {"accuracy": accuracy, "exact": exact, "low": low, "high": high, "samples": len(right)}
 
 
-def _kept(file: Path) -> list[dict[str, Any]]:
+def _stored(file: Path) -> list[TaskResult]:
     """The results in the file; none if it does not exist."""
     return _undamaged(file, lambda tree: list(tree["results"])) if file.exists() else []
 
 
-def _undamaged(file: Path, entries_of: Callable[[Any], list[Any]]) -> list[dict[str, Any]]:
+def _undamaged(file: Path, entries_of: Callable[[Any], list[Any]]) -> list[Any]:
     """The entries of a JSON file that are as they were written; the others are computed again."""
     try:
         entries = entries_of(json.loads(file.read_bytes()))
     except (ValueError, KeyError, TypeError):
         entries = [None]
-    whole = [entry for entry in map(undamaged, entries) if entry is not None]
-    if len(whole) < len(entries):
+    intact = [entry for entry in map(undamaged, entries) if entry is not None]
+    if len(intact) < len(entries):
         print(f"warning: {file} is damaged: what it held is computed again.", file=sys.stderr)
-    return whole
+    return intact

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relpos.encodings.registry import names
+from relpos.explorer.options import ExploreOptions
 from relpos.explorer.subjects import EncodingSubject, Subject
 from relpos.explorer.tensor_subjects import TensorSubject
 from relpos.maps.tensors import is_tensor, open_tensor
 from relpos.system.errors import refuses_empty_strings, unknown
 from relpos.system.files import write_bytes
+from relpos.system.options import takes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -121,32 +123,9 @@ class Exploration:
         return f'<iframe srcdoc="{html.escape(self._page)}" sandbox="allow-scripts allow-downloads" {size}></iframe>'
 
 
-@refuses_empty_strings
-def explore(
-    what: "What | Sequence[What]" = (),
-    *,
-    length: int | None = None,
-    text: str | None = None,
-    bos: bool = True,
-    show: str | None = None,
-    tokens: Sequence[str] | None = None,
-    server: bool = False,
-) -> Exploration:
+@takes(ExploreOptions)
+def explore(options: ExploreOptions) -> Exploration:
     """Look into every layer and head of encodings, models and tensors, in the browser or in a notebook.
-
-    Args:
-        what: An encoding's name, a model as `relpos.open` takes it, an open `Run`, or several of them to compare. With
-            none, `serve` shows the pages of all encodings. Or a tensor or array that you already have: (heads, tokens,
-            tokens) or (layers, heads, tokens, tokens), rows are queries, NaN and −inf are keys that are not seen; or
-            one per layer, as the `attentions` of transformers.
-        length: Tokens at first. By default the trained length, or 512 for an encoding alone.
-        text: Text for the models to read at first. By default a document of held-out text.
-        bos: Whether models that others trained read their text as they were trained: after BOS, or between CLS and
-            SEP. See docs/evaluation.md.
-        show: What a tensor holds: "bias", "scores" or "weights".
-        tokens: Names of the tokens of a tensor.
-        server: Whether a notebook shows a running server, which computes what is asked for, instead of a page with
-            the first view of everything.
 
     Returns:
         The exploration: a notebook displays it.
@@ -161,16 +140,17 @@ def explore(
         >>> relpos.explore(["runs/cable", "runs/kerple"]).serve()
         >>> relpos.explore(model(ids).attentions, show="weights", tokens=words).serve()
     """
+    what = options.what
     if is_tensor(what):
-        if length is not None or text is not None:
+        if options.length is not None or options.text is not None:
             raise ValueError("a tensor has its own tokens: leave length and text out.")
-        exploration = Exploration([TensorSubject("0", open_tensor(what, show, tokens))])
-    elif show is not None or tokens is not None:
+        exploration = Exploration([TensorSubject("0", open_tensor(what, options.show, options.tokens))])
+    elif options.show is not None or options.tokens is not None:
         raise ValueError("show and tokens are for a tensor: leave them out.")
     else:
-        several = [what] if isinstance(what, str | Path) or not isinstance(what, Sequence) else list(what)
-        exploration = Exploration(open_subjects(several, length, text, bos))
-    if server:
+        several: list[Any] = [what] if isinstance(what, str | Path) or not isinstance(what, Sequence) else list(what)
+        exploration = Exploration(open_subjects(several, options.length, options.text, options.bos))
+    if options.server:
         exploration.start()
     return exploration
 

@@ -1,10 +1,8 @@
 """A model as a subject: a run, a checkpoint, or what others trained, as `relpos.open` takes them."""
 
-import json
 import threading
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relpos.encodings.registry import names
@@ -13,6 +11,7 @@ from relpos.explorer.documents import Inputs
 from relpos.explorer.model_scenes import Anatomy, ModelScene
 from relpos.explorer.scenes import Scene
 from relpos.explorer.subjects import LENGTH, Subject, check_entries, encoding_json, integer
+from relpos.runs.results import read_evaluations
 
 if TYPE_CHECKING:
     from relpos.runs.run import Run
@@ -124,8 +123,8 @@ class ModelSubject(Subject):
 
     def evaluation(self) -> dict[str, Any]:
         curves = []
-        for evaluation in _evaluations(self.run.evaluation):
-            rows = [row for row in evaluation.get("rows", []) if row.get("error") is None]
+        for evaluation in read_evaluations(self.run.evaluation):
+            rows: list[Any] = [row for row in evaluation.get("rows", []) if row.get("error") is None]
             if not rows or not all("perplexity" in row for row in rows):
                 continue
             curves.append(
@@ -137,15 +136,3 @@ class ModelSubject(Subject):
                 }
             )
         return {"curves": curves, "trained_length": self.trained_length}
-
-
-def _evaluations(folder: Path) -> list[dict[str, Any]]:
-    """All evaluations in a folder, without damaged ones."""
-    evaluations: list[dict[str, Any]] = []
-    for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        try:
-            contents = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        evaluations += contents.get("results", [contents]) if isinstance(contents, dict) else []
-    return [each for each in evaluations if isinstance(each, dict)]

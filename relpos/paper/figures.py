@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from relpos.encodings.registry import encoding
-from relpos.forms.checks import MOST_SEED, integer_at_least, positive_number
 from relpos.forms.encoding import Encoding
 from relpos.model_catalogue import preset as preset_of
-from relpos.paper.defaults import OUT, RUNS, STEPS
+from relpos.paper.options import STEPS, FigureOptions
 from relpos.paper.page import PAGE, write_page
 from relpos.pictures.picture import draw
-from relpos.runs.defaults import PRESET
-from relpos.runs.settings import TABLES
-from relpos.system.errors import refuses_empty_strings
+from relpos.runs.settings import TABLES, load_settings
 from relpos.system.files import write_text
+from relpos.system.options import takes
 
 LENGTH = 512  # tokens, as in the paper
 BATCH = 2  # windows per step: a short training learns more from many small steps
@@ -66,36 +64,11 @@ def choose(numbers: Iterable[int]) -> list[PaperFigure]:
     return [figure for figure in FIGURES if not wanted or figure.number in wanted]
 
 
-@refuses_empty_strings
-def draw_figures(
-    out: str | Path = OUT,
-    figure: Iterable[int] = (),
-    *,
-    preset: str = PRESET,
-    runs: str | Path = RUNS,
-    seed: int = 0,
-    minutes: float | None = None,
-    steps: int | None = None,
-    workers: int | None = None,
-    settings: Mapping[str, Any] | None = None,
-    say: Callable[[str], None] = print,
-) -> list[str]:
+@takes(FigureOptions)
+def draw_figures(options: FigureOptions) -> list[str]:
     """Make figures of the CABLE paper: train the missing models, draw, and put all figures on one page.
 
     `relpos.figures` is this function, and the command `relpos figures` calls it.
-
-    Args:
-        out: The folder to write to.
-        figure: Numbers of the figures. Default: all.
-        preset: Size of the models.
-        runs: Folder of the runs. Finished runs are used as they are, unless `minutes` or `steps` ask for more training.
-        seed: Seed that chooses the window of held-out text.
-        minutes: Train each model for this many minutes.
-        steps: Train each model for this many steps. Default: 240, unless `minutes` is given.
-        workers: Number of models trained at a time; the cores are divided among them. Default: one per core for nano,
-            which a single core trains as fast as two; 1 for larger models.
-        settings: Further settings of the training, by dotted key.
-        say: Called with sentences about the progress.
 
     Returns:
         What went wrong, in sentences; empty if all figures were made.
@@ -107,22 +80,14 @@ def draw_figures(
         >>> draw_figures("figures", [12], say=lambda message: None)
         []
     """
-    out, runs = Path(out), Path(runs)
-    chosen = choose(figure)
-    if minutes is not None:
-        positive_number("minutes", minutes)
-    for name, count in (("steps", steps), ("workers", workers)):
-        if count is not None:
-            integer_at_least(name, count)
-    integer_at_least("seed", seed, 0, MOST_SEED)
+    out, runs, preset, say = Path(options.out), Path(options.runs), options.preset, options.say
+    minutes, steps, settings = options.minutes, options.steps, options.settings or {}
+    chosen = choose(options.figure)
     heads, head_dim = preset_of(preset).heads, preset_of(preset).head_dim
     learned = [each for each in chosen if needs_training(encoding(each.encoding, heads, head_dim))]
-    if learned:
-        from relpos.runs.load_settings import load_settings
-
-        for each in learned:  # settings are refused here, before anything is drawn, and not by each training's process
-            load_settings(None, {**_training(each, preset, runs, minutes, steps), **(settings or {})})
-    album = Album(out, seed, say)
+    for each in learned:  # settings are refused here, before anything is drawn, and not by each training's process
+        load_settings(None, {**_training(each, preset, runs, minutes, steps), **settings})
+    album = Album(out, options.seed, say)
     trainings = {}
     for each in chosen:
         folder = runs / f"figures-{each.encoding}-{preset}"
@@ -137,10 +102,10 @@ def draw_figures(
             except OSError as error:
                 album.miss(each, f"the folder {folder} cannot be created: {error.strerror}.")
                 continue
-            trainings[each] = {**_training(each, preset, folder, minutes, steps), **(settings or {})}
+            trainings[each] = {**_training(each, preset, folder, minutes, steps), **settings}
     if trainings:
         cores = os.cpu_count() or 1
-        workers = workers or (cores if preset == "nano" else 1)
+        workers = options.workers or (cores if preset == "nano" else 1)
         _train(trainings, min(workers, len(trainings)), max(1, cores // workers), album)
     if len(album.failed) < len(chosen):
         say(f"All figures on one page: {out / PAGE}")

@@ -9,7 +9,7 @@ def draw_losses(entries: Sequence[Mapping[str, float]], title: str) -> Figure:
     """Draw training and held-out loss against tokens.
 
     Args:
-        entries: The lines of a run's log, from `relpos.runs.log_file.read_log`.
+        entries: The lines of a run's log, from `relpos.runs.checkpoints.read_log`.
         title: Text above the curves.
 
     Returns:

@@ -1,9 +1,9 @@
 """Draw any encoding or trained model: what `relpos draw` does."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -17,17 +17,16 @@ from relpos.maps.tensors import TensorLayers, is_tensor, open_tensor
 from relpos.pictures.attention_pictures import WINDOWS, Drawn, Request, mass_picture, position_picture
 from relpos.pictures.captions import make_caption, untrained_line
 from relpos.pictures.contact_sheet import draw_sheet
-from relpos.pictures.defaults import COLUMNS, MOST_LABELS
 from relpos.pictures.figures import WIDTHS, save, write
 from relpos.pictures.heatmaps import draw_heads
 from relpos.pictures.offset_tables import offsets_picture
+from relpos.pictures.options import COLUMNS, MOST_LABELS, DrawOptions
 from relpos.pictures.picture_arrays import ARRAY_FORMATS, Arrays, describe_arrays, map_arrays, save_arrays
 from relpos.pictures.picture_checks import (
     BY_DISTANCE,
     check_arguments,
     check_directions,
     check_files,
-    check_sizes,
     check_tensor_arguments,
     chosen_heads,
     token_labels,
@@ -43,18 +42,8 @@ from relpos.pictures.subjects import (
     model_subject,
     token_name,
 )
-from relpos.system.errors import refuses_empty_strings, unknown
+from relpos.system.options import takes
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from relpos.runs.run import Run
-
-    What = str | Path | Encoding | Run | Tensor | NDArray[Any]
-
-Show = Literal["bias", "scores", "weights", "profile", "mass", "position"]
-SHOWS: tuple[Show, ...] = get_args(Show)
 SHEET_PIXELS = 128  # most cells per side of a small panel
 
 
@@ -106,62 +95,9 @@ class Picture:
         return write(self.figure, ".png")
 
 
-@refuses_empty_strings
-def draw(
-    what: "What | Sequence[What]",
-    *,
-    show: Show | None = None,
-    layer: int | Literal["last", "all"] = "last",
-    head: Sequence[int] = (),
-    length: int | None = None,
-    causal: bool | None = None,
-    text: str | None = None,
-    text_name: str = "the text",
-    seed: int = 0,
-    bos: bool = True,
-    label_tokens: bool = False,
-    shared_scale: bool = False,
-    log: bool = False,
-    width: float = WIDTHS[COLUMNS],
-    heads: int | None = None,
-    head_dim: int | None = None,
-    options: Mapping[str, Any] | None = None,
-    tokens: Sequence[str] | None = None,
-    title: str = "",
-    progress: Callable[[float], None] = lambda done: None,
-) -> Picture:
+@takes(DrawOptions)
+def draw(options: DrawOptions) -> Picture:
     """Draw what an encoding adds to attention, untrained or in a trained model.
-
-    Args:
-        what: An encoding's name or instance, the folder of a run or of a checkpoint, or an open `Run`. A sequence of
-            them is drawn as profiles in one panel. Or a tensor or array that you already have: (heads, tokens,
-            tokens) or (layers, heads, tokens, tokens), rows are queries, NaN and −inf are keys that are not seen; or
-            one per layer, as the `attentions` of transformers.
-        show: "bias", "scores" (before the softmax), "weights" (after the softmax), "profile" (value against distance),
-            "mass" (attention against distance, with the class of each head) or "position" (the positional part of the
-            scores). By default the bias, or the scores if the encoding adds no bias. Of a tensor, what it holds: bias,
-            scores or weights.
-        layer: "last", "all" (a contact sheet), or a number; 1 is the first layer.
-        head: Heads to draw; 1 is the first. All by default.
-        length: Number of tokens. By default the trained length, or 512 for an encoding alone.
-        causal: Whether a query sees only keys up to its own position. True by default for an encoding alone; False
-            draws both directions. A trained model attends as it was trained, and another value is refused.
-        text: Text for the model to read. By default a window of its held-out text; four windows for means over text
-            (mass, position).
-        text_name: Name of the text in the caption.
-        seed: Seed of the window of held-out text, or of the start values of an untrained encoding.
-        bos: Whether a model that others trained reads its text as it was trained: after BOS, or between CLS and SEP.
-            False draws the text alone. See docs/evaluation.md.
-        label_tokens: Whether to label the axes with tokens; up to 64 tokens.
-        shared_scale: Whether all panels share one colour scale.
-        log: Whether a profile, the mass or the positional part has a logarithmic distance axis.
-        width: Width of the figure in inches. By default two columns of a printed page.
-        heads: Number of heads of an encoding by name; 12 by default.
-        head_dim: Size of a head of an encoding by name; 64 by default.
-        options: Other options of an encoding by name.
-        tokens: Names of the tokens of a tensor; up to 64 are written on the axes.
-        title: Text before the caption.
-        progress: Called with the completed fraction.
 
     Returns:
         The picture, with its maps, arrays and numbers.
@@ -177,18 +113,26 @@ def draw(
         >>> picture.save("alibi.png"), picture.save("alibi.npz")
         (PosixPath('alibi.png'), PosixPath('alibi.npz'))
     """
-    if show not in (None, *SHOWS):
-        raise unknown("kind of picture", str(show), SHOWS)
-    check_sizes(seed, length=length, heads=heads, head_dim=head_dim)
+    what, show, layer, head, length, causal = (
+        *(options.what, options.show, options.layer, options.head),
+        *(options.length, options.causal),
+    )
+    seed, log, shared_scale, title, progress = (
+        *(options.seed, options.log, options.shared_scale),
+        *(options.title, options.progress),
+    )
+    width = options.width or WIDTHS[COLUMNS]
+    text = None if options.text is None else (options.text, options.text_name)
     if is_tensor(what):
-        others = {"length": length, "causal": causal, "text": text, "heads": heads, "head_dim": head_dim, "log": log}
-        check_tensor_arguments(others | {"options": options})
-        return _tensor_picture(open_tensor(what, show, tokens), layer, head, shared_scale, width, title, seed, progress)
-    if tokens is not None:
+        others = {"length": length, "causal": causal, "text": text, "heads": options.heads, "log": log}
+        check_tensor_arguments(others | {"head_dim": options.head_dim, "options": options.options})
+        values = open_tensor(what, show, options.tokens)
+        return _tensor_picture(values, layer, head, shared_scale, width, title, seed, progress)
+    if options.tokens is not None:
         raise ValueError("tokens are the names of a tensor's tokens: leave them out, or add label_tokens=True.")
     several: list[Any] = list(what) if isinstance(what, Sequence) and not isinstance(what, str) else [what]
     check_arguments(several, show, layer, shared_scale, log)
-    request = (heads, head_dim, options or {}, length, seed, layer, None if text is None else (text, text_name))
+    request = (options.heads, options.head_dim, options.options or {}, length, seed, layer, text)
     subjects = [
         encoding_subject(item, *request, causal=causal is not False)
         if isinstance(item, Encoding) or item in names()
@@ -197,14 +141,14 @@ def draw(
             *request,
             input_free=show not in ("scores", "weights", "mass"),
             windows=WINDOWS if show in ("mass", "position") else 1,
-            bos=bos,
+            bos=options.bos,
         )
         for item in several
     ]
     subjects = label_apart(subjects)
     check_directions(subjects, causal)
     chosen = [chosen_heads(head, subject.layers[0].heads) for subject in subjects]
-    labels = token_labels(subjects[0], label_tokens, layer == "all" or show in BY_DISTANCE)
+    labels = token_labels(subjects[0], options.label_tokens, layer == "all" or show in BY_DISTANCE)
     how = Request(chosen[0], width, log, untrained_line(subjects), title, seed, progress, shared_scale)
     if subjects[0].tables is not None and show in (None, "position"):
         return _picture(offsets_picture(subjects[0], how))

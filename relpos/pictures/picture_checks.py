@@ -6,8 +6,8 @@ from typing import cast, get_args
 
 from relpos.forms.checks import MOST_SEED, integer_at_least
 from relpos.maps.layer import Quantity
-from relpos.pictures.defaults import MOST_LABELS
 from relpos.pictures.figures import FORMATS
+from relpos.pictures.options import MOST_LABELS
 from relpos.pictures.picture_arrays import ARRAY_FORMATS
 from relpos.pictures.subjects import Subject
 

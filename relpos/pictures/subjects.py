@@ -13,7 +13,7 @@ from relpos.maps.heads.positional_part import equal_tokens
 from relpos.maps.layer import Layer, encoding_layer, layers_without_input, model_layers, open_layer
 from relpos.maps.map import PIXELS
 from relpos.pictures import captions
-from relpos.pictures.defaults import HEAD_DIM, HEADS, LENGTH, MOST_LABELS
+from relpos.pictures.options import HEAD_DIM, HEADS, LENGTH, MOST_LABELS
 from relpos.system.errors import unknown
 from relpos.system.memory import check_memory
 

@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
 from relpos.encodings.registry import card as encoding_card
 from relpos.model_catalogue import entry
+from relpos.runs.results import RunResult, TaskResult, TextResult, read_evaluations
 from relpos.runs.run import ABOUT, EVALUATION, Run
 from relpos.system.files import write_text
 
@@ -23,7 +24,7 @@ tokenizer = AutoTokenizer.from_pretrained("{folder}")
 ```"""
 
 
-def write_card(folder: Path, result: dict[str, Any]) -> Path | None:
+def write_card(folder: Path, result: RunResult) -> Path | None:
     """Write README.md into the folder of a run, unless the user has edited it.
 
     Args:
@@ -63,7 +64,7 @@ def _front_matter(run: dict[str, Any]) -> str:
     return f"---\n{yaml.safe_dump(entries, sort_keys=False)}---"
 
 
-def _about(folder: Path, run: dict[str, Any], result: dict[str, Any]) -> list[str]:
+def _about(folder: Path, run: dict[str, Any], result: RunResult) -> list[str]:
     model, data, about = run["model"], run["data"], run["about"]
     name = str(model["encoding"])
     options = "".join(f", {key}={value}" for key, value in (model["options"] or {}).items())
@@ -91,70 +92,57 @@ def _public_name(name: str) -> str:
     return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
 
 
-def _results(folder: Path, result: dict[str, Any]) -> list[str]:
+def _results(folder: Path, result: RunResult) -> list[str]:
     before, after = result["heldout_at_start"], result["heldout"]
     lines = []
     if before is not None and after is not None:
         lines.append(f"Held-out loss during training: {before:.4f} at the start, {after:.4f} at the end.")
-    for evaluation in _evaluations(folder / EVALUATION):
-        rows = [row for row in evaluation["rows"] if row["error"] is None]
+    for evaluation in read_evaluations(folder / EVALUATION):
         # If the run was trained further, earlier evaluations are not of this model.
-        if rows and evaluation.get("step") == result["step"]:
-            of_task = "task" in evaluation
-            lines.append(_task_title(evaluation) if of_task else _title(evaluation))
-            trained = evaluation["trained_length"]
-            lines.append(_task_table(rows, trained) if of_task else _table(rows, trained, evaluation["metric"]))
+        if evaluation.get("step") == result["step"] and any(row["error"] is None for row in evaluation["rows"]):
+            if "task" in evaluation:
+                lines += _task_lines(cast(TaskResult, evaluation))
+            else:
+                lines += _text_lines(cast(TextResult, evaluation))
     return ["## Results", *lines]
 
 
-def _evaluations(folder: Path) -> list[dict[str, Any]]:
-    """All evaluations in a folder; the file of a task holds several."""
-    evaluations: list[dict[str, Any]] = []
-    for file in sorted(folder.glob("*.json"), key=lambda file: file.stem):  # default options first
-        try:
-            contents = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:
-            continue  # damaged; the card is written without it
-        evaluations += contents.get("results", [contents])
-    return evaluations
-
-
-def _title(evaluation: dict[str, Any]) -> str:
+def _text_lines(evaluation: TextResult) -> list[str]:
+    """What was measured on a text, and its table."""
     details = [f"`{evaluation['protocol']}`"]
     if evaluation["rope_scaling"]:
         details.append(f"rope scaled by {evaluation['rope_scaling']}")
     split = "all" if evaluation["split"] == "all" else "held-out part"
     details.append(f"{split} of `{_public_name(evaluation['corpus']['name'])}`")
     details += [f"{key.replace('_', ' ')} {value:,}" for key, value in evaluation["options"].items() if value]
-    return " ".join([f"Measured by `relpos evaluate` ({', '.join(details)}).", *evaluation["warnings"]])
+    title = " ".join([f"Measured by `relpos evaluate` ({', '.join(details)}).", *evaluation["warnings"]])
+    lines = [f"| length | {evaluation['metric']} | 95 % | bits per byte | tokens |", "|---:|---:|---:|---:|---:|"]
+    for row in evaluation["rows"]:
+        if row["error"] is None:
+            length = _length(row["length"], evaluation["trained_length"])
+            bounds = "–" if row["low"] is None else f"{row['low']:.2f} – {row['high']:.2f}"
+            bits = "–" if row["bits_per_byte"] is None else f"{row['bits_per_byte']:.4f}"
+            lines.append(f"| {length} | {row['perplexity']:.2f} | {bounds} | {bits} | {row['tokens']:,} |")
+    return [title, "\n".join(lines)]
 
 
-def _task_title(evaluation: dict[str, Any]) -> str:
-    return (
+def _task_lines(evaluation: TaskResult) -> list[str]:
+    """How a task was scored, and its table."""
+    title = (
         f"Answers to `{evaluation['task']}`, {evaluation['samples']} sequences per length (seed {evaluation['seed']}); "
         f"guessing gets {evaluation['chance']:.1%} right."
     )
-
-
-def _length(row: dict[str, Any], trained: int | None) -> str:
-    return f"{row['length']} (trained)" if row["length"] == trained else str(row["length"])
-
-
-def _task_table(rows: list[dict[str, Any]], trained: int | None) -> str:
     lines = ["| length | answers right | 95 % | all right |", "|---:|---:|---:|---:|"]
-    for row in rows:
-        bounds = f"{row['low']:.1%} – {row['high']:.1%}"
-        lines.append(f"| {_length(row, trained)} | {row['accuracy']:.1%} | {bounds} | {row['exact']:.1%} |")
-    return "\n".join(lines)
+    for row in evaluation["rows"]:
+        if row["error"] is None:
+            length = _length(row["length"], evaluation["trained_length"])
+            bounds = f"{row['low']:.1%} – {row['high']:.1%}"
+            lines.append(f"| {length} | {row['accuracy']:.1%} | {bounds} | {row['exact']:.1%} |")
+    return [title, "\n".join(lines)]
 
 
-def _table(rows: list[dict[str, Any]], trained: int | None, metric: str) -> str:
-    lines = [f"| length | {metric} | 95 % | bits per byte | tokens |", "|---:|---:|---:|---:|---:|"]
-    for row in rows:
-        bounds = "–" if row["low"] is None else f"{row['low']:.2f} – {row['high']:.2f}"
-        bits = "–" if row["bits_per_byte"] is None else f"{row['bits_per_byte']:.4f}"
-        lines.append(f"| {_length(row, trained)} | {row['perplexity']:.2f} | {bounds} | {bits} | {row['tokens']:,} |")
-    return "\n".join(lines)
+def _length(length: int, trained: int | None) -> str:
+    return f"{length} (trained)" if length == trained else str(length)
 
 
 def _origin(run: dict[str, Any]) -> list[str]:

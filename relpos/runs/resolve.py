@@ -2,14 +2,28 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from relpos.encodings.registry import card, encoding_class, names
 from relpos.model_catalogue import DEFAULT, entry, preset
-from relpos.runs import defaults
-from relpos.runs.settings import DataSettings, ModelSettings, Settings
+from relpos.runs.settings import (
+    CORPUS,
+    ENCODING,
+    LOSSES,
+    MASKINGS,
+    MOST_STEPS,
+    PRESET,
+    START_LR,
+    STEPS,
+    TASK_STEPS,
+    DataSettings,
+    ModelSettings,
+    Settings,
+    flatten,
+    known_settings,
+)
 from relpos.system.errors import unknown
 from relpos.system.memory import check_memory
 from relpos.tasks import task
@@ -17,85 +31,6 @@ from relpos.text.tokenizer_names import bpe_entries
 
 if TYPE_CHECKING:
     from relpos.forms.encoding import Encoding
-
-MASKINGS = ("token", "word")
-LOSSES = ("answers", "all")  # the tokens of a task's sequences that have a loss
-MOST_STEPS = 10**9  # of a run: more than any reaches
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """The numbers that a setting may have.
-
-    Attributes:
-        least: The smallest; with `above`, all allowed numbers are larger.
-        most: The largest.
-        above: Whether `least` itself is not allowed.
-        below: Numbers must be smaller than this.
-    """
-
-    least: float = 0
-    most: float = math.inf
-    above: bool = False
-    below: float = math.inf
-
-    def holds(self, value: float) -> bool:
-        """Whether a number is allowed."""
-        return (
-            math.isfinite(value)
-            and (value > self.least if self.above else value >= self.least)
-            and value <= self.most
-            and value < self.below
-        )
-
-    def __str__(self) -> str:
-        words = [f"above {self.least:,}" if self.above else f"at least {self.least:,}"]
-        words += [f"at most {self.most:,}"] if self.most < math.inf else []
-        words += [f"below {self.below:,}"] if self.below < math.inf else []
-        return " and ".join(words if len(words) > 1 else [*words, "finite"])
-
-
-COUNT = Range(1, MOST_STEPS)
-RANGES = {  # of the settings that are not just at least 0
-    "model.vocab_size": COUNT,
-    "model.dropout": Range(0, below=1),
-    "data.length": Range(2),
-    "data.mask_share": Range(0, above=True, below=1),
-    "data.task_shortest": Range(1),
-    "optimizer.final_lr_ratio": Range(0, 1),
-    "optimizer.warmup_steps": Range(0, MOST_STEPS),
-    "optimizer.beta1": Range(0, below=1),
-    "optimizer.beta2": Range(0, below=1),
-    "optimizer.table_eps": Range(0, above=True),  # AdamW divides by it where the gradient is 0
-    "run.tokens": Range(0, above=True),
-    "run.minutes": Range(0, above=True),
-    "run.seed": Range(0, below=2**32),  # as numpy takes it
-    **{
-        f"run.{name}": COUNT
-        for name in (
-            "steps",
-            "batch_size",
-            "micro_batch_size",
-            "log_every",
-            "eval_every",
-            "eval_windows",
-            "save_every",
-            "keep_checkpoints",
-            "context_parallel",
-        )
-    },
-}
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one dictionary by dotted key; the options of the encoding stay a dictionary."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and prefix + str(key) != "model.options":
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def resolve(settings: Settings) -> Settings:
@@ -111,13 +46,11 @@ def resolve(settings: Settings) -> Settings:
         ValueError: Settings are out of range, unknown, or contradict each other.
     """
     model, data, optimizer, run = settings.model, settings.data, settings.optimizer, settings.run
+    _check_values(settings)
     if model.start is None:
         _resolve_model(settings)
     else:
         _resolve_start(settings, model.start)
-    _check_numbers(settings)
-    if run.precision not in (None, "float32", "bfloat16"):
-        raise unknown("precision", run.precision, ("float32", "bfloat16"))
     check_context(settings)
     if run.steps is not None and run.tokens is not None:
         raise ValueError("give steps or tokens, not both: one follows from the other.")
@@ -127,9 +60,9 @@ def resolve(settings: Settings) -> Settings:
             raise ValueError(f"run.tokens={run.tokens:g} are {run.steps:,} steps; at most {MOST_STEPS:,} are possible.")
         run.tokens = None
     if run.steps is None and run.minutes is None:
-        run.steps = defaults.STEPS if data.task is None else defaults.TASK_STEPS
+        run.steps = STEPS if data.task is None else TASK_STEPS
     if optimizer.warmup_steps is None:
-        optimizer.warmup_steps = min(715, (run.steps or defaults.STEPS) // 10)
+        optimizer.warmup_steps = min(715, (run.steps or STEPS) // 10)
     run.out = run.out or _default_folder(settings)
     if model.start is not None and Path(run.out).resolve() == Path(model.start).resolve():
         raise ValueError(f"{run.out} is the model that the run starts from: choose another --out.")
@@ -140,9 +73,9 @@ def _resolve_model(settings: Settings) -> None:
     """Fill in the settings of a new model, its data and its learning rate."""
     model, data, optimizer = settings.model, settings.data, settings.optimizer
     model.family = model.family or DEFAULT
-    family, size = entry(model.family), preset(model.preset or defaults.PRESET)
-    model.preset = model.preset or defaults.PRESET
-    model.encoding = model.encoding or defaults.ENCODING
+    family, size = entry(model.family), preset(model.preset or PRESET)
+    model.preset = model.preset or PRESET
+    model.encoding = model.encoding or ENCODING
     model.dropout = model.dropout or 0.0
     _check_options(model, model.encoding)
     _resolve_data(data, size.tokenizer)
@@ -177,7 +110,7 @@ def _resolve_start(settings: Settings, start: str) -> None:
         _check_options(model, model.encoding)
     _resolve_data(data, None)
     if optimizer.lr is None:
-        optimizer.lr = defaults.START_LR
+        optimizer.lr = START_LR
 
 
 def _check_options(model: ModelSettings, encoding: str) -> None:
@@ -213,8 +146,8 @@ def check_encoding(settings: Settings) -> None:
     assert model.preset is not None
     assert model.family is not None
     size = preset(model.preset)
-    made = make_positions(model.position(), model.share_position, size.layers, size.heads, size.head_dim)
-    positions = [position for position in (made.embedding, made.shared, *made.layers) if position is not None]
+    built = make_positions(model.position(), model.share_position, size.layers, size.heads, size.head_dim)
+    positions = [position for position in (built.embedding, built.shared, *built.layers) if position is not None]
     check_window(settings, positions, size.width)
     if entry(model.family).causal:
         return
@@ -274,19 +207,21 @@ def check_context(settings: Settings) -> None:
         )
 
 
-def _check_numbers(settings: Settings) -> None:
-    """Refuse numbers that are out of range."""
-    for key, value in flatten(dataclasses.asdict(settings)).items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            allowed = RANGES.get(key, Range())
-            if not allowed.holds(value):
-                raise ValueError(f"{key} must be {allowed}, not {value}.")
+def _check_values(settings: Settings) -> None:
+    """Refuse numbers that are out of range, and words that are not among the choices."""
+    values = flatten(dataclasses.asdict(settings))
+    for key, (_, about) in known_settings().items():
+        value = values[key]
+        if about.range is not None and value is not None and not about.range.holds(value):
+            raise ValueError(f"{key} must be {about.range}, not {value}.")
+        if about.choices and value is not None and value not in about.choices:
+            raise unknown(key.split(".")[1], value, about.choices)
 
 
 def _resolve_data(data: DataSettings, tokenizer: str | None) -> None:
     """Fill in the data: text or a task, never both. The tokenizer is None if it is that of a model."""
     if data.task is None:
-        data.source = data.source or defaults.CORPUS
+        data.source = data.source or CORPUS
         data.tokenizer = data.tokenizer or tokenizer
         if data.tokenizer is not None:
             bpe_entries(data.tokenizer)  # a wrong name is refused before the text is read
@@ -300,9 +235,7 @@ def _resolve_data(data: DataSettings, tokenizer: str | None) -> None:
                 f"a run is trained either on a task or on text: leave out data.{key}={getattr(data, key)}, or the task "
                 f"{data.task}."
             )
-    data.task_loss = data.task_loss or "answers"
-    if data.task_loss not in LOSSES:
-        raise unknown("task_loss", data.task_loss, LOSSES)
+    data.task_loss = data.task_loss or LOSSES[0]
     shortest = data.length if data.task_shortest is None else data.task_shortest
     task(data.task).check_length(shortest)
     if shortest > data.length:
@@ -324,8 +257,6 @@ def _resolve_masking(data: DataSettings, family: str) -> None:
             "choose another --family."
         )
     data.masking = data.masking or MASKINGS[0]
-    if data.masking not in MASKINGS:
-        raise unknown("masking", data.masking, MASKINGS)
 
 
 def fill_length(model: ModelSettings, length: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -21,11 +21,9 @@ from relpos.pretrained.open import only_head, open_model, open_tokenizer
 from relpos.pretrained.reader import predicts_next_token, reader_of
 from relpos.pretrained.source import Source, check_weights, find_source, source_config
 from relpos.pretrained.transplant import ORIGINALS, transplant
-from relpos.runs.checkpoints import CLOCK, WEIGHTS, step_of
-from relpos.runs.load_settings import load_settings
-from relpos.runs.log_file import read_log
-from relpos.runs.resolve import flatten
-from relpos.runs.settings import Settings
+from relpos.runs.checkpoints import CLOCK, WEIGHTS, read_log, step_of
+from relpos.runs.results import RunResult
+from relpos.runs.settings import Settings, flatten, load_settings
 from relpos.system.errors import check_not_empty
 from relpos.system.mappings import read_json, read_yaml
 from relpos.system.seal import SEAL, damage
@@ -51,13 +49,13 @@ class Run:
         framing: The special tokens around each window of text that it reads; none for a run of `relpos train`.
     """
 
-    folder: Path  # what it was opened from: a folder, a .gguf file, or a name on the hub
-    model: PreTrainedModel  # in evaluation mode
-    tokenizer: PreTrainedTokenizerFast  # None for a model that does not read text
-    settings: Settings | None  # None for a model that relpos train did not write
-    about: dict[str, Any]  # versions, corpus, number of parameters; empty for such a model
-    result: dict[str, Any]  # steps, tokens, seconds, losses; empty if the run has not finished
-    framing: Framing = NO_FRAMING  # the special tokens around each window of text that it reads
+    folder: Path
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    settings: Settings | None
+    about: dict[str, Any]
+    result: RunResult
+    framing: Framing = NO_FRAMING
 
     @cached_property
     def family(self) -> Reader:
@@ -199,7 +197,7 @@ def open_run(what: str | Path, position: Mapping[str, Any] | None = None, *, tru
     family, config = _read_config(folder, position)
     home = folder if (folder / ABOUT).exists() else folder.parent  # a checkpoint lies in its run's folder
     settings, about = read_about(home) if (home / ABOUT).exists() else (None, {})
-    result = read_json(home / RESULT) if about and (home / RESULT).exists() else {}
+    result = cast(RunResult, read_json(home / RESULT) if about and (home / RESULT).exists() else {})
     tokenizer = _read_tokenizer(folder, int(config.vocab_size), family.tokenizer)
     wrong = damage(folder, only=WEIGHTS) if (folder / SEAL).exists() else None
     if wrong is not None:

@@ -1,30 +1,70 @@
-"""The settings of a training run, as typed dataclasses. Imports nothing heavy."""
+"""The settings of a training run: what each means and allows, and reading them from a file and by dotted key.
 
+Imports nothing heavy: `relpos train --help` prints the meanings, and wrong settings are refused at once.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from relpos.runs import defaults
+from relpos.model_catalogue import DEFAULT as FAMILY
+from relpos.model_catalogue import FAMILIES, PRESETS
+from relpos.system.errors import check_not_empty, unknown
+from relpos.system.options import NOT_NEGATIVE, POSITIVE, SEED, TOKENS, Option, Range, kinds_of, option, options_of
+
+PRESET = "nano"
+ENCODING = "kerple_log"
+CORPUS = "sotu"
+LENGTH, BATCH, STEPS = 512, 8, 200
+TASK_LENGTH, TASK_BATCH, TASK_STEPS = 64, 32, 2000  # the same of a run on a task
+START_LR, START_POSITION_LR = 3e-4, 3e-3  # of a run that starts from a model: docs/training.md has the trials
+MOST_STEPS = 10**9  # of a run: more than any reaches
+MASKINGS = ("token", "word")
+LOSSES = ("answers", "all")
+PRECISIONS = ("float32", "bfloat16")
 
 # For figures, comparisons and runs that start from a model. AdamW moves every entry of a table by the same amount,
 # however small its gradient: in a short run that is mostly noise. With an epsilon of the size of the gradients, each
 # entry moves by how much it matters.
 TABLES = {"optimizer.table_lr": 0.1, "optimizer.table_eps": 1e-5}
+START = {"optimizer.position_lr": START_POSITION_LR, **TABLES}  # defaults of a run that starts from a model
+TASK = {"data.length": TASK_LENGTH, "run.batch_size": TASK_BATCH}  # defaults of a run on a task
+
+RECIPES = Path(__file__).with_name("recipes")
+EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")  # 1e-3, which YAML reads as text
+COUNT = Range(1, MOST_STEPS)
+SHARE = Range(0, below=1)
 
 
 @dataclass
 class ModelSettings:
     """Settings of the model."""
 
-    start: str | None = None  # a model to start from, as `relpos.open` takes it; its family and sizes are the run's
-    family: str | None = None  # gpt2, llama or bert; default: gpt2
-    preset: str | None = None  # size: nano, tiny, small, medium or large; default: nano, none with model.start
-    encoding: str | None = None  # a name in `relpos ls`; default: kerple_log, or that of model.start
-    options: dict[str, Any] = field(default_factory=dict)  # options of the encoding
-    plan: list[Any] = field(default_factory=list)  # rules for some of the layers: relpos/models/plan.py
-    share_position: bool = False  # one encoding for all layers
-    vocab_size: int | None = None  # rows of the embedding; default: the entries of the tokenizer
-    dropout: float | None = None  # on the residual stream and the embedding; default: 0, or that of model.start
-    gradient_checkpointing: bool = False  # recompute activations, for memory
+    start: str | None = option(
+        None,
+        "Start from a trained GPT-2 or Llama (as `relpos.open` takes it), with the encoding in place of its own. "
+        "Family, sizes and tokenizer are the model's.",
+        shown="random weights",
+    )
+    family: str | None = option(None, "Architecture of the model.", shown=FAMILY, choices=tuple(FAMILIES))
+    preset: str | None = option(None, "Size of the model.", shown=PRESET, choices=tuple(PRESETS))
+    encoding: str | None = option(
+        None,
+        "Positional encoding; `relpos ls` lists the names.",
+        shown=f"{ENCODING}; that of the model with --from",
+    )
+    options: dict[str, Any] = option({}, "Options of the encoding, by name.")
+    plan: list[Any] = option([], "Rules for some of the layers: relpos/models/plan.py.")
+    share_position: bool = option(False, "One encoding for all layers.")
+    vocab_size: int | None = option(None, "Rows of the embedding.", shown="the entries of the tokenizer", range=COUNT)
+    dropout: float | None = option(
+        None, "Dropout on the residual stream and the embedding.", shown="0, or that of model.start", range=SHARE
+    )
+    gradient_checkpointing: bool = option(False, "Recompute activations, to save memory.")
 
     def position(self) -> dict[str, Any]:
         """The encoding as a model's configuration names it."""
@@ -35,56 +75,101 @@ class ModelSettings:
 class DataSettings:
     """Settings of the data."""
 
-    source: str | None = None  # a file, a folder, or a name on the hub; default: sotu
-    subset: str | None = None  # a subset of a hub dataset
-    text_field: str = "text"  # the field or column that holds a document
-    keep_line_ends: bool = False  # keep \r\n and \r; by default each is read as \n
-    tokenizer: str | None = None  # gpt2 or bpe-N; default: that of the preset or of model.start
-    length: int = defaults.LENGTH  # tokens per window
-    separate_documents: bool = False  # no attention across the documents of a window
-    masking: str | None = None  # how a family that predicts masked tokens masks: token (default) or word
-    mask_share: float = 0.15  # share of the tokens that are predicted
-    task: str | None = None  # a synthetic task instead of text
-    task_loss: str | None = None  # the loss of a task: on its answers (default) or on all tokens
-    task_shortest: int | None = None  # draw lengths from here to data.length; default: all data.length
+    source: str | None = option(
+        None,
+        "Text: sotu, a text, .jsonl or .parquet file, a folder, or a name on the Hugging Face hub.",
+        shown=CORPUS,
+        metavar="NAME|PATH",
+    )
+    subset: str | None = option(None, "A subset of a hub dataset.")
+    text_field: str = option("text", "The field or column that holds a document.")
+    keep_line_ends: bool = option(False, "Keep \\r\\n and \\r; by default each is read as \\n.")
+    tokenizer: str | None = option(
+        None,
+        "GPT-2's tokenizer, or a byte-level BPE of N entries trained on the data.",
+        shown="bpe-4096 for nano, else gpt2",
+        metavar="gpt2|bpe-N",
+    )
+    length: int = option(LENGTH, "Tokens per window.", shown=f"{LENGTH}; {TASK_LENGTH} for a task", range=TOKENS)
+    separate_documents: bool = option(False, "No attention across the documents of a window.")
+    masking: str | None = option(
+        None, "How a family that predicts masked tokens masks: token or word.", shown="token", choices=MASKINGS
+    )
+    mask_share: float = option(0.15, "Share of the tokens that are predicted.", range=Range(0, above=True, below=1))
+    task: str | None = option(None, "Synthetic task to train on instead of text; `relpos ls --tasks` lists the names.")
+    task_loss: str | None = option(
+        None, "Tokens of a task that have a loss: answers or all.", shown="answers", choices=LOSSES
+    )
+    task_shortest: int | None = option(
+        None, "Draw lengths of a task from here to data.length.", shown="data.length", range=Range(1)
+    )
 
 
 @dataclass
 class OptimizerSettings:
     """Settings of AdamW and its schedule."""
 
-    lr: float | None = None  # peak learning rate; default: that of the preset and family, or 3e-4 with model.start
-    final_lr_ratio: float = 0.1  # learning rate at the end of the cosine, relative to lr
-    warmup_steps: int | None = None  # default: a tenth of the run, at most 715
-    beta1: float = 0.9  # of AdamW: decay of the mean of the gradients
-    beta2: float = 0.95  # of AdamW: decay of the mean of their squares
-    weight_decay: float = 0.1  # of matrices
-    max_grad_norm: float = 1.0  # gradients are scaled down to this norm
-    position_lr: float | None = None  # of the encoding's parameters; default: lr, or 3e-3 with model.start
-    position_weight_decay: float = 0.0  # of the encoding's parameters
-    table_lr: float | None = None  # of those that are tables over distances; default: position_lr
-    table_eps: float = 1e-8  # AdamW's epsilon for tables; with a larger one, entries that hardly matter move less
+    lr: float | None = option(
+        None,
+        "Peak learning rate.",
+        shown=f"that of the preset and family; {START_LR:g} with --from",
+        range=NOT_NEGATIVE,
+    )
+    final_lr_ratio: float = option(0.1, "Learning rate at the end of the cosine, relative to lr.", range=Range(0, 1))
+    warmup_steps: int | None = option(
+        None, "Steps of the warm-up.", shown="a tenth of the run, at most 715", range=Range(0, MOST_STEPS)
+    )
+    beta1: float = option(0.9, "AdamW's decay of the mean of the gradients.", range=SHARE)
+    beta2: float = option(0.95, "AdamW's decay of the mean of their squares.", range=SHARE)
+    weight_decay: float = option(0.1, "Weight decay of matrices.", range=NOT_NEGATIVE)
+    max_grad_norm: float = option(1.0, "Gradients are scaled down to this norm.", range=NOT_NEGATIVE)
+    position_lr: float | None = option(
+        None,
+        "Learning rate of the encoding's parameters.",
+        shown=f"lr, or {START_POSITION_LR:g} with model.start",
+        range=NOT_NEGATIVE,
+    )
+    position_weight_decay: float = option(0.0, "Weight decay of the encoding's parameters.", range=NOT_NEGATIVE)
+    table_lr: float | None = option(
+        None, "Learning rate of tables over distances.", shown="position_lr", range=NOT_NEGATIVE
+    )
+    table_eps: float = option(
+        1e-8,
+        "AdamW's epsilon for tables; with a larger one, entries that hardly matter move less.",
+        range=POSITIVE,  # AdamW divides by it where the gradient is 0
+    )
 
 
 @dataclass
 class RunSettings:
     """Settings of the run."""
 
-    out: str | None = None  # the folder; default: runs/ENCODING-PRESET, with the task and another family before it
-    steps: int | None = None  # stop after this many; default: 200 (2000 for a task), without tokens and minutes
-    tokens: float | None = None  # stop after this many training tokens
-    minutes: float | None = None  # stop after this many minutes
-    batch_size: int = defaults.BATCH  # windows per step, over all processes
-    micro_batch_size: int | None = None  # windows per process at a time; default: its whole share
-    log_every: int = 10  # steps between lines of the log
-    eval_every: int = 50  # steps between evaluations on held-out windows
-    eval_windows: int = 32  # held-out windows per evaluation, spread over the text
-    save_every: int = 50  # steps between checkpoints
-    keep_checkpoints: int = 2  # how many of the last ones are kept
-    seed: int = defaults.SEED  # of the initial weights and of the order of the data
-    precision: str | None = None  # float32 or bfloat16; default: float32 on a CPU, bfloat16 on a GPU
-    fsdp: bool = False  # shard the model over the processes
-    context_parallel: int = 1  # processes that share each window, a slice of its tokens each
+    out: str | None = option(
+        None,
+        "The run's folder.",
+        shown="runs/[TASK-][FAMILY-]ENCODING-PRESET; runs/MODEL-ENCODING with --from",
+        metavar="FOLDER",
+    )
+    steps: int | None = option(
+        None, "Stop after this many steps.", shown=f"{STEPS}; {TASK_STEPS} for a task", range=COUNT
+    )
+    tokens: float | None = option(None, "Stop after this many training tokens.", range=POSITIVE)
+    minutes: float | None = option(None, "Stop after this many minutes.", range=POSITIVE)
+    batch_size: int = option(
+        BATCH, "Windows per step, over all processes.", shown=f"{BATCH}; {TASK_BATCH} for a task", range=COUNT
+    )
+    micro_batch_size: int | None = option(None, "Windows per process at a time.", shown="all of its share", range=COUNT)
+    log_every: int = option(10, "Steps between lines of the log.", range=COUNT)
+    eval_every: int = option(50, "Steps between evaluations on held-out windows.", range=COUNT)
+    eval_windows: int = option(32, "Held-out windows per evaluation, spread over the text.", range=COUNT)
+    save_every: int = option(50, "Steps between checkpoints.", range=COUNT)
+    keep_checkpoints: int = option(2, "How many of the last checkpoints are kept.", range=COUNT)
+    seed: int = option(0, "Seed of the initial weights and of the order of the data.", range=SEED)
+    precision: str | None = option(
+        None, "float32 or bfloat16.", shown="float32 on a CPU, bfloat16 on a GPU", choices=PRECISIONS
+    )
+    fsdp: bool = option(False, "Shard the model over the processes.")
+    context_parallel: int = option(1, "Processes that share each window, a slice of its tokens each.", range=COUNT)
 
 
 @dataclass
@@ -101,3 +186,142 @@ class Settings:
 FREE = {"run.out", "run.steps", "run.tokens", "run.minutes", "run.keep_checkpoints"} | {
     f"run.{name}" for name in ("log_every", "eval_every", "eval_windows", "save_every")
 }
+
+
+@functools.cache
+def known_settings() -> dict[str, tuple[Any, Option]]:
+    """The type of each setting and what is known of it, by dotted key."""
+    return {
+        f"{section.name}.{each.name}": (each.type, about)
+        for section in dataclasses.fields(Settings)
+        for each, about in options_of(section.type)
+    }
+
+
+def setting(key: str, **more: Any) -> Any:
+    """A field of an options dataclass that stands for a setting; `more` replaces what is known of the setting."""
+    _, about = known_settings()[key]
+    return field(default=None, metadata={"option": dataclasses.replace(about, key=key, **more)})
+
+
+def settings_by_key(options: Any) -> dict[str, Any]:
+    """The settings that an options object gives, by dotted key, without those that are None."""
+    values = {about.key: getattr(options, each.name) for each, about in options_of(options) if about.key}
+    return {key: str(value) if isinstance(value, Path) else value for key, value in values.items() if value is not None}
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one dictionary by dotted key; the options of the encoding stay a dictionary."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and prefix + str(key) != "model.options":
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def load_settings(file: str | None, overrides: Mapping[str, Any]) -> Settings:
+    """Settings from their defaults, then a file, then overrides.
+
+    Args:
+        file: A YAML file, or the name of a recipe; None for neither.
+        overrides: Values by dotted key, as in {"data.length": 1024}.
+
+    Returns:
+        The settings, checked, with every default filled in.
+
+    Raises:
+        ValueError: A key is unknown, or a value has the wrong type or is out of range.
+        FileNotFoundError: There is no such file.
+    """
+    from relpos.runs.resolve import resolve
+
+    values = {**(flatten(_read(file)) if file else {}), **overrides}
+    if values.get("data.task") is not None:
+        values = {**TASK, **values}
+    if values.get("model.start") is not None:
+        values = {**START, **values}
+    settings = Settings()
+    for key, value in values.items():
+        _set(settings, key, value)
+    return resolve(settings)
+
+
+def parse_overrides(pairs: list[str]) -> dict[str, Any]:
+    """Read overrides as they are written on the command line.
+
+    Args:
+        pairs: Each is key=value, as in data.length=1024; the value is YAML.
+
+    Raises:
+        ValueError: A pair has no equals sign, or its value is not YAML.
+    """
+    import yaml
+
+    overrides = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise ValueError(f"an override is key=value, as in data.length=1024, not {pair!r}.")
+        check_not_empty(key, text)  # nothing is written as null
+        try:
+            overrides[key] = float(text) if EXPONENT.fullmatch(text) else yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ValueError(
+                f"{pair!r} is not a setting: {text!r} is not a YAML value. Give a number, true or false, a word, or a "
+                "list as in [a, b]; put quotation marks around a text with special characters."
+            ) from None
+    return overrides
+
+
+def recipes() -> list[str]:
+    """The names of the recipes."""
+    return sorted(file.stem for file in RECIPES.glob("*.yaml"))
+
+
+def _read(name: str) -> dict[str, Any]:
+    from relpos.system.mappings import read_yaml
+
+    path = Path(name)
+    if not path.suffix and not path.exists():
+        path = RECIPES / f"{name}.yaml"
+        if not path.exists():
+            raise unknown("recipe", name, recipes())
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no file {path}: --config takes a YAML file with settings, or a recipe: {', '.join(recipes())}."
+        )
+    tree = read_yaml(path)
+    tree.pop("about", None)  # what a finished run's file says beside its settings
+    return tree
+
+
+def _set(settings: Settings, key: str, value: Any) -> None:
+    if key.startswith("model.options.") and key.count(".") == 2:
+        settings.model.options[key.rsplit(".", 1)[1]] = value
+        return
+    if key not in known_settings():
+        raise unknown("setting", key, known_settings())
+    section, name = key.split(".")
+    hint, _ = known_settings()[key]
+    setattr(getattr(settings, section), name, _typed(key, value, hint))
+
+
+def _typed(key: str, value: Any, hint: Any) -> Any:
+    """The value, if it is of the setting's type; YAML reads 1e-3 as text, and 3 is a fine float."""
+    check_not_empty(key, value)
+    kinds = kinds_of(hint)
+    if isinstance(value, str) and str not in kinds and (float in kinds or int in kinds):
+        try:
+            value = float(value)
+        except ValueError:
+            raise ValueError(f"{key} must be a number, not {value!r}.") from None
+    if int in kinds and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        wanted = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise ValueError(f"{key} must be {wanted}, not {value!r}.")
+    return value

@@ -12,7 +12,7 @@ FILES = {  # name: file and class
     "flip_flop": ("flip_flop", "FlipFlop"),
     "passkey": ("passkey", "Passkey"),
     "recall": ("recall", "Recall"),
-    "selective_copy": ("selective_copy", "SelectiveCopy"),
+    "selective_copy": ("copy", "SelectiveCopy"),
 }
 
 

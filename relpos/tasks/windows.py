@@ -1,13 +1,22 @@
-"""The sequences of a task as a dataset to train on."""
+"""The sequences of a task as a dataset to train on, and their tokenizer: one entry per word, which people can read."""
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerFast
 
-from relpos.tasks.task import Task
+from relpos.tasks.task import PAD, UNKNOWN, Task
 from relpos.text.corpus import Portion
 from relpos.text.tokens import IGNORED
+
+
+def task_tokenizer(task: Task) -> PreTrainedTokenizerFast:
+    """Build the tokenizer of a task; words are separated by spaces."""
+    words = Tokenizer(models.WordLevel(task.vocabulary, unk_token=UNKNOWN))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token=PAD, unk_token=UNKNOWN)
 
 
 class TaskWindows(Dataset[dict[str, Tensor]]):

@@ -5,21 +5,20 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from relpos.models.stub import write_stub
 from relpos.pictures.figures import save
 from relpos.pictures.losses import draw_losses
-from relpos.runs.checkpoints import CLOCK, newest_undamaged, step_of
-from relpos.runs.log_file import LOSSES, read_log
+from relpos.runs.checkpoints import CLOCK, LOSSES, newest_undamaged, read_log, step_of
 from relpos.runs.model_card import write_card
+from relpos.runs.results import RunResult
 from relpos.runs.run import RESULT
 from relpos.runs.settings import Settings
 from relpos.system.files import flush, write_text, writing
 from relpos.system.mappings import read_json
 from relpos.system.seal import SEAL
-from relpos.training.clock import Clock
-from relpos.training.fsdp import OPTIMIZER
+from relpos.training.distributed import OPTIMIZER
+from relpos.training.log import Clock
 from relpos.training.trainer import UNLOGGED, cannot_write
 
 STATE = {CLOCK, SEAL, UNLOGGED, OPTIMIZER, "trainer_state.json"}  # a checkpoint's files that are not the model's
@@ -91,9 +90,9 @@ def _finished_step(out: Path) -> int | None:
         return None
 
 
-def _result(settings: Settings, out: Path, step: int, clock: Clock) -> dict[str, Any]:
+def _result(settings: Settings, out: Path, step: int, clock: Clock) -> RunResult:
     losses = {name: [entry[name] for entry in read_log(out) if name in entry] for name in LOSSES}
-    result: dict[str, Any] = {
+    result: RunResult = {
         "step": step,
         "tokens": step * settings.run.batch_size * settings.data.length,
         "seconds": round(clock.seconds, 1),

@@ -6,21 +6,23 @@ trains one of them; SETTINGS is a JSON object of settings by dotted key. The num
 decides the order in which sums are added: with the same number, the same kind of CPU computes the same weights.
 """
 
+import contextlib
 import json
 import sys
-import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-from relpos.runs.load_settings import load_settings
-from relpos.runs.log_file import read_log
-from relpos.system.processes import Children, Exit, end_with_parent
-from relpos.system.progress import StatusLine, clock_time
+from relpos.runs.checkpoints import read_log
+from relpos.runs.settings import load_settings
+from relpos.system.executors.interface import Part
+from relpos.system.executors.local import LocalExecutor
+from relpos.system.processes import end_with_parent
+from relpos.system.progress import clock_time
+from relpos.system.scheduler import EVERY, Parts, last_line
 
-POLL = 0.2  # seconds between two looks at the processes
-EVERY = 15.0  # seconds between two lines of progress outside a terminal
 FAILED = 2  # exit code of a training that has printed its error in a sentence
+LOG = "training.log"  # in the run's folder, while it is trained
 
 
 def train_in_parallel(
@@ -42,42 +44,38 @@ def train_in_parallel(
         >>> for name, error in train_in_parallel({"alibi": settings}, workers=1, threads=1):
         ...     print(name, error or "trained")
     """
-    children: Children[str] = Children(threads)
-    waiting = list(trainings)
-    line = StatusLine(every)
-    try:
-        while waiting or children.running:
-            ended = children.ended()
-            while waiting and len(children.running) < workers:
-                name = waiting.pop(0)
-                settings = json.dumps(dict(trainings[name]))
-                children.start(name, ["-m", "relpos.training.parallel", str(threads), settings])
-            for name, end in ended.items():
-                line.clear()
-                yield name, _error(end)
-            if children.running:
-                line.update(lambda: _progress(trainings, children.running, len(waiting), workers))
-                time.sleep(POLL)
-    finally:
-        line.clear()
-        children.stop()  # the checkpoints of those that are still running stay
+    work = Trainings(LocalExecutor(workers, threads), trainings)
+    with contextlib.closing(work.run(every)) as ends:
+        for name, end in ends:
+            log = work.parts[name].log
+            error = None if end.code == 0 else last_line(log) if end.code == FAILED else end.reason(last_line(log))
+            log.unlink()
+            yield name, error
 
 
-def _error(end: Exit) -> str | None:
-    if end.code == 0:
-        return None
-    return end.last_line if end.code == FAILED and end.last_line else end.reason()
+class Trainings(Parts):
+    """Trainings as parts; the line of progress says how much of each is done."""
 
+    def __init__(self, executor: LocalExecutor, trainings: Mapping[str, Mapping[str, Any]]) -> None:
+        parts = {}
+        for name, settings in trainings.items():
+            folder = Path(settings["run.out"])
+            arguments = (str(executor.threads), json.dumps(dict(settings)))
+            parts[name] = Part("relpos.training.parallel", arguments, folder, folder / LOG)
+        super().__init__(executor, parts, print)
+        self.trainings = trainings
 
-def _progress(trainings: Mapping[str, Mapping[str, Any]], running: list[str], waiting: int, workers: int) -> str:
-    shares = {name: _share_done(trainings[name]) for name in running}
-    words = [f"{len(trainings) - len(running) - waiting} of {len(trainings)} trained"]
-    words += [f"{name} {f'{share:.0%}' if seconds else 'starting'}" for name, (share, seconds) in shares.items()]
-    speeds = [share / seconds for share, seconds in shares.values() if share > 0 and seconds > 0]
-    if speeds:
-        left = makespan([1 - share for share, _ in shares.values()] + [1.0] * waiting, workers)
-        words.append(f"about {clock_time(left * len(speeds) / sum(speeds))} left")
-    return "  ".join(words)
+    def progress(self) -> str:
+        running, places = self.executor.running, self.executor.places or 1
+        waiting = len(self.parts) - len(running) - len(self.ends)
+        shares = {name: _share_done(self.trainings[name]) for name in running}
+        words = [f"{len(self.ends)} of {len(self.parts)} trained"]
+        words += [f"{name} {f'{share:.0%}' if seconds else 'starting'}" for name, (share, seconds) in shares.items()]
+        speeds = [share / seconds for share, seconds in shares.values() if share > 0 and seconds > 0]
+        if speeds:
+            left = makespan([1 - share for share, _ in shares.values()] + [1.0] * waiting, places)
+            words.append(f"about {clock_time(left * len(speeds) / sum(speeds))} left")
+        return "  ".join(words)
 
 
 def _share_done(settings: Mapping[str, Any]) -> tuple[float, float]:
@@ -118,7 +116,7 @@ def main() -> int:
         torch.set_num_threads(int(threads))
         train(checked, silent)
     except (ValueError, TypeError, OSError) as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
+        print(" ".join(str(error).split()))
         return FAILED
     return 0
 

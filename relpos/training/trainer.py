@@ -22,9 +22,9 @@ from relpos.runs.checkpoints import CLOCK, install, newest_undamaged
 from relpos.runs.settings import OptimizerSettings
 from relpos.system.files import why_not_written, write_text
 from relpos.system.mappings import read_json
-from relpos.training import fsdp
-from relpos.training.clock import Clock
-from relpos.training.context import share_windows
+from relpos.training import distributed
+from relpos.training.distributed import share_windows
+from relpos.training.log import Clock
 
 SCHEDULER = "scheduler.pt"
 UNLOGGED = "unlogged.json"  # the sum of the losses since the last line of the log, stored with a checkpoint
@@ -39,7 +39,7 @@ class RelposTrainer(Trainer):
         clock: Counts the seconds of training; the schedule follows it if `steps` is None.
         steps: The number of steps; None if the clock ends the run.
         keep: How many checkpoints are kept.
-        context: How many processes share each window; the data is divided among groups of so many.
+        context: How many processes share each window; the data is divided among groups of this size.
         *args: As of Trainer, which also takes the remaining keyword arguments.
     """
 
@@ -120,7 +120,7 @@ class RelposTrainer(Trainer):
             super().save_model(output_dir, _internal_call)
             return
         folder = Path(output_dir or self.args.output_dir)
-        fsdp.save_model(self.model, folder, self.args.should_save)
+        distributed.save_model(self.model, folder, self.args.should_save)
         if self.args.should_save:
             self.processing_class.save_pretrained(folder)
         self.accelerator.wait_for_everyone()
@@ -129,14 +129,14 @@ class RelposTrainer(Trainer):
         if not self.is_fsdp_enabled:
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        fsdp.save_optimizer(self.model, self.optimizer, Path(output_dir), self.args.should_save)
+        distributed.save_optimizer(self.model, self.optimizer, Path(output_dir), self.args.should_save)
         if self.args.should_save:
             assert self.lr_scheduler is not None
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if self.is_fsdp_enabled:
-            fsdp.load_model(model or self.model, Path(resume_from_checkpoint))
+            distributed.load_model(model or self.model, Path(resume_from_checkpoint))
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
@@ -146,7 +146,7 @@ class RelposTrainer(Trainer):
             return
         assert self.optimizer is not None
         assert self.lr_scheduler is not None
-        fsdp.load_optimizer(self.model, self.optimizer, Path(checkpoint))
+        distributed.load_optimizer(self.model, self.optimizer, Path(checkpoint))
         self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER, weights_only=True))
         for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
             group["lr"] = rate

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -20,20 +20,19 @@ from transformers.trainer_callback import PrinterCallback
 from relpos.model_catalogue import preset
 from relpos.models.context import divide_sequences
 from relpos.models.family import get_family
-from relpos.runs.checkpoints import CLOCK, newest_undamaged, step_of
-from relpos.runs.log_file import read_log
-from relpos.runs.resolve import check_context, check_encoding, flatten
+from relpos.runs.checkpoints import CLOCK, newest_undamaged, read_log, step_of
+from relpos.runs.resolve import check_context, check_encoding
+from relpos.runs.results import RunResult
 from relpos.runs.run import ABOUT, RESULT, read_about
-from relpos.runs.settings import FREE, Settings
+from relpos.runs.settings import FREE, Settings, flatten
 from relpos.system.files import write_text
 from relpos.system.lock import LOCK, Lock
 from relpos.system.mappings import read_json
 from relpos.system.memory import check_memory
 from relpos.system.versions import versions
-from relpos.training.clock import Clock
-from relpos.training.context import check_processes, context_group, make_collator
+from relpos.training.distributed import check_processes, context_group, make_collator
 from relpos.training.finish import finish
-from relpos.training.log import Log
+from relpos.training.log import Clock, Log
 from relpos.training.start import check_start, open_start
 from relpos.training.trainer import RelposTrainer, cannot_write
 from relpos.training.training_data import Data, open_data
@@ -42,7 +41,7 @@ ENDLESS = 10**9  # steps of a run that the clock ends
 IN_USE = "{folder} is being trained by {holder}: wait for it, stop it, or choose another --out."
 
 
-def train(settings: Settings, say: Callable[[str], None] = print) -> dict[str, Any]:
+def train(settings: Settings, say: Callable[[str], None] = print) -> RunResult:
     """Train a model, or resume its training. Every process of a distributed run calls this.
 
     Args:
@@ -138,7 +137,7 @@ def _check_step_memory(settings: Settings, model: PreTrainedModel, micro: int) -
     )
 
 
-def _train(settings: Settings, out: Path, state: PartialState, prepared: _Prepared, say: Any) -> dict[str, Any]:
+def _train(settings: Settings, out: Path, state: PartialState, prepared: _Prepared, say: Any) -> RunResult:
     run, model, data, about = settings.run, prepared.model, prepared.data, prepared.about
     about_before = _check_before(settings, out)  # again: only now no other process can write there
     set_seed(run.seed)
@@ -169,7 +168,7 @@ def _train(settings: Settings, out: Path, state: PartialState, prepared: _Prepar
     if state.is_main_process:
         finish(settings, out, clock, say)
     state.wait_for_everyone()
-    return read_json(out / RESULT)
+    return cast(RunResult, read_json(out / RESULT))
 
 
 def build_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:

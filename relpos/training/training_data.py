@@ -9,8 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from relpos.runs.settings import Settings
 from relpos.tasks import task
-from relpos.tasks.tokenizer import task_tokenizer
-from relpos.tasks.windows import TaskWindows
+from relpos.tasks.windows import TaskWindows, task_tokenizer
 from relpos.text.corpus import open_corpus
 from relpos.text.masking import MaskedWindows, add_mask_token
 from relpos.text.tokenizers import load_tokenizer

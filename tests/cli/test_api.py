@@ -16,18 +16,16 @@ from typer.testing import CliRunner
 
 import relpos
 from relpos.cli import app
-from relpos.comparison.comparison import load_comparison, make_comparison
-from relpos.evaluation.defaults import EVAL_TOKENS, LAST
-from relpos.runs.load_settings import load_settings
+from relpos.comparison.comparison import load_comparison
+from relpos.evaluation.options import SAMPLES
 from relpos.runs.run import Run
-from relpos.training.api import KEYS, make_settings
+from relpos.training.train import TrainOptions
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]
 NAMES = ["compare", "draw", "evaluate", "figures", "open", "train"]
 OPTIONS = {"length": 16, "steps": 2, "batch_size": 4, "lr": 1e-3, "seed": 1, "tokenizer": "bpe-280"}
 COMMAND = ["--length", "16", "--steps", "2", "--batch-size", "4", "--lr", "1e-3", "--seed", "1"]
 COMMAND += ["--tokenizer", "bpe-280"]
-CLUSTER = {"cores", "memory", "gpus", "ray", "slurm", "slurm_partition", "slurm_minutes", "slurm_option"}  # executor=
 WORK = ("seconds", "tokens_per_second", "peak_memory_bytes")
 
 
@@ -37,23 +35,8 @@ def run_command(*arguments):
     return done.stdout
 
 
-def options_of(command):
-    """The options of a command, with `executor` in place of those that describe a cluster."""
-    options = set(inspect.signature(command).parameters)
-    assert options > CLUSTER
-    return options - CLUSTER | {"executor"}
-
-
 def without_work(result):
     return {**result, "rows": [{key: row[key] for key in row if key not in WORK} for row in result["rows"]]}
-
-
-def described_defaults(function):
-    """The defaults by argument that the docstring says."""
-    arguments = inspect.getdoc(function).split("Args:\n")[1].split("\n\n")[0]
-    entries = (" ".join(entry.split()) for entry in re.split(r"^    (?=\w+: )", arguments, flags=re.MULTILINE))
-    matches = (re.match(r"(\w+): .*?Default: (.+?)\.?$", entry) for entry in entries)
-    return dict(match.groups() for match in matches if match)
 
 
 @pytest.fixture(scope="module")
@@ -96,25 +79,10 @@ class TestTrain:
         assert again.result["step"] == 3
         assert any("resuming from" in text for text in said)
 
-    def test_has_every_option_of_the_command(self):
-        arguments = set(inspect.signature(relpos.train).parameters) - {"options", "config", "overrides", "say"}
-        assert arguments == set(KEYS)
-        parameters = set(inspect.signature(relpos.cli.train.train).parameters) - {"option", "config", "overrides"}
-        assert parameters == set(KEYS)
-
-    def test_has_the_defaults_that_its_documentation_says(self):
-        described = described_defaults(relpos.train)
-        for task in (None, "recall"):
-            settings = load_settings(None, {} if task is None else {"data.task": task})
-            for name in ("encoding", "preset", "length", "steps", "batch_size", "seed", *(() if task else ("data",))):
-                section, key = KEYS[name].split(".")
-                plain, _, of_task = described[name].rstrip(")").partition(" (")
-                said = of_task.removesuffix(" for a task") if task and of_task else plain
-                assert said == str(getattr(getattr(settings, section), key)), name
-
     def test_overrides_win_over_options_and_options_over_a_file(self, tmp_path):
         (tmp_path / "own.yaml").write_text("data: {length: 32}\nrun: {steps: 7, seed: 3}\n")
-        settings = make_settings(tmp_path / "own.yaml", None, {"run.seed": 5}, length=64, seed=4)
+        options = TrainOptions(config=tmp_path / "own.yaml", overrides={"run.seed": 5}, length=64, seed=4)
+        settings = options.settings()
         assert (settings.data.length, settings.run.steps, settings.run.seed) == (64, 7, 5)
 
     def test_refuses_wrong_settings_before_torch_is_imported(self):
@@ -169,18 +137,6 @@ class TestEvaluate:
         with pytest.raises(ValueError, match="at least one folder"):
             relpos.evaluate([])
 
-    def test_has_every_option_of_the_command(self):
-        python = set(inspect.signature(relpos.evaluate).parameters) - {"say"}
-        assert python == options_of(relpos.cli.evaluate.evaluate) - {"as_json"}
-
-    def test_has_the_defaults_that_its_documentation_says(self):
-        described = described_defaults(relpos.evaluate)
-        assert described["last"] == str(LAST)
-        assert re.sub(r" and `\w+`", "", described["eval_tokens"]) == ", ".join(
-            f"{EVAL_TOKENS[protocol]:,} for `{protocol}`" for protocol in ("windows", "last", "positions")
-        )
-        assert EVAL_TOKENS["sliding"] == EVAL_TOKENS["windows"]
-
 
 class TestCompare:
     SHARED = {key: value for key, value in SMALL_RUN.items() if key not in ("model.encoding", "data.length")}
@@ -208,17 +164,6 @@ class TestCompare:
         assert report.html.read_text().startswith("<!")
         assert str(tmp_path / "command" / report.html.name) in printed
 
-    def test_has_every_option_of_the_command(self):
-        python = set(inspect.signature(relpos.compare).parameters) - {"command", "say"}
-        assert python == options_of(relpos.cli.compare.compare)
-
-    def test_has_the_defaults_that_its_documentation_says(self, tmp_path):
-        plan, described = make_comparison(tmp_path), described_defaults(relpos.compare)
-        assert (described["length"], described["seeds"]) == (str(plan.length), str(plan.seeds))
-        assert described["eval_tokens"] == f"{plan.eval_tokens:,}"
-        assert described["steps"] == str(plan.settings["run.steps"])
-        assert described["batch_size"] == str(plan.settings["run.batch_size"])
-
 
 class TestPictures:
     def test_draw_is_what_the_command_writes(self, trained, tmp_path):
@@ -238,9 +183,15 @@ class TestPictures:
             assert file.read_bytes() == other.read_bytes(), file.name
         assert "\n".join(said).replace(str(tmp_path / "python"), str(tmp_path / "command")) == printed.strip()
 
-    def test_figures_have_every_option_of_the_command(self):
-        python = set(inspect.signature(relpos.figures).parameters) - {"settings", "say"}
-        assert python == set(inspect.signature(relpos.cli.pictures.figures).parameters)
+
+def test_a_function_has_the_names_and_defaults_of_its_options():
+    parameters = inspect.signature(relpos.evaluate).parameters
+    assert list(parameters)[:3] == ["runs", "lengths", "seed"]
+    assert (parameters["protocol"].default, parameters["samples"].default) == ("windows", SAMPLES)
+    assert parameters["lengths"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert "    samples: Sequences of the task at each length. Default: 100." in inspect.getdoc(relpos.evaluate)
+    with pytest.raises(TypeError, match="lenghts"):
+        relpos.evaluate("runs/none", lenghts=[3])
 
 
 def test_names_are_listed_and_documented():

@@ -15,14 +15,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import relpos
-from relpos.cli import app, choices, main
-from relpos.cli import compare as compare_command
+from relpos.cli import app, main, tables
 from relpos.comparison import summary
 from relpos.comparison.comparison import make_comparison
-from relpos.evaluation import defaults as evaluation_defaults
-from relpos.evaluation.protocols import ScoredWindows, plan_windows
+from relpos.evaluation import options as evaluation_options
 from relpos.model_catalogue import PRESETS
-from relpos.runs.load_settings import load_settings, recipes
+from relpos.runs.settings import load_settings
 from relpos.tasks import names as task_names
 from relpos.text import corpus
 
@@ -225,7 +223,7 @@ def test_an_empty_setting_in_a_file_is_refused(tmp_path):
 def test_completion_of_an_empty_word_is_not_refused():
     words = {"_RELPOS_COMPLETE": "complete_bash", "COMP_WORDS": "relpos draw --layer '' --show ", "COMP_CWORD": "5"}
     printed = CliRunner().invoke(app, [], prog_name="relpos", env=words).stdout
-    assert printed.split() == list(choices.SHOWS)
+    assert printed.split() == ["bias", "scores", "weights", "profile", "mass", "position"]
 
 
 # Help
@@ -265,54 +263,14 @@ def test_help_has_groups_and_examples(command, groups):
     assert printed.count(f"• relpos {command}") >= 3
 
 
-def test_help_of_compare_has_the_defaults_of_a_comparison(tmp_path):
-    plan = make_comparison(tmp_path / "comparison")
-    printed = help_of("compare")
-    values = {
-        "encodings": ", ".join(plan.encodings),
-        "length": plan.length,
-        "seeds": plan.seeds,
-        "steps": plan.settings["run.steps"],
-        "batch-size": plan.settings["run.batch_size"],
-        "eval-tokens": plan.eval_tokens,
-        "positions": f"{plan.positions // plan.length} × the trained length",
-        "lengths": ", ".join(str(length // plan.length) for length in plan.lengths) + " × the trained length",
-    }
-    for option, value in values.items():
-        stated = re.search(rf"--{option} [N<][^\[]*(?:\[x>=\d+\])?[^\[]*\[default: (.*?)\]", printed)[1]
-        assert stated.startswith(str(value)), option
-
-
-def test_help_of_evaluate_has_the_defaults_of_each_protocol():
-    printed = help_of("evaluate")
-    for protocol, tokens in evaluation_defaults.EVAL_TOKENS.items():
-        assert re.search(rf"--eval-tokens .*?\[default: [^\]]*{protocol}: {tokens:,}", printed)
-
-
 # Choices and completion
 
 
-def test_choices_are_those_of_the_code():
-    from relpos.forms.rope_scaling import SCALINGS
-    from relpos.pictures.picture import SHOWS
-
-    assert evaluation_defaults.SPLITS == corpus.SPLITS
-    assert choices.SHOWS == SHOWS
-    assert recipes() == choices.RECIPES
-    assert set(evaluation_defaults.ROPE_SCALINGS) < set(SCALINGS)
-    for protocol in evaluation_defaults.PROTOCOLS:
-        assert isinstance(plan_windows(tokens_of(200), [64], protocol), ScoredWindows)
+def test_splits_are_those_of_the_corpus():
+    assert evaluation_options.SPLITS == corpus.SPLITS
 
 
-def tokens_of(count):
-    import numpy as np
-
-    from relpos.text.tokens import Tokens
-
-    return Tokens(np.zeros(count, dtype=np.uint16), np.array([0]))
-
-
-@pytest.mark.parametrize("scaling", evaluation_defaults.ROPE_SCALINGS)
+@pytest.mark.parametrize("scaling", evaluation_options.ROPE_SCALINGS)
 def test_a_rope_scaling_that_is_offered_needs_no_further_parameters(scaling):
     rope = {"rope_type": scaling, "factor": 2.0, "max_position_embeddings": 16, "original_max_position_embeddings": 16}
     assert relpos.encoding("rope", heads=2, head_dim=8, rope_parameters=rope).rope.scaling == scaling
@@ -369,6 +327,6 @@ def test_the_table_of_a_comparison_prints_brackets_as_they_are(tmp_path, monkeyp
     monkeypatch.setattr(summary, "make_table", lambda plan, records: {name: {256: "1.5"} for name in names})
     monkeypatch.setattr(summary, "make_standings", lambda plan, records: {})
     stream = io.StringIO()
-    monkeypatch.setattr(compare_command, "console", lambda: Console(file=stream, width=80))
-    compare_command._print_table(tmp_path)
+    monkeypatch.setattr(tables, "console", lambda: Console(file=stream, width=80))
+    tables.print_comparison(tmp_path)
     assert all(name in stream.getvalue() for name in names)

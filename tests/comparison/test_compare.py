@@ -15,9 +15,9 @@ import torch
 from conftest import SMALL_RUN
 from torch.nn import functional as F
 
+from relpos.comparison.compare import run_trials
 from relpos.comparison.comparison import Trial, load_comparison, make_comparison
-from relpos.comparison.defaults import ENCODINGS
-from relpos.comparison.execution import compare
+from relpos.comparison.options import ENCODINGS
 from relpos.comparison.summary import make_table, notes, read_records
 from relpos.comparison.trial import LOCK, LOG, RECORD, read_record
 from relpos.runs.run import open_run
@@ -59,11 +59,11 @@ def whole(world, shared):
     make_comparison(out, ["alibi", "learned", WRONG], 1, LENGTHS, settings=shared)
     for seed in range(2):
         (out / Trial(WRONG, seed).name / "log.jsonl").mkdir(parents=True)
-    assert [trial.encoding for trial in compare(out, workers=2)] == [WRONG]
+    assert [trial.encoding for trial in run_trials(out, workers=2)] == [WRONG]
     before = {file: file.stat().st_mtime_ns for file in out.glob("*-s0/*.*") if WRONG not in str(file)}
     attempts = read_record(out, Trial(WRONG, 0))["attempts"]
     make_comparison(out, seeds=2)
-    assert [trial.name for trial in compare(out, workers=2)] == [Trial(WRONG, 0).name, Trial(WRONG, 1).name]
+    assert [trial.name for trial in run_trials(out, workers=2)] == [Trial(WRONG, 0).name, Trial(WRONG, 1).name]
     return Whole(out, before, attempts)
 
 
@@ -215,7 +215,7 @@ def test_a_trial_whose_process_is_killed_is_one_failed_row(world, shared):
     out = world / "killed"
     make_comparison(out, ["alibi"], 1, LENGTHS, settings=shared)
     said: list[str] = []
-    thread = threading.Thread(target=lambda: compare(out, say=said.append))
+    thread = threading.Thread(target=lambda: run_trials(out, say=said.append))
     thread.start()
     lock = out / "alibi-s0" / LOCK
     wait_until(lambda: lock.exists() and lock.read_text())
@@ -343,7 +343,7 @@ class TestMakingAComparison:
 
         comparison = make_comparison(tmp_path, ["alibi", "rope:base=500000"], 2, [512], settings={"run.minutes": 2.5})
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("relpos.comparison.api.run_trials", lambda *args, **kwargs: {})
+            patch.setattr("relpos.comparison.compare.run_trials", lambda *args, **kwargs: {})
             arguments = shlex.split(comparison.command(tmp_path / "again"))[1:]
             result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output

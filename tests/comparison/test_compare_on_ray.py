@@ -13,8 +13,8 @@ from conftest import SMALL_RUN
 from ray_cluster import TwoMachines, two_machines, wait_until
 
 import relpos
+from relpos.comparison.compare import run_trials
 from relpos.comparison.comparison import Trial, load_comparison, make_comparison
-from relpos.comparison.execution import compare
 from relpos.comparison.summary import make_table, read_records
 from relpos.comparison.trial import DONE, FAILED, LOCK, LOG, finished, read_record
 from relpos.system.executors.local import LocalExecutor
@@ -42,7 +42,7 @@ def alone(world, settings):
     """The comparison without Ray, with the same number of threads."""
     out = world / "alone"
     make_comparison(out, ENCODINGS, SEEDS, LENGTHS, settings=settings)
-    assert compare(out, executor=LocalExecutor(workers=2, cores=1)) == {}
+    assert run_trials(out, executor=LocalExecutor(workers=2, cores=1)) == {}
     return out
 
 
@@ -104,7 +104,7 @@ def killed_in_the_middle(out: Path, cluster: TwoMachines, scratch: bool) -> list
 
         thread = threading.Thread(target=kill)
         thread.start()
-        assert compare(out, say=said.append, executor=executor) == {}
+        assert run_trials(out, say=said.append, executor=executor) == {}
         thread.join()
     return said
 
@@ -191,7 +191,7 @@ def test_ctrl_c_ends_the_trials_on_the_cluster(world, settings, cluster):
 
 
 def test_a_second_driver_is_refused(world, settings):
-    from relpos.comparison.execution import DRIVER
+    from relpos.comparison.compare import DRIVER
     from relpos.system.lock import Lock
 
     out = world / "twice"
@@ -201,7 +201,7 @@ def test_a_second_driver_is_refused(world, settings):
         exclusive = True
 
     with Lock(out, DRIVER), pytest.raises(ValueError, match="are handed to a cluster by process"):
-        compare(out, executor=Cluster())
+        run_trials(out, executor=Cluster())
 
 
 def test_a_trial_with_two_processes_is_recorded_once(world, settings):

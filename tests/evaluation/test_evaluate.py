@@ -19,15 +19,13 @@ from typer.testing import CliRunner
 from relpos.cli import app
 from relpos.evaluation import evaluation as evaluate_module
 from relpos.evaluation import protocols, scoring
-from relpos.evaluation.bootstrap import bootstrap, interval
 from relpos.evaluation.evaluation import evaluate
-from relpos.evaluation.file_names import question_stem
-from relpos.evaluation.question import bin_edges, default_lengths
-from relpos.evaluation.units import Units, unit_sums, units_of
+from relpos.evaluation.intervals import Units, bootstrap, interval, unit_sums, units_of
+from relpos.evaluation.question import bin_edges, default_lengths, question_stem
 from relpos.runs.run import open_run
 from relpos.system.progress import Countdown, LiveLine
 from relpos.tasks import task
-from relpos.tasks.tokenizer import task_tokenizer
+from relpos.tasks.windows import task_tokenizer
 from relpos.text.tokenizers import gpt2_tokenizer, token_bytes
 from relpos.text.tokens import Tokens
 from relpos.training.training import train
@@ -453,7 +451,7 @@ class TestBootstrap:
         one, two = bootstrap(values, 3 * values, seed=5)
         assert one.shape == (1000, 2)
         np.testing.assert_allclose(two, 3 * one)
-        monkeypatch.setattr("relpos.evaluation.bootstrap.AT_ONCE", 100)
+        monkeypatch.setattr("relpos.evaluation.intervals.AT_ONCE", 100)
         np.testing.assert_array_equal(bootstrap(values, seed=5)[0], one)
         assert not np.array_equal(bootstrap(values, seed=6)[0], one)
 

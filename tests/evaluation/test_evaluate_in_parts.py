@@ -8,7 +8,7 @@ from conftest import SMALL_RUN
 
 import relpos
 from relpos.evaluation.scoring import Scorer
-from relpos.runs.load_settings import load_settings
+from relpos.runs.settings import load_settings
 from relpos.system.executors.local import LocalExecutor
 from relpos.system.executors.slurm import SlurmExecutor
 from relpos.training.training import train

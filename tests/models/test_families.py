@@ -16,7 +16,7 @@ pytestmark = pytest.mark.heavy
 
 VOCABULARY = 61
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
-THEIRS = {  # the encoding under which a family is transformers' own model, and that model
+ORIGINALS = {  # the encoding under which a family is transformers' own model, and that model
     "gpt2": ("learned", transformers.GPT2Config, transformers.GPT2LMHeadModel),
     "llama": ("rope", transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "bert": ("learned", transformers.BertConfig, transformers.BertForMaskedLM),
@@ -49,7 +49,7 @@ def build(family, position=None, **entries):
 
 def theirs(family):
     torch.manual_seed(0)
-    _, config, model = THEIRS[family]
+    _, config, model = ORIGINALS[family]
     return model(config(**{**SIZES, **OWN[family]})).eval()
 
 
@@ -60,7 +60,7 @@ def padded():
     return tokens, mask, tokens.masked_fill(mask == 0, -100)
 
 
-@pytest.mark.parametrize("family", THEIRS)
+@pytest.mark.parametrize("family", ORIGINALS)
 class TestTransformersOwn:
     """A family with the encoding that its model is published with."""
 
@@ -68,7 +68,7 @@ class TestTransformersOwn:
         reference = theirs(family)
         reference.save_pretrained(tmp_path)
         ours = get_family(family).model_class.from_pretrained(tmp_path).eval()
-        assert ours.config.position["name"] == THEIRS[family][0]
+        assert ours.config.position["name"] == ORIGINALS[family][0]
         tokens, mask, labels = padded()
         logits = ours(tokens, attention_mask=mask).logits
         expected = reference(tokens, attention_mask=mask, labels=labels)
@@ -87,7 +87,7 @@ class TestTransformersOwn:
     def test_opens_ours_with_the_same_logits(self, family, tmp_path):
         ours = build(family)
         ours.save_pretrained(tmp_path)
-        reference = THEIRS[family][2].from_pretrained(tmp_path).eval()
+        reference = ORIGINALS[family][2].from_pretrained(tmp_path).eval()
         tokens, mask, _ = padded()
         expected = reference(tokens, attention_mask=mask).logits
         got = ours(tokens, attention_mask=mask).logits
@@ -95,7 +95,7 @@ class TestTransformersOwn:
 
     def test_starts_with_weights_of_the_same_spread(self, family):
         torch.manual_seed(0)
-        own, (_, config, model) = get_family(family), THEIRS[family]
+        own, (_, config, model) = get_family(family), ORIGINALS[family]
         wide = {**SIZES, **OWN[family], "hidden_size": 128}
         reference = model(config(**wide))
         options = {key: value for key, value in wide.items() if key != "attn_implementation"}

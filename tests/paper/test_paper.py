@@ -17,7 +17,7 @@ from relpos.paper import figures as paper
 from relpos.paper.figures import FIGURES, draw_figures, needs_training
 from relpos.paper.page import write_page
 from relpos.pictures import draw
-from relpos.runs.load_settings import load_settings
+from relpos.runs.settings import load_settings
 from relpos.training.parallel import makespan, train_in_parallel
 from relpos.training.training import train
 
@@ -193,10 +193,10 @@ def test_a_figure_the_paper_does_not_have_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"minutes": -1}, "minutes must be a positive number, not -1"),
-        ({"minutes": float("nan")}, "minutes must be a positive number, not nan"),
-        ({"steps": 0}, "steps must be an integer of at least 1, not 0"),
-        ({"workers": 0}, "workers must be an integer of at least 1, not 0"),
+        ({"minutes": -1}, "minutes must be above 0 and finite, not -1"),
+        ({"minutes": float("nan")}, "minutes must be above 0 and finite, not nan"),
+        ({"steps": 0}, "steps must be at least 1 and finite, not 0"),
+        ({"workers": 0}, "workers must be at least 1 and finite, not 0"),
         ({"settings": {"run.stepss": 3}}, "Did you mean 'run.steps'?"),
     ],
     ids=str,

@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, GenerationConfig, GPT2Config, GPT2LMHea
 import relpos
 from relpos.comparison.comparison import make_comparison
 from relpos.models import RelposBertConfig, RelposBertForMaskedLM, RelposLlamaForCausalLM
-from relpos.runs.load_settings import load_settings
+from relpos.runs.settings import load_settings
 from relpos.text.corpus import open_corpus
 from relpos.text.tokenizers import load_tokenizer
 from relpos.training import trainer as trainer_module

@@ -1,5 +1,6 @@
 """Every link, path and command of the documents is right. test_pages.py and test_readme.py run what they hold."""
 
+import dataclasses
 import inspect
 import shlex
 
@@ -9,9 +10,15 @@ import typer.main
 
 import relpos
 from relpos.cli import app
-from relpos.cli.options import parse_lengths, parse_options
-from relpos.runs.load_settings import parse_overrides
-from relpos.training.api import KEYS, make_settings
+from relpos.cli.from_options import parse_options, parsed_options
+from relpos.comparison.options import CompareOptions
+from relpos.evaluation.options import EvaluateOptions
+from relpos.pictures.options import DrawOptions
+from relpos.runs.settings import load_settings, settings_by_key
+from relpos.system.options import check_options
+from relpos.training.train import TrainOptions
+
+OPTIONS = {"train": TrainOptions, "evaluate": EvaluateOptions, "compare": CompareOptions, "draw": DrawOptions}
 
 COMMANDS = {
     " ".join(words): arguments
@@ -88,14 +95,15 @@ def test_there_are_commands_within_the_text():
 def test_a_command_has_valid_options(command):
     arguments = {**COMMANDS, **EXAMPLES, **INLINE}[command]
     parameters = parsed(arguments)
-    if parameters.get("lengths"):
-        parse_lengths(parameters["lengths"])
-    if arguments[0] in ("train", "compare"):
-        named = {name: parameters[name] for name in KEYS if name in parameters}
-        config = parameters.get("config")
-        recipe = None if config is None or config.endswith(".yaml") else config  # a file of the reader's own
-        overrides = parse_overrides(parameters.get("overrides") or [])
-        make_settings(recipe, parse_options(parameters.get("option") or []), overrides, **named)
+    if arguments[0] in OPTIONS:
+        options = OPTIONS[arguments[0]](**parsed_options(OPTIONS[arguments[0]], parameters))
+        check_options(options)
+        if arguments[0] == "train":
+            if str(options.config or "").endswith(".yaml"):  # a file of the reader's own
+                options = dataclasses.replace(options, config=None)
+            options.settings()
+        if arguments[0] == "compare":
+            load_settings(None, {**settings_by_key(options), **(options.overrides or {})})
     for encoding in (parameters.get("encodings") or "").split(","):
         name, *pairs = encoding.split(":")
         if name:

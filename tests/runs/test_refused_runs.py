@@ -8,7 +8,7 @@ import pytest
 
 from relpos.cli import main
 from relpos.comparison.comparison import make_comparison
-from relpos.runs.load_settings import load_settings
+from relpos.runs.settings import load_settings
 from relpos.system import memory
 from relpos.system.files import atomic_folder, write_text, writing
 from relpos.system.lock import Lock

@@ -2,18 +2,13 @@
 
 import dataclasses
 import math
-import re
 import subprocess
 import sys
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from relpos.cli import app
-from relpos.runs.load_settings import RECIPES, load_settings, parse_overrides
-from relpos.runs.resolve import flatten
-from relpos.runs.settings import Settings
+from relpos.runs.settings import RECIPES, Settings, flatten, load_settings, parse_overrides
 
 
 def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path):
@@ -159,26 +154,6 @@ finally: assert not {{"torch", "transformers"}} & set(sys.modules)
     assert run.returncode == 2
     assert sentence in run.stderr
     assert len(run.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize("task", [None, "recall"])
-def test_the_help_of_train_has_the_defaults_of_the_code(task):
-    settings = load_settings(None, {} if task is None else {"data.task": task})
-    printed = CliRunner().invoke(app, ["train", "--help"], terminal_width=400, env={"COLUMNS": "400"}).output
-    values = {"--length": settings.data.length, "--batch-size": settings.run.batch_size, "--steps": settings.run.steps}
-    if task is None:
-        values |= {
-            "--encoding": settings.model.encoding,
-            "--preset": settings.model.preset,
-            "--seed": settings.run.seed,
-        }
-        values |= {"--data": settings.data.source, "--tokenizer": settings.data.tokenizer}
-    for option, value in values.items():
-        (line,) = [line for line in printed.splitlines() if line.startswith(f"│ {option} ")]
-        default = re.search(r"\[default: (.*)\]", line)[1]
-        stated = default.split("; ")[-1] if task else default.split("; ")[0]
-        assert stated.split()[0] == str(value), option
-        assert ("for a task" in stated) == (task is not None)
 
 
 def test_settings_name_every_field_once():

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from relpos.cli import app
 from relpos.evaluation.task_scoring import score_task
-from relpos.runs.load_settings import load_settings
 from relpos.runs.run import open_run
+from relpos.runs.settings import load_settings
 from relpos.tasks import Example, Task, names, registry, task
 from relpos.training.training import train
 

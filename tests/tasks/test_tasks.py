@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from relpos.cli import app
-from relpos.runs.load_settings import load_settings
+from relpos.runs.settings import load_settings
 from relpos.tasks import Example, names, task
-from relpos.tasks.tokenizer import task_tokenizer
-from relpos.tasks.windows import TaskWindows
+from relpos.tasks.windows import TaskWindows, task_tokenizer
 from relpos.text.corpus import PORTIONS
 
 NAMES = names()

@@ -10,7 +10,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models
 
-from relpos.runs.load_settings import load_settings
+from relpos.runs.settings import load_settings
 from relpos.system.files import atomic_folder, cache_folder
 from relpos.text import documents
 from relpos.text import tokens as tokens_module

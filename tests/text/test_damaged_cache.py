@@ -153,7 +153,7 @@ class TestAnEvaluation:
 
 
 def test_a_changed_score_of_a_task_is_computed_again(settings, tmp_path, capsys):
-    from relpos.runs.load_settings import load_settings
+    from relpos.runs.settings import load_settings
 
     train(load_settings(None, {"data.task": "copy", "run.steps": 1, "run.batch_size": 2, "run.out": str(tmp_path)}))
     run = open_run(tmp_path)

@@ -16,7 +16,7 @@ from many_processes import run
 from test_distributed import SETTINGS, same_curve
 
 import relpos
-from relpos.runs.load_settings import load_settings
+from relpos.runs.settings import load_settings
 from relpos.training.training import train
 
 pytestmark = pytest.mark.heavy

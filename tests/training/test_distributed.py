@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
-from relpos.runs.load_settings import load_settings
-from relpos.runs.log_file import read_log
+from relpos.runs.checkpoints import read_log
+from relpos.runs.settings import load_settings
 from relpos.training.training import train
 
 pytestmark = pytest.mark.heavy

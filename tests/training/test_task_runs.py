@@ -19,11 +19,10 @@ from relpos.evaluation import task_scoring as score_module
 from relpos.evaluation.task_scoring import score_task, wilson
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 from relpos.pictures.task_figures import draw_accuracy, draw_depths
-from relpos.runs.load_settings import load_settings
 from relpos.runs.run import Run, open_run
+from relpos.runs.settings import load_settings
 from relpos.tasks import task
-from relpos.tasks.tokenizer import task_tokenizer
-from relpos.tasks.windows import TaskWindows
+from relpos.tasks.windows import TaskWindows, task_tokenizer
 from relpos.training.training import train
 from relpos.training.training_data import open_data
 

@@ -21,8 +21,7 @@ from conftest import SMALL_RUN
 import relpos
 from relpos.encodings.clipped import Clipped
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
-from relpos.runs.checkpoints import checkpoints
-from relpos.runs.log_file import read_log
+from relpos.runs.checkpoints import checkpoints, read_log
 from relpos.runs.settings import OptimizerSettings
 from relpos.system.lock import Lock
 from relpos.system.seal import damage
@@ -30,7 +29,7 @@ from relpos.text.corpus import open_corpus
 from relpos.text.tokenizers import load_tokenizer
 from relpos.text.tokens import Windows, tokenize
 from relpos.training import trainer as trainer_module
-from relpos.training.clock import Clock
+from relpos.training.log import Clock
 from relpos.training.trainer import parameter_groups, schedule
 from relpos.training.training import build_model, train
 
@@ -166,7 +165,7 @@ class TestGoingOn:
 import os, signal, torch
 torch.set_num_threads(1)
 from relpos.training import trainer
-from relpos.runs.load_settings import load_settings
+from relpos.runs.settings import load_settings
 from relpos.text.tokenizers import load_tokenizer
 from relpos.text.tokens import Windows, tokenize
 from relpos.training.training import build_model, train
@@ -337,7 +336,7 @@ class TestTheEnd:
             return step(*args, **kwargs)
 
         monkeypatch.setattr(trainer_module.RelposTrainer, "training_step", one_second)
-        monkeypatch.setattr("relpos.training.clock.time", SimpleNamespace(monotonic=lambda: now))
+        monkeypatch.setattr("relpos.training.log.time", SimpleNamespace(monotonic=lambda: now))
         result = train(settings(tmp_path, run__steps=None, run__minutes=seconds / 60, run__log_every=1000))
         assert (result["step"], result["seconds"]) == (steps, 2.0 * steps)
         assert damage(tmp_path / f"checkpoint-{steps}") is None

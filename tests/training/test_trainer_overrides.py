@@ -21,7 +21,7 @@ import yaml
 from packaging.requirements import Requirement
 from transformers import Trainer
 
-from relpos.runs.log_file import read_log
+from relpos.runs.checkpoints import read_log
 from relpos.training import trainer as trainer_module
 from relpos.training.trainer import RelposTrainer
 from relpos.training.training import train
@@ -103,7 +103,7 @@ import json, sys
 from pathlib import Path
 import pytest
 from transformers import Trainer
-from relpos.runs.load_settings import load_settings
+from relpos.runs.settings import load_settings
 from relpos.training.training import silent, train
 from test_trainer_overrides import watch
 

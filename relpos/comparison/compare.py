@@ -1,28 +1,85 @@
-"""Run the trials of a comparison: several at a time, on this machine or on a cluster."""
+"""`relpos.compare`: run the trials of a comparison, on this machine or on a cluster, and write its report."""
 
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from relpos.comparison.comparison import FILE, Trial, load_comparison
-from relpos.comparison.trial import DONE, FAILED, HELD, LOCK, LOG, finished, read_record, write_record
+from relpos.comparison.comparison import FILE, Trial, load_comparison, make_comparison
+from relpos.comparison.options import CompareOptions
+from relpos.comparison.report import write_report
+from relpos.comparison.trial import DONE, FAILED, HELD, LOCK, LOG, TrialRecord, finished, read_record, write_record
+from relpos.runs.settings import settings_by_key
 from relpos.system.executors.interface import Executor, Part
 from relpos.system.executors.local import LocalExecutor
-from relpos.system.executors.run_all import last_line
 from relpos.system.lock import HeldError, Lock, lock_holder
+from relpos.system.options import takes
 from relpos.system.processes import Exit
-from relpos.system.progress import StatusLine, clock_time
+from relpos.system.progress import clock_time
+from relpos.system.scheduler import active_words, run_parts
 
-POLL = 0.3  # seconds between two looks at the processes
 EVERY = 60.0  # seconds between two lines of progress outside a terminal
 RETRY = 5.0  # seconds until a trial that another process holds is tried again
 DRIVER = ".driver.lock"  # held by the process that hands the trials to a cluster
 IN_USE = "the trials of {folder} are handed to a cluster by {holder}: wait for it or stop it."
 
 
-def compare(
+@dataclass(frozen=True)
+class ComparisonReport:
+    """Where the report of a comparison is, and what is missing in it.
+
+    Attributes:
+        html: The report as one HTML file.
+        markdown: The same as Markdown.
+        failed: The trials that failed, each with the reason.
+    """
+
+    html: Path
+    markdown: Path
+    failed: dict[Trial, str]
+
+
+@takes(CompareOptions)
+def compare(options: CompareOptions) -> ComparisonReport:
+    """Train and evaluate several encodings under equal conditions, and write one report.
+
+    If interrupted, call it again to resume: finished trials are kept, and failed trials are run once more. Several
+    processes, or machines that share the folder, may call it at the same time and divide the trials among them. Later
+    calls may add encodings, seeds and lengths; arguments that are None keep the value stored in the folder.
+
+    Returns:
+        The paths of the report, and the trials that failed.
+
+    Raises:
+        ValueError: An encoding or a setting is not allowed, or the folder holds a comparison with other settings.
+        OSError: The data cannot be read, or the folder cannot be written.
+
+    Example:
+        >>> report = relpos.compare(["alibi", "rope", "cable"], seeds=3, steps=1200, out="runs/three")
+        >>> report.html, report.failed
+    """
+    folder, say = Path(options.out), options.say
+    failed: dict[Trial, str] = {}
+    if not options.report_only:
+        comparison = make_comparison(
+            folder,
+            options.encodings,
+            options.seeds,
+            options.lengths,
+            options.positions,
+            options.eval_tokens,
+            {**settings_by_key(options), **(options.overrides or {})},
+            options.command,
+        )
+        size = f"{len(comparison.encodings)} encodings, {comparison.seeds} seeds of each"
+        say(f"{folder}: {len(comparison.trials())} trials ({size})")
+        failed = run_trials(folder, options.workers, say, lambda: write_report(folder), options.executor)
+    html, markdown = write_report(folder)
+    return ComparisonReport(html, markdown, failed)
+
+
+def run_trials(
     out: Path,
     workers: int = 1,
     say: Callable[[str], None] = print,
@@ -50,69 +107,64 @@ def compare(
 
     Example:
         >>> make_comparison(Path("runs/comparison"), ["alibi", "rope"], seeds=2)
-        >>> failed = compare(Path("runs/comparison"), workers=2)
+        >>> failed = run_trials(Path("runs/comparison"), workers=2)
     """
-    scheduler = TrialScheduler(out, LocalExecutor(workers) if executor is None else executor, say)
-    with Lock(out, DRIVER, in_use=IN_USE) if scheduler.executor.exclusive else contextlib.nullcontext():
-        try:
-            while scheduler.step():
-                if scheduler.news and after is not None:
-                    scheduler.news = False
-                    after()
-                scheduler.show()
-                time.sleep(POLL)
-        finally:
-            scheduler.stop()
+    trials = Trials(out, LocalExecutor(workers) if executor is None else executor, say, after)
+    with (
+        Lock(out, DRIVER, in_use=IN_USE) if trials.executor.exclusive else contextlib.nullcontext(),
+        contextlib.closing(run_parts(trials, trials.executor, EVERY)) as ends,
+    ):
+        for name, end in ends:
+            trials.end(name, end)
     if after is not None:
         after()
-    return scheduler.failed()
+    return trials.failed()
 
 
-class TrialScheduler:
-    """Starts trials in processes of their own, notices when they end, and knows which are left."""
+class Trials:
+    """The trials of a comparison as parts: which are left, which other processes hold, how each ended.
 
-    def __init__(self, out: Path, executor: Executor, say: Callable[[str], None]) -> None:
-        self.out, self.executor, self.say = out, executor, say
+    Args:
+        out: The comparison's folder.
+        executor: Where the trials run.
+        say: Receives a line when a trial ends.
+        after: Called after every trial.
+    """
+
+    def __init__(
+        self, out: Path, executor: Executor, say: Callable[[str], object], after: Callable[[], object] | None
+    ) -> None:
+        self.out, self.executor, self.after = out, executor, after
+        self._say = say
         self.comparison = load_comparison(out)
         # A trial has failed in this call only if it has been tried more often than when the call began.
         self.attempts = {trial: int(self._record(trial).get("attempts", 0)) for trial in self.comparison.trials()}
         self.held: dict[Trial, float] = {}  # trials of other processes, and when to try them again
-        self.over: dict[Trial, dict[str, Any]] = {}  # trials that are finished or have failed, and their records
+        self.over: dict[Trial, TrialRecord] = {}  # trials that are finished or have failed, and their records
         self.news = False  # whether a trial has ended since the report was written
-        self.line = StatusLine(EVERY, first=EVERY)
 
-    def step(self) -> bool:
-        """Notice which trials have ended and start others; return whether any are left."""
+    def ready(self) -> dict[str, Part]:
+        """The trials that are left, without those that other processes hold."""
         self.comparison = load_comparison(self.out)  # another process may have added encodings or seeds
-        ended = self.executor.ended()
-        for message in self.executor.messages():
-            self._print(message)
-        trials = {trial.name: trial for trial in self.comparison.trials()}
-        for name, end in ended.items():
-            self._end(trials[name], end)
-        for trial in self._left():
-            running = self.executor.running
-            if self.executor.places is not None and len(running) >= self.executor.places:
-                break
-            if trial.name not in running and self.held.get(trial, 0.0) <= time.monotonic():
-                self._start(trial)
-        return bool(self.executor.running or self._left())
+        left = self._left()
+        if self.news and self.after is not None:
+            self.news = False
+            self.after()
+        now = time.monotonic()
+        return {trial.name: self._part(trial) for trial in left if self.held.get(trial, 0.0) <= now}
+
+    def waits(self) -> bool:
+        return bool(self._left())
+
+    def say(self, message: str) -> object:
+        return self._say(message)
 
     def failed(self) -> dict[Trial, str]:
         """The trials that have failed, each with a sentence that says why."""
         errors = {trial: self._record(trial).get("error") for trial in self.comparison.trials()}
         return {trial: error for trial, error in errors.items() if error is not None}
 
-    def stop(self) -> None:
-        """Stop the trials that are still running; their checkpoints stay."""
-        self.line.clear()
-        self.executor.stop()
-
-    def show(self) -> None:
-        """Update the line of progress."""
-        self.line.update(self._progress)
-
-    def _record(self, trial: Trial) -> dict[str, Any]:
+    def _record(self, trial: Trial) -> TrialRecord:
         return read_record(self.out, trial)
 
     def _left(self) -> list[Trial]:
@@ -128,19 +180,20 @@ class TrialScheduler:
                 self.news = self.news or self.held.pop(trial, None) is not None
         return [trial for trial in self.comparison.trials() if trial not in self.over]
 
-    def _start(self, trial: Trial) -> None:
+    def _part(self, trial: Trial) -> Part:
         folder, threads = self.out / trial.name, str(self.executor.threads)
         arguments = (self.out, trial.encoding, str(trial.seed), threads)
-        part = Part(
+        return Part(
             "relpos.comparison.trial", arguments, folder, folder / LOG, reads=(self.out / FILE,), distributed=True
         )
-        self.executor.start(trial.name, part)
 
-    def _end(self, trial: Trial, end: Exit) -> None:
+    def end(self, name: str, end: Exit) -> None:
+        """Record that a trial has ended."""
+        trial = next(trial for trial in self.comparison.trials() if trial.name == name)
         code = end.code if end.code in (DONE, FAILED, HELD) else self._record_crash(trial, end)
         if code == HELD:
             if trial not in self.held:
-                self._print(f"{trial.name} is held by {self._holder(trial)}")
+                self.say(f"{trial.name} is held by {self._holder(trial)}")
             self.held[trial] = time.monotonic() + RETRY
             return
         self.news = True
@@ -148,7 +201,7 @@ class TrialScheduler:
         self.held.pop(trial, None)
         error, duration = self.over[trial].get("error"), clock_time(end.seconds)
         result = f"done in {duration}" if error is None else f"failed after {duration}: {error}"
-        self._print(f"{trial.name} {result}   ({self._count()})")
+        self.say(f"{trial.name} {result}   ({self._count()})")
 
     def _record_crash(self, trial: Trial, end: Exit) -> int:
         """Record the failure of a trial whose process could not do so itself, unless another process has taken it."""
@@ -159,8 +212,8 @@ class TrialScheduler:
                 if int(record.get("attempts", 0)) > self.attempts.get(trial, 0) and record["error"] is not None:
                     return FAILED  # torchrun does not pass on the exit code of its processes
                 attempts = max(int(record.get("attempts", 0)), self.attempts.get(trial, 0) + 1)
-                record |= {"encoding": trial.encoding, "seed": trial.seed, "error": reason, "attempts": attempts}
-                write_record(self.out, trial, record)
+                name: TrialRecord = {"encoding": trial.encoding, "seed": trial.seed}
+                write_record(self.out, trial, {**record, **name, "error": reason, "attempts": attempts})
         except HeldError:
             return HELD
         return FAILED
@@ -168,22 +221,14 @@ class TrialScheduler:
     def _holder(self, trial: Trial) -> str:
         return lock_holder(self.out / trial.name, LOCK)
 
-    def _print(self, message: str) -> None:
-        """Print a message in place of the line of progress, which follows below it."""
-        self.line.clear()
-        self.say(message)
-
     def _count(self) -> str:
         failed = sum(record.get("error") is not None for record in self.over.values())
         return f"{len(self.over)} of {len(self.comparison.trials())} trials" + (f", {failed} failed" if failed else "")
 
-    def _progress(self) -> str:
-        running, active = self.executor.running, self.executor.active
-        words = [self._count()]
-        words += [f"{name}: {last_line(self.out / name / LOG)}" for name in active]
-        if len(running) > len(active):
-            words.append(f"{len(running) - len(active)} waiting for a place")
-        if not running and self.held:
+    def progress(self) -> str:
+        logs = {trial.name: self.out / trial.name / LOG for trial in self.comparison.trials()}
+        words = [self._count(), *active_words(self.executor, logs)]
+        if not self.executor.running and self.held:
             words.append("waiting for " + ", ".join(f"{trial.name} ({self._holder(trial)})" for trial in self.held))
         left = self._seconds_left()
         return "  |  ".join([*words, f"about {clock_time(left)} left"] if left is not None else words)

@@ -2,31 +2,30 @@
 
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relpos.evaluation.defaults import PROTOCOL, SAMPLES, SEED, ProtocolName, SplitName
 from relpos.evaluation.evaluation import evaluate as evaluate_run
-from relpos.evaluation.file_names import joined, question_stem
-from relpos.evaluation.in_parts import score_in_parts, score_task_in_parts
+from relpos.evaluation.options import PROTOCOLS, SAMPLES, EvaluateOptions, ProtocolName
+from relpos.evaluation.parts import score_in_parts, score_task_in_parts
 from relpos.evaluation.processes import Processes
-from relpos.evaluation.question import check_lengths, default_lengths
+from relpos.evaluation.question import check_lengths, default_lengths, joined, question_stem
 from relpos.evaluation.scaled_rope import check_scaling
 from relpos.evaluation.task_scoring import default_task_lengths, score_task
-from relpos.forms.checks import MOST_SEED, integer_at_least
 from relpos.pictures.curves import draw_curves, draw_positions
 from relpos.pictures.figures import save
 from relpos.pictures.task_figures import draw_accuracy, draw_depths
+from relpos.runs.results import TaskResult, TextResult
 from relpos.runs.run import EVALUATION, Run, open_run
-from relpos.system.errors import refuses_empty_strings
 from relpos.system.executors.interface import Executor
 from relpos.system.executors.local import LocalExecutor
+from relpos.system.options import takes
 from relpos.system.progress import LiveLine
 from relpos.tasks.registry import task as task_of
 
-Result = dict[str, Any]  # what is in a JSON file: docs/evaluation.md
+Result = TextResult | TaskResult  # what is in a JSON file: docs/evaluation.md
 
 
 @dataclass(frozen=True)
@@ -40,69 +39,17 @@ class Evaluation:
         pictures: The pictures: one curve of all runs, or for a task one or two pictures per run.
     """
 
-    results: dict[str, Result]
+    results: Mapping[str, Result]
     files: list[Path]
     pictures: list[Path]
 
 
-@refuses_empty_strings
-def evaluate(
-    runs: str | Path | Run | Sequence[str | Path | Run],
-    *,
-    lengths: Sequence[int] | None = None,
-    protocol: ProtocolName = PROTOCOL,
-    data: str | Path | None = None,
-    split: SplitName | None = None,
-    stride: int | None = None,
-    last: int | None = None,
-    eval_tokens: int | None = None,
-    rope_scaling: str | Sequence[str] | None = None,
-    task: str | None = None,
-    samples: int = SAMPLES,
-    out: str | Path | None = None,
-    seed: int = SEED,
-    context_parallel: bool = False,
-    workers: int | None = None,
-    executor: Executor | None = None,
-    bos: bool = True,
-    say: Callable[[str], object] | None = None,
-) -> Evaluation:
+@takes(EvaluateOptions)
+def evaluate(options: EvaluateOptions) -> Evaluation:
     """Evaluate trained models at lengths that they were not trained on, and write the results and their curve.
 
     Measures perplexity (of a model that predicts masked tokens, pseudo-perplexity) and bits per byte with 95 %
     intervals; with `task`, the share of right answers. If interrupted, call it again to resume.
-
-    Args:
-        runs: One or several runs: folders of trained models, or runs from `relpos.open`.
-        lengths: In tokens. Default: 1, 2, 4, 8 and 16 times the trained length of the first run, up to the longest
-            document (for a task: up to 16,384 tokens); the longest of these for the protocol `positions`.
-        protocol: Which tokens are scored, and with how much context: "windows", "last", "sliding" or "positions". See
-            docs/evaluation.md.
-        data: Text to score: sotu, a file, a folder or a hub name. Default: the data that each run was trained on.
-        split: "heldout", the part that training leaves out, or "all". Default: heldout of a run's own data, all of
-            other data.
-        stride: Tokens by which the windows of `sliding` move (default: half the length), or those of the control of
-            `positions` (default: a quarter of the trained length).
-        last: How many tokens at the end of each window the protocol `last` scores. Default: 256.
-        eval_tokens: Score at most this many tokens at each length, spread over the text. Default: 1,048,576 for
-            `windows` and `sliding`, 16,384 for `last`, 262,144 for `positions`.
-        rope_scaling: One or several scalings of RoPE to apply without training, beside the model as it was trained:
-            linear, ntk, dynamic, yarn or llama3, with a factor as in "yarn:4" if wanted.
-        task: Score the answers to this synthetic task instead of text. The runs must have been trained on it.
-        samples: Number of sequences of the task at each length.
-        out: Folder to write to; each run gets a folder in it. Default: RUN/evaluation for the results of each run, and
-            the folder `evaluation` for the curve of several runs.
-        seed: Seed of the bootstrap resamples; of a task, seed of its sequences.
-        context_parallel: Divide every window among the processes of a launch by torchrun, for lengths that do not fit
-            into the memory of one. Every process calls this; the first one writes the files.
-        workers: Divide the work into one part per run, scaling and length, and run so many at a time as processes of
-            this machine; the cores are divided among them. Default: everything in this process. The results are those
-            of a single process with the same number of threads.
-        executor: Where such parts run, instead of `workers` processes of this machine: a `RayExecutor` or a
-            `SlurmExecutor` (docs/scale.md).
-        bos: Whether each window of a model that others trained begins as the model was trained: with BOS, or with CLS
-            and SEP around it. False scores windows of text alone. See docs/evaluation.md.
-        say: Called with lines about the progress. Default: print them to standard error.
 
     Returns:
         The results by label, and the paths of the JSON files and pictures.
@@ -116,49 +63,44 @@ def evaluate(
         >>> evaluation = relpos.evaluate(["runs/cable", "runs/rope"], lengths=[512, 1024], rope_scaling="yarn")
         >>> evaluation.results["cable"]["rows"][1]["perplexity"]
     """
+    task, protocol, executor = options.task, options.protocol, options.executor
     if task is not None:
-        text_options = (data, split, stride, last, eval_tokens, rope_scaling)
-        if protocol != PROTOCOL or any(option is not None for option in text_options):
+        text_options = ("data", "split", "stride", "last", "eval_tokens", "rope_scaling")
+        if protocol != PROTOCOLS[0] or any(getattr(options, name) is not None for name in text_options):
             raise ValueError("a task is scored by its answers: leave out the protocol and its options.")
         task_of(task)  # an unknown name is refused before the models are opened
-        if context_parallel:
+        if options.context_parallel:
             raise ValueError("the sequences of a task are not divided among processes: leave out --context-parallel.")
-    integer_at_least("seed", seed, 0, MOST_SEED)
-    processes = Processes(context_parallel)
-    scalings = list(dict.fromkeys([rope_scaling] if isinstance(rope_scaling, str) else rope_scaling or ()))
-    lengths = None if lengths is None else check_lengths(lengths)
-    opened = [
-        run if isinstance(run, Run) else open_run(run)
-        for run in ([runs] if isinstance(runs, str | Path | Run) else runs)
-    ]
-    named = dict(zip(run_names([run.folder for run in opened]), opened, strict=True))
-    folders = {name: run.evaluation if out is None else Path(out, name) for name, run in named.items()}
-    progress = Progress(say if processes.writes else _silent)
-    if context_parallel and (workers is not None or executor is not None):
+    if options.context_parallel and (options.workers is not None or executor is not None):
         raise ValueError("windows are divided among processes, or lengths among parts: leave out one of the two.")
-    if workers is not None and executor is None:
-        executor = LocalExecutor(workers)
+    processes = Processes(options.context_parallel)
+    scaling = options.rope_scaling
+    scalings = list(dict.fromkeys([scaling] if isinstance(scaling, str) else scaling or ()))
+    lengths = None if options.lengths is None else check_lengths(options.lengths)
+    runs = [options.runs] if isinstance(options.runs, str | Path | Run) else options.runs
+    opened = [run if isinstance(run, Run) else open_run(run) for run in runs]
+    named = dict(zip(run_names([run.folder for run in opened]), opened, strict=True))
+    out = options.out
+    folders = {name: run.evaluation if out is None else Path(out, name) for name, run in named.items()}
+    progress = Progress(options.say if processes.writes else _silent)
+    if options.workers is not None and executor is None:
+        executor = LocalExecutor(options.workers)
     if task is not None:
-        return _evaluate_task(named, folders, task, lengths, samples, seed, executor, progress)
-    source = None if data is None else str(data)
-    for run, scaling in itertools.product(opened, scalings):  # before anything is computed
-        check_scaling(run, scaling)
+        return _evaluate_task(named, folders, task, lengths, options.samples, options.seed, executor, progress)
+    source = None if options.data is None else str(options.data)
+    for run, name in itertools.product(opened, scalings):  # before anything is computed
+        check_scaling(run, name)
     if lengths is None:
         with processes.in_turn():  # the text is tokenized
-            lengths = default_lengths(opened[0], source, split)
+            lengths = default_lengths(opened[0], source, options.split)
         lengths = lengths[-1:] if protocol == "positions" else lengths
-    options: dict[str, Any] = {
-        "protocol": protocol,
-        "split": split,
-        "stride": stride,
-        "last": last,
-        "eval_tokens": eval_tokens,
-        "seed": seed,
-        "bos": bos,
+    asked: dict[str, Any] = {
+        name: getattr(options, name) for name in ("protocol", "split", "stride", "last", "eval_tokens", "seed", "bos")
     }
     if executor is not None:
-        score_in_parts(executor, named, folders, (None, *scalings), lengths, source, options, progress.print)
-    results, files = {}, []
+        score_in_parts(executor, named, folders, (None, *scalings), lengths, source, asked, progress.print)
+    results: dict[str, TextResult] = {}
+    files = []
     for (name, run), applied in itertools.product(named.items(), (None, *scalings)):
         label = name if applied is None else f"{name}, {applied}"
         results[label] = evaluate_run(
@@ -169,7 +111,7 @@ def evaluate(
             out=None if out is None else folders[name],
             say=progress.labelled(label),
             processes=processes,
-            **options,
+            **asked,
         )
         files.append(folders[name] / results[label]["file"])
     progress.end()
@@ -236,7 +178,7 @@ def _evaluate_task(
     progress: Progress,
 ) -> Evaluation:
     """Score every run on a task. One JSON file keeps all scores of a run on it; pictures are named by the question."""
-    results: dict[str, Result] = {}
+    results: dict[str, TaskResult] = {}
     files, pictures = [], []
     if executor is not None:
         wanted_of = {name: default_task_lengths(run) if lengths is None else lengths for name, run in named.items()}
@@ -263,7 +205,7 @@ def _evaluate_task(
     return Evaluation(results, files, pictures)
 
 
-def _check_measured(results: dict[str, Result]) -> None:
+def _check_measured(results: Mapping[str, Result]) -> None:
     """Refuse results without a single number: each run says why its shortest length could not be measured."""
     if any(row["error"] is None for result in results.values() for row in result["rows"]):
         return
@@ -274,7 +216,7 @@ def _check_measured(results: dict[str, Result]) -> None:
     raise ValueError(f"nothing could be measured. {' '.join(reasons)}")
 
 
-def _draw(results: dict[str, Result], protocol: ProtocolName, file: Path) -> Path:
+def _draw(results: Mapping[str, TextResult], protocol: ProtocolName, file: Path) -> Path:
     trained = {result["trained_length"] for result in results.values()}
     mark = trained.pop() if len(trained) == 1 else None  # runs of several trained lengths have no common mark
     if protocol == "positions":

