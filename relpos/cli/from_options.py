@@ -70,7 +70,7 @@ def parsed_options(cls: Any, texts: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: A text cannot be parsed.
     """
-    values = {}
+    values: dict[str, Any] = {}
     for each, about in options_of(cls):
         text = texts.get(each.name)
         if not about.command or text is None or text == []:
@@ -112,7 +112,7 @@ def _parameter(each: "dataclasses.Field[Any]", about: Option) -> inspect.Paramet
         info = typer.Option(flag(each, about), show_default=False, **shared, **_limits(about))
     kind = _kind(each, about)
     default = inspect.Parameter.empty if required else None
-    hint = Annotated[kind if required else kind | None, info]
+    hint: Any = Annotated[kind if required else kind | None, info]
     return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 

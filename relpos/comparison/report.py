@@ -183,7 +183,9 @@ def _curves(comparison: Comparison, table: Perplexities, out: Path) -> list[Bloc
 
 def _positions(comparison: Comparison, records: Records, out: Path) -> list[Block]:
     """Curves of loss by position, for the first seed."""
-    measured = {encoding: records[Trial(encoding, 0)].get("positions") or {} for encoding in comparison.encodings}
+    measured: dict[str, Any] = {
+        encoding: records[Trial(encoding, 0)].get("positions") or {} for encoding in comparison.encodings
+    }
     series = {encoding: result["bins"] for encoding, result in measured.items() if result.get("bins")}
     if not series:
         return []

@@ -219,8 +219,16 @@ def _bins(edges: NDArray[np.int64], losses: Losses, control: Losses, seed: int) 
         tokens = int(losses.counts[:, number].sum())
         loss, other = (float(each.sums[:, number].sum()) / tokens for each in (losses, control))
         entry: Bin = {
-            **{"from": begin, "to": end, "tokens": tokens, "loss": loss, "low": None, "high": None},
-            **{"control": other, "difference": loss - other, "difference_low": None, "difference_high": None},
+            "from": begin,
+            "to": end,
+            "tokens": tokens,
+            "loss": loss,
+            "low": None,
+            "high": None,
+            "control": other,
+            "difference": loss - other,
+            "difference_low": None,
+            "difference_high": None,
         }
         if resamples is not None:
             sums, counts, others = (values[:, number] for values in resamples)

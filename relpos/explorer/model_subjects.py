@@ -129,7 +129,7 @@ class ModelSubject(Subject):
                 continue
             curves.append(
                 {
-                    "label": " ".join(filter(None, [self.anatomy.name, evaluation.get("rope_scaling")])),
+                    "label": " ".join(filter(None, [self.anatomy.name, str(evaluation.get("rope_scaling") or "")])),
                     "protocol": evaluation.get("protocol"),
                     "lengths": [row["length"] for row in rows],
                     **{name: [row.get(name) for row in rows] for name in ("perplexity", "low", "high")},

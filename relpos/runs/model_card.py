@@ -103,7 +103,7 @@ def _results(folder: Path, result: RunResult) -> list[str]:
             if "task" in evaluation:
                 lines += _task_lines(cast(TaskResult, evaluation))
             else:
-                lines += _text_lines(cast(TextResult, evaluation))
+                lines += _text_lines(evaluation)
     return ["## Results", *lines]
 
 
