@@ -106,7 +106,8 @@ def options_of(cls: Any) -> Iterator[tuple["dataclasses.Field[Any]", Option]]:
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
     """The types that a hint allows, without their parameters: (Sequence, NoneType) for Sequence[int] | None."""
-    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    union = typing.get_origin(hint) in (types.UnionType, typing.Union)  # int | Literal[…] is the second
+    allowed = typing.get_args(hint) if union else (hint,)
     return tuple(typing.get_origin(kind) or kind for kind in allowed)
 
 

@@ -243,7 +243,7 @@ def test_scenes_are_kept_within_their_bytes():
         def layer(self, show, number):
             raise NotImplementedError
 
-        source = layer
+        values = layer
 
     store = SceneStore(most_bytes=350, most=10)
     for length in range(6):
