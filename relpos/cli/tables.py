@@ -72,7 +72,7 @@ def card_table(rows: Mapping[str, str]) -> None:
 
 def length_mark(length: int, trained: int | None) -> str:
     """A length as a cell, with a star if it is the trained one."""
-    return f"{length}{' *' if length == trained else ''}"
+    return f"{length}{'*' if length == trained else ''}"
 
 
 def print_results(results: "Mapping[str, TextResult]") -> None:

@@ -134,7 +134,8 @@ def test_what_a_row_loses_is_below_rounding_of_what_it_keeps(causal):
     shares = {}
     for name, q, k, v, table, total, weight in cases(causal):
         zero = 0 if causal else LENGTH - 1
-        inputs = Inputs(q, k, v, table, total, weight=weight, zero=zero, causal=causal, symmetric=not causal, scale=SCALE)
+        which = {"causal": causal, "symmetric": not causal}
+        inputs = Inputs(q, k, v, table, total, weight=weight, zero=zero, scale=SCALE, **which)
         lost = dropped(operators.run(inputs)[3])
         logits = SCALE * q.double() @ k.double().transpose(-1, -2)
         wide = [None if x is None else x.double() for x in (table, total, weight)]
