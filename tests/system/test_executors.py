@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from ray_cluster import two_machines, wait_until
 
-from relpos.cli.cluster import make_executor, parse_memory, with_address
+from relpos.cli.cluster import ClusterOptions, make_executor, parse_memory, with_address
 from relpos.system.executors.interface import Executor, Part, Resources
 from relpos.system.executors.local import LocalExecutor
 from relpos.system.executors.node import Began, Ended, Lines, Missing, bring_back, make_job, pack, run_part, unpack
@@ -281,9 +281,8 @@ class TestTheOptions:
         ]
 
     def test_without_options_a_command_runs_as_before(self):
-        none = (None, None, None, None, None, False, None, None, None)
-        assert make_executor(*none) is None
-        executor = make_executor(*none, default_workers=1)
+        assert make_executor(ClusterOptions()) is None
+        executor = make_executor(ClusterOptions(), default_workers=1)
         assert isinstance(executor, LocalExecutor)
         assert (executor.places, executor.threads) == (1, os.cpu_count())
 
