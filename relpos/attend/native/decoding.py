@@ -69,7 +69,7 @@ class RunningTotals:
     def __init__(self, step: Tensor, weight: Tensor | None, capacity: int) -> None:
         self.capacity, self.length, self.weighted = capacity, step.shape[2], weight is not None
         # high, low and weight: (3, batch, heads, capacity + pad)
-        self.rows = torch.empty(3, *step.shape[:2], capacity + constant("ROW_PAD"))
+        self.rows = torch.empty(3, *step.shape[:2], capacity + constant("ROW_PAD"), dtype=torch.float32)
         self.unit = torch.empty(step.shape[:2], dtype=torch.float64)
         answer = load().relpos_pack_totals(make_totals(None, step, weight, self.rows, self.unit))
         self.fits = bool(answer == constant("OK"))

@@ -35,7 +35,7 @@ def fill(problem: ctypes.Structure, inputs: Inputs, keep: Keep) -> Tensor:
     tokens = inputs.total if inputs.step is None else inputs.step
     assert tokens is not None
     batch, heads, length = tokens.shape
-    rows = keep(torch.empty(3, batch, heads, length + constant("ROW_PAD")))
+    rows = keep(torch.empty(3, batch, heads, length + constant("ROW_PAD"), dtype=torch.float32))
     unit = torch.empty(batch, heads, dtype=torch.float64)
     total = None if inputs.total is None else inputs.total.contiguous()
     load().relpos_pack_totals(make_totals(total, inputs.step, inputs.weight, rows, unit))
