@@ -99,7 +99,7 @@ class RankOneValues(HeadValues):
         squares += 2 * slope * d * (beyond(deviation * w * rest) - by_deviation)
         diagonals.total, diagonals.squares = total[None], squares.clamp(min=0)[None]
         extremes = self._extremes(w, self.total)
-        diagonals.low, diagonals.high = (torch.full((1, n), float(x)) for x in (extremes.amin(), extremes.amax()))
+        diagonals.low, diagonals.high = (x.expand(1, n) for x in extremes.aminmax())
         return diagonals
 
     def diagonal(self, distance: int) -> Tensor:

@@ -82,7 +82,7 @@ def _stacked(what: Any) -> Tensor:
         if len({layer.shape for layer in layers}) > 1 or layers[0].dim() != 3:
             shapes = sorted({tuple(layer.shape) for layer in layers})
             raise ValueError(
-                f"layers of the shapes {shapes} cannot be drawn together: give (heads, tokens, tokens) each."
+                f"layers of the shapes {shapes} cannot be drawn together: give the same (heads, tokens, tokens) each."
             )
         return torch.stack(layers)
     if isinstance(what, np.ndarray) and what.dtype.kind not in "fiub":

@@ -134,7 +134,7 @@ class HeadValues(ABC):
                 if len(values):
                     low, high = values.aminmax()
                     profile[:, place] = torch.stack([low.double(), values.mean(dtype=torch.float64), high.double()])
-        return profile
+        return profile + 0.0  # no −0
 
     def squared_difference(self, other: "HeadValues") -> float | None:
         """The sum of squared differences from another head's entries; None if that needs a pass over all."""

@@ -128,7 +128,7 @@ def check_options(options: Any) -> None:
     """
     for each, about in options_of(options):
         value = getattr(options, each.name)
-        if each.default != "":
+        if each.default != "" and (about.command or isinstance(value, str)):  # a token's name may be a space
             check_not_empty(each.name, value)
         if value is None or (callable(value) and value is each.default):
             continue

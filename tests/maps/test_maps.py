@@ -296,7 +296,7 @@ def test_the_distance_between_two_inputs_follows_from_running_sums():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["alibi", "fire"])
+@pytest.mark.parametrize("name", ["alibi", "fire", "cable"])
 def test_65536_tokens_of_a_static_encoding_take_little_memory(name):
     script = Path(__file__).parents[2] / "benchmarks" / "draw.py"
     run = subprocess.run([sys.executable, script, name, "--json"], capture_output=True, text=True, check=True)
