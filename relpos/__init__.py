@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from relpos.forms.bias import Toeplitz as Toeplitz
     from relpos.forms.encoding import Encoding as Encoding
     from relpos.paper.figures import draw_figures as figures
-    from relpos.pictures.picture import draw as draw
+    from relpos.pictures.draw import draw as draw
     from relpos.pretrained.transplant import transplant as transplant
     from relpos.pretrained.use import use as use
     from relpos.runs.run import open_run
@@ -58,7 +58,7 @@ _LAZY = {  # name: module, and its name there
     "Toeplitz": ("relpos.forms.bias", "Toeplitz"),
     "attention": ("relpos.attend", "attention"),
     "compare": ("relpos.comparison.compare", "compare"),
-    "draw": ("relpos.pictures.picture", "draw"),
+    "draw": ("relpos.pictures.draw", "draw"),
     "evaluate": ("relpos.evaluation.evaluate", "evaluate"),
     "explore": ("relpos.explorer.explore", "explore"),
     "figures": ("relpos.paper.figures", "draw_figures"),

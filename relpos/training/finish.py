@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from relpos.models.stub import write_stub
-from relpos.pictures.figures import save
-from relpos.pictures.losses import draw_losses
+from relpos.pictures.curves import draw_losses
+from relpos.pictures.printed_page import save
 from relpos.runs.checkpoints import CLOCK, LOSSES, newest_undamaged, read_log, step_of
 from relpos.runs.model_card import write_card
 from relpos.runs.results import RunResult
