@@ -14,7 +14,7 @@ from relpos.maps.map import Map
 from relpos.pictures.subjects import Subject
 
 if TYPE_CHECKING:
-    from relpos.pretrained.positions import LayerPosition
+    from relpos.pretrained.layer_position import LayerPosition
     from relpos.runs.run import Run
 
 ALL = 10**6  # wider than any window
