@@ -13,37 +13,27 @@ relpos.draw(run)
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from relpos.encodings.registry import card as card
-from relpos.encodings.registry import encoding as encoding
-from relpos.encodings.registry import names as names
-from relpos.encodings.registry import register as register
+from relpos.encodings.registry import card, encoding, names, register
 
 if TYPE_CHECKING:
-    from relpos.attend import Cache as Cache
-    from relpos.attend import attention as attention
-    from relpos.attend import mass as mass
-    from relpos.attend import scores as scores
-    from relpos.comparison.compare import compare as compare
-    from relpos.evaluation.evaluate import evaluate as evaluate
-    from relpos.explorer.explore import explore as explore
-    from relpos.forms.bias import Projected as Projected
-    from relpos.forms.bias import RankOne as RankOne
-    from relpos.forms.bias import Scaled as Scaled
-    from relpos.forms.bias import Scored as Scored
-    from relpos.forms.bias import Toeplitz as Toeplitz
-    from relpos.forms.encoding import Encoding as Encoding
-    from relpos.paper.figures import draw_figures
-    from relpos.pictures.picture import draw as draw
-    from relpos.pretrained.transplant import transplant as transplant
-    from relpos.pretrained.use import use as use
+    from relpos.attend import Cache, attention, mass, scores
+    from relpos.comparison.compare import compare
+    from relpos.evaluation.evaluate import evaluate
+    from relpos.explorer.explore import explore
+    from relpos.forms.bias import Projected, RankOne, Scaled, Scored, Toeplitz
+    from relpos.forms.encoding import Encoding
+    from relpos.paper.figures import draw_figures as figures
+    from relpos.pictures.picture import draw
+    from relpos.pretrained.transplant import transplant
+    from relpos.pretrained.use import use
     from relpos.runs.run import open_run
-    from relpos.system.executors.interface import Resources as Resources
-    from relpos.system.executors.local import LocalExecutor as LocalExecutor
-    from relpos.system.executors.ray import RayExecutor as RayExecutor
-    from relpos.system.executors.slurm import SlurmExecutor as SlurmExecutor
-    from relpos.training.train import train as train
+    from relpos.system.executors.interface import Resources
+    from relpos.system.executors.local import LocalExecutor
+    from relpos.system.executors.ray import RayExecutor
+    from relpos.system.executors.slurm import SlurmExecutor
+    from relpos.training.train import train
 
-    figures, open = draw_figures, open_run
+    open = open_run
 
 __version__ = "0.1.0"
 # What needs torch or more is imported on first use, so that `relpos --help` and `relpos ls` never wait for it.
@@ -68,7 +58,9 @@ _LAZY = {  # module: names
 _MODULES = {name: module for module, names_there in _LAZY.items() for name in names_there}
 _RENAMED = {"figures": "draw_figures", "open": "open_run"}  # the names that they have in their modules
 # Without `open`: `from relpos import *` must not replace Python's own.
-__all__ = sorted(({*_MODULES} - {"open"}) | {"card", "encoding", "names", "register"})  # noqa: PLE0605
+__all__ = ["Cache", "Encoding", "LocalExecutor", "Projected", "RankOne", "RayExecutor", "Resources", "Scaled", "Scored"]
+__all__ += ["SlurmExecutor", "Toeplitz", "attention", "card", "compare", "draw", "encoding", "evaluate", "explore"]
+__all__ += ["figures", "mass", "names", "register", "scores", "train", "transplant", "use"]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,8 +17,8 @@ from relpos.evaluation.task_scoring import default_task_lengths, score_task
 from relpos.pictures.curves import draw_curves, draw_positions
 from relpos.pictures.figures import save
 from relpos.pictures.task_figures import draw_accuracy, draw_depths
-from relpos.runs.results import TaskResult, TextResult
-from relpos.runs.run import EVALUATION, Run, open_run
+from relpos.runs.results import EVALUATION, TaskResult, TextResult
+from relpos.runs.run import Run, open_run
 from relpos.system.executors.interface import Executor
 from relpos.system.executors.local import LocalExecutor
 from relpos.system.options import takes
