@@ -10,9 +10,7 @@ from relpos.models.stub import write_stub
 from relpos.pictures.curves import draw_losses
 from relpos.pictures.printed_page import save
 from relpos.runs.checkpoints import CLOCK, LOSSES, newest_undamaged, read_log, step_of
-from relpos.runs.model_card import write_card
-from relpos.runs.results import RunResult
-from relpos.runs.run import RESULT
+from relpos.runs.results import RESULT, RunResult, write_card
 from relpos.runs.settings import Settings
 from relpos.system.files import flush, write_text, writing
 from relpos.system.mappings import read_json
