@@ -7,7 +7,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from relpos.attend.layer_call import LayerCall
+from relpos.attend.arguments import LayerCall
 from relpos.maps.diagonals import Share
 from relpos.maps.layer import Layer, open_layer
 from relpos.maps.map import Map

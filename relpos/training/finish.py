@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from relpos.models.stub import write_stub
+from relpos.models.saved import write_stub
 from relpos.pictures.curves import draw_losses
 from relpos.pictures.printed_page import save
 from relpos.runs.checkpoints import CLOCK, LOSSES, newest_undamaged, read_log, step_of
