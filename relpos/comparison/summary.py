@@ -1,7 +1,7 @@
 """The numbers of a comparison: means over seeds, tests at each length, costs, and sentences that say what they show."""
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -266,7 +266,7 @@ def costs(comparison: Comparison, records: Records) -> Table:
     return Table(head, rows)
 
 
-def _mean(numbers: list[float | None], form: Callable[[float], str]) -> str:
+def _mean(numbers: Sequence[float | None], form: Callable[[float], str]) -> str:
     known = [number for number in numbers if number is not None]
     return form(statistics.fmean(known)) if known else "–"
 

@@ -14,10 +14,10 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import TypedDict, cast
 
 from relpos.comparison.comparison import Comparison, Trial, load_comparison
-from relpos.runs.results import RunResult, TextResult
+from relpos.runs.results import About, RunResult, TextResult, read_about
 from relpos.system.files import write_text
 from relpos.system.lock import HeldError, Lock
 from relpos.system.mappings import read_json
@@ -56,7 +56,7 @@ class TrialRecord(TypedDict, total=False):
     seconds: float
     machine: Machine
     training: TrialTraining
-    about: dict[str, Any]  # as in run.yaml
+    about: About  # as in run.yaml
     windows: TextResult
     positions: TextResult
 
@@ -148,11 +148,10 @@ def _measure(comparison: Comparison, out: Path, trial: Trial, threads: int, reco
         record["positions"] = evaluate(run, [comparison.positions], "positions", eval_tokens=comparison.eval_tokens)
 
 
-def _train(comparison: Comparison, out: Path, trial: Trial) -> tuple[TrialTraining, dict[str, Any]]:
+def _train(comparison: Comparison, out: Path, trial: Trial) -> tuple[TrialTraining, About]:
     import torch
 
     from relpos.runs.checkpoints import read_log
-    from relpos.runs.run import read_about
     from relpos.system.memory import begin_peak, peak
     from relpos.training.training import train
 

@@ -16,13 +16,13 @@ from relpos.evaluation.scaled_rope import check_scaling
 from relpos.evaluation.task_scoring import default_task_lengths, score_task
 from relpos.pictures.curves import draw_accuracy, draw_curves, draw_depths, draw_positions
 from relpos.pictures.printed_page import save
-from relpos.runs.results import TaskResult, TextResult
-from relpos.runs.run import EVALUATION, Run, open_run
+from relpos.runs.results import EVALUATION, TaskResult, TextResult
+from relpos.runs.run import Run, open_run
 from relpos.system.executors.interface import Executor
 from relpos.system.executors.local import LocalExecutor
 from relpos.system.options import takes
 from relpos.system.progress import LiveLine
-from relpos.tasks.registry import task as task_of
+from relpos.tasks import task as task_of
 
 Result = TextResult | TaskResult  # what is in a JSON file: docs/evaluation.md
 

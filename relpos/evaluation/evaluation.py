@@ -13,8 +13,7 @@ from relpos.evaluation.options import PROTOCOLS, ProtocolName, SplitName
 from relpos.evaluation.processes import Processes
 from relpos.evaluation.question import ask
 from relpos.evaluation.scoring import Losses
-from relpos.runs.model_card import refresh_card
-from relpos.runs.results import Bin, Row, TextResult, refused_row
+from relpos.runs.results import Bin, Row, TextResult, refresh_card, refused_row
 from relpos.runs.run import Run
 from relpos.system.files import write_text
 from relpos.system.versions import versions

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relpos.encodings.registry import card
-from relpos.forms.rope_scaling import SCALINGS
+from relpos.forms.rotation import SCALINGS
 from relpos.models.family import Family
 from relpos.models.plan import layer_encodings, make_encoding
 from relpos.runs.run import Run, open_run

@@ -18,14 +18,13 @@ from relpos.evaluation.options import LONGEST_TASK, MULTIPLES, SAMPLES
 from relpos.evaluation.parts import FOLDER
 from relpos.evaluation.scoring import HIDDEN
 from relpos.models.family import family_of
-from relpos.runs.model_card import refresh_card
-from relpos.runs.results import DepthRow, Score, TaskResult, TaskRow, refused_task_row
+from relpos.runs.results import DepthRow, Score, TaskResult, TaskRow, refresh_card, refused_task_row
 from relpos.runs.run import Run
 from relpos.system.files import write_text
 from relpos.system.memory import check_memory
 from relpos.system.progress import Countdown
 from relpos.system.seal import signed, undamaged
-from relpos.tasks.registry import task as task_of
+from relpos.tasks import task as task_of
 from relpos.tasks.task import Example, Task
 
 TOKENS = 2**14  # read at a time

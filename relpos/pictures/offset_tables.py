@@ -7,14 +7,14 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from relpos.attend.layer_call import LayerCall
+from relpos.attend.arguments import LayerCall
 from relpos.maps.diagonals import Share
 from relpos.maps.layer import Layer, open_layer
 from relpos.maps.map import Map
 from relpos.pictures.subjects import Subject
 
 if TYPE_CHECKING:
-    from relpos.pretrained.positions import LayerPosition
+    from relpos.pretrained.layer_position import LayerPosition
     from relpos.runs.run import Run
 
 ALL = 10**6  # wider than any window

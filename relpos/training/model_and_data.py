@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, set_seed
@@ -13,6 +13,7 @@ from relpos.model_catalogue import preset
 from relpos.models.family import Family, family_of, get_family
 from relpos.pretrained.transplant import ORIGINALS, merge_position, transplant
 from relpos.runs.resolve import check_window, fill_length
+from relpos.runs.results import About
 from relpos.runs.run import open_run
 from relpos.runs.settings import ModelSettings, Settings
 from relpos.system.memory import check_memory
@@ -34,7 +35,7 @@ class Data:
     train: Dataset[Any]
     heldout: Windows | MaskedWindows | TaskWindows  # evaluated on during training
     order: str  # in which the training windows are read: "random", or "sequential" if they are random themselves
-    about: dict[str, Any]  # a description for run.yaml
+    about: About  # a description for run.yaml
 
 
 def open_data(settings: Settings, tokenizer: PreTrainedTokenizerFast | None = None) -> Data:
@@ -54,10 +55,8 @@ def _open_text(settings: Settings, tokenizer: PreTrainedTokenizerFast | None) ->
     if data.masking is not None:
         tokenizer = add_mask_token(tokenizer)
     tokens = tokenize(corpus, tokenizer)
-    about = {
-        "corpus": {"name": corpus.name, "hash": corpus.hash, "documents": dict(corpus.counts)},
-        "tokens": {portion: len(ids) for portion, ids in tokens.items()},
-    }
+    facts = {"name": corpus.name, "hash": corpus.hash, "documents": dict(corpus.counts)}
+    about = cast(About, {"corpus": facts, "tokens": {portion: len(ids) for portion, ids in tokens.items()}})
     train = Windows(tokens["train"], data.length, data.separate_documents, multiple=run.batch_size)
     heldout = Windows(tokens["heldout"], data.length, data.separate_documents, run.eval_windows)
     if data.masking is None:
@@ -74,7 +73,7 @@ def _open_task(settings: Settings, name: str) -> Data:
         TaskWindows(source, "train", data.length, ENDLESS, *same),
         TaskWindows(source, "heldout", data.length, run.eval_windows, *same),
         "sequential",
-        {"task": {"name": name, "hash": source.digest, "words": len(source.vocabulary)}},
+        cast(About, {"task": {"name": name, "hash": source.digest, "words": len(source.vocabulary)}}),
     )
 
 
@@ -120,7 +119,7 @@ class StartModel:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
-    about: dict[str, Any]  # where it comes from, and the checksum of its weights before; for run.yaml
+    about: dict[str, str]  # where it comes from, and the checksum of its weights before; for run.yaml
 
 
 def open_start(settings: Settings) -> StartModel:

@@ -22,14 +22,12 @@ from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
 from relpos.models.context import divide_sequences, slice_window
-from relpos.models.stub import write_stub
+from relpos.models.saved import write_stub
 from relpos.pictures.curves import draw_losses
 from relpos.pictures.printed_page import save
 from relpos.runs.checkpoints import CLOCK, LOSSES, newest_undamaged, read_log, step_of
-from relpos.runs.model_card import write_card
 from relpos.runs.resolve import check_context, check_encoding
-from relpos.runs.results import RunResult
-from relpos.runs.run import ABOUT, RESULT, read_about
+from relpos.runs.results import ABOUT, RESULT, About, RunResult, read_about, write_card
 from relpos.runs.settings import FREE, Settings, flatten
 from relpos.system.files import flush, write_text, writing
 from relpos.system.lock import LOCK, Lock
@@ -91,7 +89,7 @@ def silent(text: str) -> None:
     """Print nothing: the `say` of all processes but the first."""
 
 
-def _prepare(settings: Settings, out: Path, state: PartialState) -> tuple[PreTrainedModel, Data, dict[str, Any]]:
+def _prepare(settings: Settings, out: Path, state: PartialState) -> tuple[PreTrainedModel, Data, About]:
     """Check settings and data; return the model, the data, and a description for run.yaml. Nothing is written yet."""
     # Settings are checked before the text is read and tokenized, which may take long.
     start = None
@@ -107,21 +105,16 @@ def _prepare(settings: Settings, out: Path, state: PartialState) -> tuple[PreTra
     _eval_batch(settings, state, len(data.heldout), micro)
     model = build_model(settings, data.tokenizer) if start is None else start.model
     _check_step_memory(settings, model, micro)
-    return (
-        model,
-        data,
-        {
-            "versions": versions(),
-            **data.about,
-            **({} if start is None else {"start": start.about}),
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "processes": state.num_processes,
-            "threads": torch.get_num_threads(),  # the number decides the order in which sums are added
-        },
-    )
+    about: About = {"versions": versions(), **data.about}
+    if start is not None:
+        about["start"] = start.about
+    about["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    about["processes"] = state.num_processes
+    about["threads"] = torch.get_num_threads()  # the number decides the order in which sums are added
+    return model, data, about
 
 
-def _check_before(settings: Settings, out: Path) -> Mapping[str, Any] | None:
+def _check_before(settings: Settings, out: Path) -> About | None:
     """Refuse a folder whose run has other settings; return what its run.yaml says about data and versions."""
     read_log(out)
     if not (out / ABOUT).exists():
@@ -138,17 +131,16 @@ def _check_before(settings: Settings, out: Path) -> Mapping[str, Any] | None:
     return about
 
 
-def _check_sources(about: Mapping[str, Any], before: Mapping[str, Any], out: Path) -> None:
+def _check_sources(about: Mapping[str, object], before: Mapping[str, object], out: Path) -> None:
     """Refuse to resume with another text, task or model than the run was started with."""
     for source, name, mark, words in (
         ("corpus", "name", "hash", "the text of {} has"),
         ("task", "name", "hash", "the task {} has"),
         ("start", "model", "checksum", "the weights of {} have"),
     ):
-        recorded = before.get(source)
-        if source in about and (not isinstance(recorded, dict) or recorded.get(mark) != about[source][mark]):
-            which = words.format(about[source][name])
-            raise ValueError(f"{which} changed since {out} was started: choose another --out.")
+        now, then = about.get(source), before.get(source)
+        if isinstance(now, dict) and (not isinstance(then, dict) or then.get(mark) != now[mark]):
+            raise ValueError(f"{words.format(now[name])} changed since {out} was started: choose another --out.")
 
 
 def _check_step_memory(settings: Settings, model: PreTrainedModel, micro: int) -> None:
@@ -170,7 +162,7 @@ def _train(
     state: PartialState,
     model: PreTrainedModel,
     data: Data,
-    about: Mapping[str, Any],
+    about: About,
     say: Say,
 ) -> None:
     run = settings.run

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relpos
-from relpos.attend.layer_call import LayerCall
+from relpos.attend.arguments import LayerCall
 from relpos.maps import map as maps
 from relpos.maps.layer import encoding_layer, open_layer
 from relpos.maps.map import map_of_layer
