@@ -17,8 +17,8 @@ from relpos.runs.results import Bin, Row, TextResult, refresh_card, refused_row
 from relpos.runs.run import Run
 from relpos.system.files import write_text
 from relpos.system.versions import versions
-from relpos.text.masking import MASKED_EVERY
 from relpos.text.tokenizers import token_bytes
+from relpos.text.tokens import MASKED_EVERY
 
 
 def evaluate(

@@ -22,8 +22,7 @@ from relpos.system.files import write_bytes, writing
 from relpos.system.memory import begin_peak, check_memory, peak
 from relpos.system.progress import Countdown
 from relpos.system.seal import signed, undamaged
-from relpos.text.masking import MASKED_EVERY, masked_places
-from relpos.text.tokens import IGNORED, Tokens
+from relpos.text.tokens import IGNORED, MASKED_EVERY, Tokens, masked_places
 
 HIDDEN = 16  # bytes of memory, at least, per token and entry of a hidden state: the states, and three more like them
 AT_ONCE = 4096  # tokens read at a time, or one window: memory grows with the length only

@@ -20,9 +20,8 @@ from relpos.system.memory import check_memory
 from relpos.tasks import task
 from relpos.tasks.windows import TaskWindows, task_tokenizer
 from relpos.text.corpus import open_corpus
-from relpos.text.masking import MaskedWindows, add_mask_token
 from relpos.text.tokenizers import load_tokenizer
-from relpos.text.tokens import Windows, tokenize
+from relpos.text.tokens import MaskedWindows, Windows, add_mask_token, tokenize
 
 ENDLESS = 10**9  # more sequences of a task than any run reads
 

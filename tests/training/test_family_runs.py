@@ -16,8 +16,7 @@ from relpos.evaluation.scaled_rope import check_scaling, scaled_run
 from relpos.models import FAMILIES
 from relpos.pictures.draw import draw
 from relpos.runs.run import open_run
-from relpos.text.masking import MaskedWindows, masked_places
-from relpos.text.tokens import separator_of
+from relpos.text.tokens import MaskedWindows, masked_places, separator_of
 from relpos.training.training import train
 
 pytestmark = pytest.mark.heavy
