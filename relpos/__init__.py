@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from relpos.pretrained.transplant import transplant as transplant
     from relpos.pretrained.use import use as use
     from relpos.runs.run import open_run
-    from relpos.system.executors.interface import Resources as Resources
-    from relpos.system.executors.local import LocalExecutor as LocalExecutor
-    from relpos.system.executors.ray import RayExecutor as RayExecutor
-    from relpos.system.executors.slurm import SlurmExecutor as SlurmExecutor
+    from relpos.system.executors import LocalExecutor as LocalExecutor
+    from relpos.system.executors import Resources as Resources
+    from relpos.system.ray import RayExecutor as RayExecutor
+    from relpos.system.slurm import SlurmExecutor as SlurmExecutor
     from relpos.training.train import train as train
 
     open = open_run
@@ -47,14 +47,14 @@ __version__ = "0.1.0"
 _LAZY = {  # name: module, and its name there
     "Cache": ("relpos.attend", "Cache"),
     "Encoding": ("relpos.forms.encoding", "Encoding"),
-    "LocalExecutor": ("relpos.system.executors.local", "LocalExecutor"),
+    "LocalExecutor": ("relpos.system.executors", "LocalExecutor"),
     "Projected": ("relpos.forms.bias", "Projected"),
     "RankOne": ("relpos.forms.bias", "RankOne"),
-    "RayExecutor": ("relpos.system.executors.ray", "RayExecutor"),
-    "Resources": ("relpos.system.executors.interface", "Resources"),
+    "RayExecutor": ("relpos.system.ray", "RayExecutor"),
+    "Resources": ("relpos.system.executors", "Resources"),
     "Scaled": ("relpos.forms.bias", "Scaled"),
     "Scored": ("relpos.forms.bias", "Scored"),
-    "SlurmExecutor": ("relpos.system.executors.slurm", "SlurmExecutor"),
+    "SlurmExecutor": ("relpos.system.slurm", "SlurmExecutor"),
     "Toeplitz": ("relpos.forms.bias", "Toeplitz"),
     "attention": ("relpos.attend", "attention"),
     "compare": ("relpos.comparison.compare", "compare"),

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from relpos.pretrained.gguf_header import ADDS_BOS, read_metadata
 from relpos.pretrained.source import Source
-from relpos.system.mappings import read_json
+from relpos.system.files import read_json
 
 SAMPLE = "the"  # a text to look at what a tokenizer puts around it
 TOKENIZER = "tokenizer_config.json"

@@ -25,7 +25,7 @@ from relpos.runs.checkpoints import CLOCK, WEIGHTS, read_log, step_of
 from relpos.runs.results import RunResult
 from relpos.runs.settings import Settings, flatten, load_settings
 from relpos.system.errors import check_not_empty
-from relpos.system.mappings import read_json, read_yaml
+from relpos.system.files import read_json, read_yaml
 from relpos.system.seal import SEAL, damage
 from relpos.text.corpus import Corpus, open_corpus
 from relpos.text.tokenizers import published_tokenizer

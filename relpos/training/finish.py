@@ -14,8 +14,7 @@ from relpos.runs.model_card import write_card
 from relpos.runs.results import RunResult
 from relpos.runs.run import RESULT
 from relpos.runs.settings import Settings
-from relpos.system.files import flush, write_text, writing
-from relpos.system.mappings import read_json
+from relpos.system.files import flush, read_json, write_text, writing
 from relpos.system.seal import SEAL
 from relpos.training.distributed import OPTIMIZER
 from relpos.training.log import Clock

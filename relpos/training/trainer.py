@@ -20,8 +20,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from relpos.forms.encoding import Encoding
 from relpos.runs.checkpoints import CLOCK, install, newest_undamaged
 from relpos.runs.settings import OptimizerSettings
-from relpos.system.files import why_not_written, write_text
-from relpos.system.mappings import read_json
+from relpos.system.files import read_json, why_not_written, write_text
 from relpos.training import distributed
 from relpos.training.distributed import share_windows
 from relpos.training.log import Clock

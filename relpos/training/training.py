@@ -25,9 +25,7 @@ from relpos.runs.resolve import check_context, check_encoding
 from relpos.runs.results import RunResult
 from relpos.runs.run import ABOUT, RESULT, read_about
 from relpos.runs.settings import FREE, Settings, flatten
-from relpos.system.files import write_text
-from relpos.system.lock import LOCK, Lock
-from relpos.system.mappings import read_json
+from relpos.system.files import LOCK, Lock, read_json, write_text
 from relpos.system.memory import check_memory
 from relpos.system.versions import versions
 from relpos.training.distributed import check_processes, context_group, make_collator
