@@ -17,7 +17,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from relpos.comparison.comparison import (
     FILE,
@@ -33,6 +32,7 @@ from relpos.comparison.comparison import (
     write_record,
 )
 from relpos.comparison.options import CompareOptions
+from relpos.runs.results import About, read_about
 from relpos.runs.settings import settings_by_key
 from relpos.system.executors import Executor, LocalExecutor, Part, Parts
 from relpos.system.files import HeldError, Lock, lock_holder
@@ -284,11 +284,10 @@ def _measure(comparison: Comparison, out: Path, trial: Trial, threads: int, reco
         record["positions"] = evaluate(run, [comparison.positions], "positions", eval_tokens=tokens)
 
 
-def _train(comparison: Comparison, out: Path, trial: Trial) -> tuple[TrialTraining, dict[str, Any]]:
+def _train(comparison: Comparison, out: Path, trial: Trial) -> tuple[TrialTraining, About]:
     import torch
 
     from relpos.runs.checkpoints import read_log
-    from relpos.runs.run import read_about
     from relpos.training.training import train
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

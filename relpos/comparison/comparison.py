@@ -28,7 +28,7 @@ from relpos.comparison.options import (
 from relpos.encodings.registry import card
 from relpos.model_catalogue import DEFAULT, FamilyEntry, entry
 from relpos.runs.resolve import check_encoding
-from relpos.runs.results import RunResult, TextResult
+from relpos.runs.results import About, RunResult, TextResult
 from relpos.runs.settings import FREE, TABLES, Settings, flatten, load_settings, parse_overrides
 from relpos.system.files import Lock, read_json, read_yaml, write_text
 from relpos.system.options import check_options
@@ -259,7 +259,7 @@ class TrialRecord(TypedDict, total=False):
     seconds: float
     machine: Machine
     training: TrialTraining
-    about: dict[str, Any]  # as in run.yaml
+    about: About  # as in run.yaml
     windows: TextResult
     positions: TextResult
 

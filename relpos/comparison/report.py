@@ -22,11 +22,11 @@ from relpos.comparison.summary import (
     notes,
     read_records,
 )
-from relpos.pictures.contact_sheet import draw_sheet
 from relpos.pictures.curves import draw_curves, draw_position_panels
-from relpos.pictures.figures import save
+from relpos.pictures.draw import draw
+from relpos.pictures.map_figures import draw_sheet
 from relpos.pictures.markdown import TRAINED, image, items, table, to_html, without_tags
-from relpos.pictures.picture import draw
+from relpos.pictures.printed_page import Look, save
 from relpos.system.files import write_text
 from relpos.text.masking import MASKED_EVERY
 
@@ -216,7 +216,7 @@ def _last_layers(comparison: Comparison, records: Records, out: Path) -> list[st
             except (ValueError, OSError) as error:
                 strips.append(without_tags(f"`{encoding}`: {error}"))
                 continue
-            save(draw_sheet(picture.maps, caption=picture.caption), file)
+            save(draw_sheet(picture.maps, Look(caption=picture.caption)), file)
         strips.append(image(f"{FIGURES}/{file.name}", f"`{encoding}`: the last layer of seed 0, one panel per head."))
     text = (
         "The bias that each head adds to the scores, or the scores themselves if an encoding adds no bias, on held-out "

@@ -21,7 +21,6 @@ class CableNoWeight(Encoding):
     Each token adds a step S to a running sum per head; the distance of two tokens is the sum of the steps between them.
 
     Args:
-        width: Size of the layer's input `hidden`, (batch, length, width); heads × head_dim if None.
         step: Non-linearity of the steps: "relu", or "softplus" as in the first public version of the code.
     """
 
@@ -54,10 +53,6 @@ class Cable(CableNoWeight):
     """CABLE: context-aware biases, distances in learned steps times a weight per query.
 
     Steps and weights are computed from the layer's input, one of each per token and head.
-
-    Args:
-        width: Size of the layer's input `hidden`, (batch, length, width); heads × head_dim if None.
-        step: Non-linearity of the steps: "relu", or "softplus" as in the first public version of the code.
     """
 
     formula = "B_ij = −g_i·|S_i − S_j|,  S as in cable_nw,  g = softplus(w_s·x + b_s);  w starts at N(0, 0.02), b at 0"

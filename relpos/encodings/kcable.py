@@ -9,12 +9,7 @@ from relpos.forms.call import Call
 
 
 class KernelCable(CableNoWeight):
-    """Kernelised CABLE: the distance of cable_nw under a logarithmic kernel.
-
-    Args:
-        width: Size of the layer's input `hidden`, (batch, length, width); heads × head_dim if None.
-        step: Non-linearity of the steps: "relu", or "softplus" as in the first public version of the code.
-    """
+    """Kernelised CABLE: the distance of cable_nw under a logarithmic kernel."""
 
     formula = "B_ij = −log(1 + (S_i − S_j)²),  S as in cable_nw"
 

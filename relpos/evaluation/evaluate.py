@@ -19,11 +19,10 @@ from relpos.evaluation.evaluation import Question, check_scaling, default_length
 from relpos.evaluation.options import PROTOCOLS, EvaluateOptions, ProtocolName
 from relpos.evaluation.scoring import PARTS, Processes
 from relpos.evaluation.task_scoring import TaskQuestion
-from relpos.pictures.curves import draw_curves, draw_positions
-from relpos.pictures.figures import save
-from relpos.pictures.task_figures import draw_accuracy, draw_depths
-from relpos.runs.results import TaskResult, TextResult
-from relpos.runs.run import EVALUATION, Run, open_run
+from relpos.pictures.curves import draw_accuracy, draw_curves, draw_depths, draw_positions
+from relpos.pictures.printed_page import save
+from relpos.runs.results import EVALUATION, TaskResult, TextResult
+from relpos.runs.run import Run, open_run
 from relpos.system.executors import Executor, LocalExecutor, Part, Parts
 from relpos.system.options import takes
 from relpos.system.processes import end_with_parent

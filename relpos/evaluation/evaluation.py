@@ -21,11 +21,10 @@ from relpos.evaluation.intervals import bin_edges, bins_of, row_of, units_of, wa
 from relpos.evaluation.options import MULTIPLES, PROTOCOLS, EvaluateOptions, ProtocolName, SplitName
 from relpos.evaluation.protocols import ScoredWindows, Window
 from relpos.evaluation.scoring import Losses, Processes, Scorer
-from relpos.forms.rope_scaling import SCALINGS
+from relpos.forms.rotation import SCALINGS
 from relpos.models.family import Family
 from relpos.models.plan import layer_encodings, make_encoding
-from relpos.runs.model_card import refresh_card
-from relpos.runs.results import Row, TextResult, refused_row
+from relpos.runs.results import Row, TextResult, refresh_card, refused_row
 from relpos.runs.run import Run, open_run
 from relpos.system.errors import unknown
 from relpos.system.files import write_text

@@ -18,8 +18,7 @@ from relpos.evaluation.evaluation import question_stem
 from relpos.evaluation.options import LONGEST_TASK, MULTIPLES, SAMPLES, EvaluateOptions
 from relpos.evaluation.scoring import HIDDEN, PARTS
 from relpos.models.family import family_of
-from relpos.runs.model_card import refresh_card
-from relpos.runs.results import DepthRow, Score, TaskResult, TaskRow, refused_task_row
+from relpos.runs.results import DepthRow, Score, TaskResult, TaskRow, refresh_card, refused_task_row
 from relpos.runs.run import Run
 from relpos.system.files import write_text
 from relpos.system.memory import check_memory

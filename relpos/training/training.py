@@ -22,8 +22,7 @@ from relpos.models.context import divide_sequences
 from relpos.models.family import get_family
 from relpos.runs.checkpoints import CLOCK, newest_undamaged, read_log, step_of
 from relpos.runs.resolve import check_context, check_encoding
-from relpos.runs.results import RunResult
-from relpos.runs.run import ABOUT, RESULT, read_about
+from relpos.runs.results import ABOUT, RESULT, About, RunResult, read_about
 from relpos.runs.settings import FREE, Settings, flatten
 from relpos.system.files import LOCK, Lock, read_json, write_text
 from relpos.system.memory import check_memory
@@ -112,7 +111,7 @@ def _prepare(settings: Settings, out: Path, state: PartialState) -> _Prepared:
     return _Prepared(model, data, about)
 
 
-def _check_before(settings: Settings, out: Path) -> dict[str, Any] | None:
+def _check_before(settings: Settings, out: Path) -> About | None:
     """Refuse a folder whose run has other settings; return what its run.yaml says about data and versions."""
     read_log(out)
     if not (out / ABOUT).exists():

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 import relpos
 from relpos.forms.call import Call
-from relpos.forms.rope_scaling import SCALINGS
+from relpos.forms.rotation import SCALINGS
 
 # RoPE
 

@@ -9,11 +9,12 @@ import torch
 
 import relpos
 from relpos import encodings
+from relpos.encodings import registry
 from relpos.encodings.registry import FILES, encoding_class
 from relpos.forms.bias import Toeplitz
+from relpos.forms.cards import compute_card, meanings_of, options_of, type_text
 from relpos.forms.encoding import Encoding
-from relpos.forms.options import meanings_of, options_of, type_text
-from relpos.forms.rope_scaling import SCALINGS, Scaling
+from relpos.forms.rotation import SCALINGS, Scaling
 
 SUMS = [
     (["rope"], "query and key", "none"),
@@ -140,7 +141,8 @@ def test_the_options_for_a_length_make_an_encoding(name):
 
 @pytest.mark.parametrize("name", relpos.names())
 def test_every_option_is_explained_in_the_docstring_and_nothing_else(name):
-    assert list(meanings_of(encoding_class(name))) == list(options_of(encoding_class(name)))
+    explained = set(meanings_of(encoding_class(name))) - {"heads", "head_dim", "width"}
+    assert explained == set(options_of(encoding_class(name))) - {"width"}
     assert all(len(option.meaning) > 10 and option.type for option in relpos.card(name).options.values())
     assert relpos.card(name).summary.endswith(".")
 
@@ -193,6 +195,24 @@ def test_the_scalings_of_rope_are_the_choices_of_its_option():
 def test_a_wrong_choice_is_refused_by_the_class_itself():
     with pytest.raises(ValueError, match=r"unknown step 'gelu'\..* Allowed: relu, softplus\."):
         encodings.Cable(2, 4, step="gelu")
+
+
+def test_the_file_of_cards_is_current():
+    """After a change of an encoding, `make readme` writes it again."""
+    assert registry.written_cards() == {name: compute_card(name, encoding_class(name)) for name in FILES}
+
+
+def test_learned_values_as_text():
+    texts = {name: relpos.card(name).learned for name in ("alibi", "fire", "cope", "learned")}
+    assert texts == {"alibi": "0", "fire": "38.5", "cope": "341.3", "learned": "65,536"}
+
+
+def test_computing_a_card_does_not_change_what_is_drawn_next():
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    compute_card("kerple_log", encoding_class("kerple_log"))
+    assert torch.equal(torch.rand(3), expected)
 
 
 # Printing, copying and importing

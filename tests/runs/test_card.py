@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 from relpos.evaluation.evaluation import evaluate
 from relpos.evaluation.task_scoring import score_task
 from relpos.models import RelposGPT2ForCausalLM
-from relpos.runs.model_card import MARK
+from relpos.runs.results import MARK
 from relpos.runs.run import open_run
 from relpos.runs.settings import load_settings
 from relpos.training.training import train
