@@ -13,7 +13,7 @@ import tempfile
 
 CHILD = """
 import json, resource, sys, time
-from relpos.pictures import draw
+from relpos.pictures.draw import draw
 if "/" in sys.argv[1]:
     import relpos.runs.run  # a run needs them
 begun, worked = time.perf_counter(), time.process_time()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from relpos.forms.bias import Projected, RankOne, Scaled, Scored, Toeplitz
     from relpos.forms.encoding import Encoding
     from relpos.paper.figures import draw_figures as figures
-    from relpos.pictures.picture import draw
+    from relpos.pictures.draw import draw
     from relpos.pretrained.transplant import transplant
     from relpos.pretrained.use import use
     from relpos.runs.run import open_run
@@ -45,7 +45,7 @@ _LAZY = {  # module: names
     "relpos.forms.bias": ("Projected", "RankOne", "Scaled", "Scored", "Toeplitz"),
     "relpos.forms.encoding": ("Encoding",),
     "relpos.paper.figures": ("figures",),
-    "relpos.pictures.picture": ("draw",),
+    "relpos.pictures.draw": ("draw",),
     "relpos.pretrained.transplant": ("transplant",),
     "relpos.pretrained.use": ("use",),
     "relpos.runs.run": ("open",),

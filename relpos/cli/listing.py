@@ -147,7 +147,7 @@ def show_model(name: str, as_json: bool) -> None:
     """
     from transformers.utils import logging
 
-    from relpos.pretrained.facts import facts
+    from relpos.pretrained.positions import facts
     from relpos.pretrained.source import read_config
 
     logging.set_verbosity_error()  # its warnings of unusual entries would stand among the lines

@@ -25,10 +25,10 @@ from relpos.comparison.summary import (
 )
 from relpos.comparison.trial import finished
 from relpos.pictures.blocks import Block, Code, Heading, Image, Items, Table, Text, to_html, to_markdown
-from relpos.pictures.contact_sheet import draw_sheet
 from relpos.pictures.curves import draw_curves, draw_position_panels
-from relpos.pictures.figures import save
-from relpos.pictures.picture import draw
+from relpos.pictures.draw import draw
+from relpos.pictures.map_figures import draw_sheet
+from relpos.pictures.printed_page import Look, save
 from relpos.system.files import write_text
 from relpos.text.masking import MASKED_EVERY
 
@@ -218,7 +218,7 @@ def _last_layers(comparison: Comparison, records: Records, out: Path) -> list[Bl
             except (ValueError, OSError) as error:
                 strips.append(Text(f"`{encoding}`: {error}"))
                 continue
-            save(draw_sheet(drawn.maps, caption=drawn.caption), file)
+            save(draw_sheet(drawn.maps, Look(caption=drawn.caption)), file)
         strips.append(Image(file, f"{encoding}: the last layer of seed 0, one panel per head."))
     text = Text(
         "The bias that each head adds to the scores, or the scores themselves if an encoding adds no bias, on held-out "

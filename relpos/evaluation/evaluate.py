@@ -14,9 +14,8 @@ from relpos.evaluation.processes import Processes
 from relpos.evaluation.question import check_lengths, default_lengths, joined, question_stem
 from relpos.evaluation.scaled_rope import check_scaling
 from relpos.evaluation.task_scoring import default_task_lengths, score_task
-from relpos.pictures.curves import draw_curves, draw_positions
-from relpos.pictures.figures import save
-from relpos.pictures.task_figures import draw_accuracy, draw_depths
+from relpos.pictures.curves import draw_accuracy, draw_curves, draw_depths, draw_positions
+from relpos.pictures.printed_page import save
 from relpos.runs.results import EVALUATION, TaskResult, TextResult
 from relpos.runs.run import Run, open_run
 from relpos.system.executors.interface import Executor

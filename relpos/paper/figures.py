@@ -13,7 +13,7 @@ from relpos.forms.encoding import Encoding
 from relpos.model_catalogue import preset as preset_of
 from relpos.paper.options import STEPS, FigureOptions
 from relpos.paper.page import PAGE, write_page
-from relpos.pictures.picture import draw
+from relpos.pictures.draw import draw
 from relpos.runs.settings import TABLES, load_settings
 from relpos.system.files import write_text
 from relpos.system.options import takes

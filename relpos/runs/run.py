@@ -16,11 +16,11 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from relpos.model_catalogue import PREFIX, family_of_type, model_types, opens
-from relpos.models.exact import MissingTensorsError
 from relpos.models.family import Family, Reader, get_family
-from relpos.pretrained.facts import check_sizes, longest
+from relpos.models.saved import MissingTensorsError
 from relpos.pretrained.framing import NO_FRAMING, Framing, framing_of
-from relpos.pretrained.open import only_head, open_model, open_tokenizer
+from relpos.pretrained.open import check_sizes, only_head, open_model, open_tokenizer
+from relpos.pretrained.positions import longest
 from relpos.pretrained.reader import predicts_next_token, reader_of
 from relpos.pretrained.source import Source, check_weights, find_source, source_config
 from relpos.pretrained.transplant import ORIGINALS, transplant

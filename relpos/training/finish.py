@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from relpos.models.stub import write_stub
-from relpos.pictures.figures import save
-from relpos.pictures.losses import draw_losses
+from relpos.models.saved import write_stub
+from relpos.pictures.curves import draw_losses
+from relpos.pictures.printed_page import save
 from relpos.runs.checkpoints import CLOCK, LOSSES, newest_undamaged, read_log, step_of
 from relpos.runs.results import RESULT, RunResult, write_card
 from relpos.runs.settings import Settings

@@ -16,7 +16,7 @@ from relpos.encodings.registry import encoding, names
 from relpos.paper import figures as paper
 from relpos.paper.figures import FIGURES, draw_figures, needs_training
 from relpos.paper.page import write_page
-from relpos.pictures import draw
+from relpos.pictures.draw import draw
 from relpos.runs.settings import load_settings
 from relpos.training.parallel import makespan, train_in_parallel
 from relpos.training.training import train

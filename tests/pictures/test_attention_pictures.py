@@ -14,7 +14,7 @@ from relpos.cli import app
 from relpos.maps.bins import bin_centres, bin_means, distance_edges
 from relpos.maps.heads.mass_profiles import layer_mass
 from relpos.maps.layer import model_layers
-from relpos.pictures import draw
+from relpos.pictures.draw import draw
 from relpos.pictures.mass_figures import COLOURS
 from relpos.runs.run import heldout_samples, open_run
 from relpos.training.training import train

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from relpos.cli import app
 from relpos.maps.layer import model_layers
 from relpos.maps.map import map_of_layer
-from relpos.pictures import draw
+from relpos.pictures.draw import draw
 from relpos.runs.run import heldout_samples, open_run
 from relpos.training.training import train
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import relpos
 from relpos.cli import app
-from relpos.pictures import draw
-from relpos.pictures.picture_arrays import AXES, SMALL
+from relpos.pictures.draw import draw
+from relpos.pictures.picture import AXES, SMALL
 from relpos.runs.run import heldout_samples, open_run
 from relpos.training.training import train
 

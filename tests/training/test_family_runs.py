@@ -14,7 +14,7 @@ from relpos.encodings import Rope
 from relpos.evaluation.evaluation import evaluate
 from relpos.evaluation.scaled_rope import check_scaling, scaled_run
 from relpos.models import FAMILIES
-from relpos.pictures import draw
+from relpos.pictures.draw import draw
 from relpos.runs.run import open_run
 from relpos.text.masking import MaskedWindows, masked_places
 from relpos.text.tokens import separator_of

@@ -18,7 +18,7 @@ from relpos.cli import app
 from relpos.evaluation import task_scoring as score_module
 from relpos.evaluation.task_scoring import score_task, wilson
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
-from relpos.pictures.task_figures import draw_accuracy, draw_depths
+from relpos.pictures.curves import draw_accuracy, draw_depths
 from relpos.runs.run import Run, open_run
 from relpos.runs.settings import load_settings
 from relpos.tasks import task

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from relpos.forms.bias import Form, Projected, Sum
 from relpos.forms.call import Call
-from relpos.pretrained.attention_interface import Bias, PositionBias, relpos_attention
-from relpos.pretrained.layer_position import Adapter, LayerPosition, Methods, ModelLayer, words_of_table
+from relpos.pretrained.attention_interface import PositionBias, relpos_attention
+from relpos.pretrained.layer_position import Adapter, LayerPosition, ModelLayer, words_of_table
 
 TERMS = {"c2p": "content to position", "p2c": "position to content"}
 
@@ -22,8 +22,7 @@ def describe(layer: ModelLayer) -> LayerPosition:
     """The terms of one layer. They depend on the content, so that there is no bias by distance alone."""
     module = layer.module
     terms = [TERMS[term] for term in module.pos_att_type if term in TERMS] if module.relative_attention else []
-    added = layer.table() if layer.config.position_biased_input else None
-    table = None if added is None else added[0]
+    table = layer.table[0] if layer.config.position_biased_input and layer.table is not None else None
     parts = []
     if terms:
         span, buckets = module.max_relative_positions, getattr(module, "position_buckets", -1)
@@ -48,11 +47,7 @@ def get_attention_mask(self: Any, attention_mask: Tensor) -> Tensor:
 
 
 def get_rel_pos(self: Any, hidden_states: Tensor, query_states: Any = None, relative_pos: Any = None) -> None:
-    """In place of the encoder's method: distances are counted in attention.
-
-    Raises:
-        ValueError: There are distances of the caller's own.
-    """
+    """In place of the encoder's method: distances are counted in attention."""
     if relative_pos is not None:
         raise ValueError("relpos counts the distances itself: leave relative_pos out, or relpos.use(model, off=True).")
 
@@ -72,16 +67,16 @@ def forward_v1(
         query = split(self, self.in_proj(query_states)).chunk(3, dim=-1)[0]
     query = query + split(self, self.q_bias[None, None])
     value = value + split(self, self.v_bias[None, None])
-    keys = queries = None
-    span = 0
+    tables: tuple[Tensor | None, Tensor | None] = (None, None)
     if self.relative_attention and rel_embeddings is not None:
         middle = self.max_relative_positions
         span = min(max(query.shape[2], key.shape[2]), middle)
         embeddings = self.pos_dropout(rel_embeddings)[None, middle - span : middle + span]
-        keys = split(self, self.pos_proj(embeddings))[0] if "c2p" in self.pos_att_type else None
-        queries = split(self, self.pos_q_proj(embeddings))[0] if "p2c" in self.pos_att_type else None
-    terms = len(self.pos_att_type)
-    return attend(self, query, key, value, attention_mask, output_attentions, terms, span, keys, queries)
+        tables = (
+            split(self, self.pos_proj(embeddings))[0] if "c2p" in self.pos_att_type else None,
+            split(self, self.pos_q_proj(embeddings))[0] if "p2c" in self.pos_att_type else None,
+        )
+    return attend(self, (query, key, value), tables, len(self.pos_att_type), attention_mask, output_attentions)
 
 
 def forward_v2(
@@ -96,18 +91,16 @@ def forward_v2(
     """In place of `DisentangledSelfAttention.forward` of version 2."""
     query = split(self, self.query_proj(hidden_states if query_states is None else query_states))
     key, value = split(self, self.key_proj(hidden_states)), split(self, self.value_proj(hidden_states))
-    to_position, from_position = (term in self.pos_att_type for term in ("c2p", "p2c"))
-    keys = queries = None
-    span = 0
+    terms = [term for term in TERMS if term in self.pos_att_type]
+    tables: tuple[Tensor | None, Tensor | None] = (None, None)
     if self.relative_attention:
-        span = self.pos_ebd_size
-        embeddings = self.pos_dropout(rel_embeddings)[None, : 2 * span]
-        if to_position:
-            keys = split(self, (self.key_proj if self.share_att_key else self.pos_key_proj)(embeddings))[0]
-        if from_position:
-            queries = split(self, (self.query_proj if self.share_att_key else self.pos_query_proj)(embeddings))[0]
-    terms = to_position + from_position
-    return attend(self, query, key, value, attention_mask, output_attentions, terms, span, keys, queries)
+        embeddings = self.pos_dropout(rel_embeddings)[None, : 2 * self.pos_ebd_size]
+        prefix = "" if self.share_att_key else "pos_"
+        tables = (
+            split(self, getattr(self, f"{prefix}key_proj")(embeddings))[0] if "c2p" in terms else None,
+            split(self, getattr(self, f"{prefix}query_proj")(embeddings))[0] if "p2c" in terms else None,
+        )
+    return attend(self, (query, key, value), tables, len(terms), attention_mask, output_attentions)
 
 
 def split(self: Any, x: Tensor) -> Tensor:
@@ -117,55 +110,33 @@ def split(self: Any, x: Tensor) -> Tensor:
 
 def attend(
     self: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    projected: tuple[Tensor, Tensor, Tensor],
+    tables: tuple[Tensor | None, Tensor | None],
+    terms: int,
     attention_mask: Tensor,
     output_attentions: bool,
-    terms: int,
-    span: int,
-    position_keys: Tensor | None,
-    position_queries: Tensor | None,
 ) -> tuple[Tensor, None]:
-    """Attention with the two terms of position.
+    """Attention of projected queries, keys and values, (batch, heads, tokens, head_dim), with the terms of position.
 
-    Args:
-        self: The layer.
-        query: (batch, heads, tokens, head_dim), likewise key and value.
-        key: Not scaled either.
-        value: As it is.
-        attention_mask: From `get_attention_mask`.
-        output_attentions: Refused if True.
-        terms: How many terms the scale counts.
-        span: Half of the rows of the tables.
-        position_keys: K of the first term, (heads, 2 · span, head_dim), or None.
-        position_queries: Q of the second, likewise.
+    The tables are K and Q above, (heads, rows, head_dim) each; None for a term that the layer does not have. The scale
+    counts `terms` of them.
     """
+    query, key, _ = projected
     scale = (query.shape[-1] * (1 + terms)) ** -0.5
-    bias: Bias | None = None
-    if position_keys is not None or position_queries is not None:
 
-        def bias(call: Call) -> Form:
-            row = (bucketed(self, call.distances.long()) + span).clamp(0, 2 * span - 1)  # (distances,)
-            forms = tuple(
-                Projected(vectors.to(call.dtype), table.to(call.dtype) * scale, call.zero, row, of_keys, call.first)
-                for vectors, table, of_keys in ((query, position_keys, False), (key, position_queries, True))
-                if table is not None
-            )
-            return forms[0] if len(forms) == 1 else Sum(forms)
+    def bias(call: Call) -> Form:
+        forms = []
+        for vectors, table, of_keys in ((query, tables[0], False), (key, tables[1], True)):
+            if table is not None:
+                rows = table.shape[1]
+                row = (bucketed(self, call.distances.long()) + rows // 2).clamp(0, rows - 1)  # (distances,)
+                scaled = table.to(call.dtype) * scale
+                forms.append(Projected(vectors.to(call.dtype), scaled, call.zero, row, of_keys, call.first))
+        return forms[0] if len(forms) == 1 else Sum(tuple(forms))
 
-    out, _ = relpos_attention(
-        self,
-        query,
-        key,
-        value,
-        attention_mask,
-        scaling=scale,
-        dropout=self.dropout.p,
-        is_causal=False,
-        position_bias=None if bias is None else PositionBias(bias, 0),
-        output_attentions=output_attentions,
-    )
+    position = None if tables == (None, None) else PositionBias(bias, 0)
+    options = {"scaling": scale, "dropout": self.dropout.p, "is_causal": False, "output_attentions": output_attentions}
+    out, _ = relpos_attention(self, *projected, attention_mask, position_bias=position, **options)
     return out.flatten(2), None
 
 
@@ -181,7 +152,7 @@ def bucketed(self: Any, distance: Tensor) -> Tensor:
     return torch.where(far <= middle, distance, (bucket * distance.sign()).long())
 
 
-ENCODER: Methods = {"get_attention_mask": get_attention_mask, "get_rel_pos": get_rel_pos}
+ENCODER = {"get_attention_mask": get_attention_mask, "get_rel_pos": get_rel_pos}
 ADAPTER = Adapter(
     {"deberta", "deberta-v2"},
     describe,

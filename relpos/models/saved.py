@@ -1,25 +1,36 @@
-"""Loading saved weights that fit the model exactly.
+"""The folder of a saved model: weights that fit it exactly, and the module that opens it elsewhere.
 
 If a tensor is missing in the file, transformers initialises it and only logs a warning, which is easily overlooked.
 The numbers measured are then those of a model that was never trained.
 """
 
+import json
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from transformers.utils import logging
 
+from relpos.model_catalogue import FAMILIES, PREFIX
+from relpos.system.files import write_text
+
 SHOWN = 3  # names of tensors in a sentence
+MODULE_FILE = "modeling_relpos.py"
+MODULE = '''"""The package relpos opens this model: pip install relpos, and import relpos.models first."""
+
+try:
+    from relpos.models import {names}
+except ImportError as error:
+    raise ImportError(
+        "this model needs the package relpos: pip install relpos, and import relpos.models before opening it. "
+        f"(What was missing: {{error}}.)"
+    ) from None
+'''
 
 
 class MissingTensorsError(ValueError):
-    """A file lacks tensors of a model, and fits it otherwise.
-
-    Args:
-        message: The sentence.
-        names: Of the missing tensors.
-    """
+    """A file lacks tensors of a model, and fits it otherwise."""
 
     def __init__(self, message: str, names: Iterable[str]) -> None:
         super().__init__(message)
@@ -29,23 +40,10 @@ class MissingTensorsError(ValueError):
 def open_exactly(
     from_pretrained: Callable[..., Any], folder: Any, *args: Any, allow_unknown: bool = False, **options: Any
 ) -> Any:
-    """Open a model with `from_pretrained`, if the file has exactly the model's tensors, in the same shapes.
+    """Open a model with transformers' `from_pretrained`, if the file has exactly the model's tensors and shapes.
 
-    Only safetensors are opened, unless `use_safetensors=False` is among the options: a pickle can run any code.
-
-    Args:
-        from_pretrained: The method of transformers, bound to the model's class.
-        folder: The model's folder, or its name on the hub.
-        args: Passed to `from_pretrained`.
-        allow_unknown: Whether the file may have tensors that the model does not have.
-        options: Passed to `from_pretrained`; with `ignore_mismatched_sizes=True` other shapes are allowed.
-
-    Returns:
-        The model; with `output_loading_info=True` the model and transformers' description of what was loaded.
-
-    Raises:
-        MissingTensorsError: Tensors are missing, and nothing else is wrong.
-        ValueError: The file cannot be read, or tensors are missing, unknown or of other shapes.
+    Only safetensors are opened, unless `use_safetensors=False` is among the options: a pickle can run any code. The
+    file may have more tensors with `allow_unknown`, and other shapes with `ignore_mismatched_sizes`.
     """
     options.setdefault("use_safetensors", True)
     with_info = options.pop("output_loading_info", False)
@@ -88,3 +86,21 @@ def listed(verb: str, names: Iterable[str]) -> list[str]:
         return []
     more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
     return [f"{verb} {', '.join(known[:SHOWN])}{more}"]
+
+
+def write_stub(folder: Path) -> None:
+    """Write the module that transformers runs with `trust_remote_code`, and name it in the folder's config.json.
+
+    It imports `relpos.models`. Where that is imported already, the Auto classes know our model types and never run the
+    module, so that no trust is needed.
+    """
+    file = folder / "config.json"
+    entries = json.loads(file.read_text(encoding="utf-8"))
+    model_type = str(entries.get("model_type"))
+    types = [f"{PREFIX}{name}" for name in FAMILIES]
+    if model_type not in types:
+        raise ValueError(f"{folder} holds a model of type {model_type!r}, not one of {', '.join(types)}.")
+    classes = FAMILIES[model_type.removeprefix(PREFIX)].classes
+    write_text(folder / MODULE_FILE, MODULE.format(names=", ".join(classes.values())))
+    auto_map = {auto: f"{Path(MODULE_FILE).stem}.{name}" for auto, name in classes.items()}
+    write_text(file, json.dumps({**entries, "auto_map": auto_map}, indent=2, sort_keys=True) + "\n")
