@@ -13,11 +13,9 @@ from typing import Any
 
 from relpos.runs.checkpoints import read_log
 from relpos.runs.settings import load_settings
-from relpos.system.executors.interface import Part
-from relpos.system.executors.local import LocalExecutor
+from relpos.system.executors import LocalExecutor, Part, Parts, last_line
 from relpos.system.processes import end_with_parent
 from relpos.system.progress import clock_time
-from relpos.system.scheduler import Parts, last_line
 
 FAILED = 2  # exit code of a training that has printed its error in a sentence
 LOG = "training.log"  # in the run's folder, while it is trained

@@ -26,8 +26,7 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from relpos.forms.encoding import Encoding
 from relpos.runs.checkpoints import CLOCK, FILE, LOSSES, WEIGHTS, install, newest_undamaged, read_log
 from relpos.runs.settings import OptimizerSettings, Settings
-from relpos.system.files import why_not_written, write_text
-from relpos.system.mappings import read_json
+from relpos.system.files import read_json, why_not_written, write_text
 from relpos.system.progress import LiveLine, clock_time
 
 SCHEDULER = "scheduler.pt"

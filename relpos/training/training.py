@@ -29,9 +29,7 @@ from relpos.runs.checkpoints import CLOCK, LOSSES, newest_undamaged, read_log, s
 from relpos.runs.resolve import check_context, check_encoding
 from relpos.runs.results import ABOUT, RESULT, About, RunResult, read_about, write_card
 from relpos.runs.settings import FREE, Settings, flatten
-from relpos.system.files import flush, write_text, writing
-from relpos.system.lock import LOCK, Lock
-from relpos.system.mappings import read_json
+from relpos.system.files import LOCK, Lock, flush, read_json, write_text, writing
 from relpos.system.memory import check_memory
 from relpos.system.seal import SEAL
 from relpos.system.versions import versions

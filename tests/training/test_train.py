@@ -23,7 +23,7 @@ from relpos.encodings.clipped import Clipped
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 from relpos.runs.checkpoints import checkpoints, read_log
 from relpos.runs.settings import OptimizerSettings
-from relpos.system.lock import Lock
+from relpos.system.files import Lock
 from relpos.system.seal import damage
 from relpos.text.corpus import open_corpus
 from relpos.text.tokenizers import load_tokenizer
@@ -256,7 +256,7 @@ class TestRefusals:
             train(settings(tmp_path))
 
     def test_but_not_the_lock_of_a_process_that_is_dead(self, tmp_path):
-        lock = f"from relpos.system.lock import Lock; Lock(pathlib.Path({str(tmp_path)!r})).__enter__()"
+        lock = f"from relpos.system.files import Lock; Lock(pathlib.Path({str(tmp_path)!r})).__enter__()"
         script = f"import os, pathlib, signal; {lock}; os.kill(os.getpid(), signal.SIGKILL)"
         subprocess.run([sys.executable, "-c", script], check=False)
         assert "process" in (tmp_path / ".lock").read_text()
