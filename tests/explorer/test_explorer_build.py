@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from relpos.explorer.replies import typescript
+
 SOURCES = Path(__file__).parents[2] / "explorer"
 STATIC = SOURCES.parent / "relpos" / "explorer" / "static"
 
@@ -24,6 +26,11 @@ def hash_of(folder: Path) -> str:
 def test_the_built_page_is_as_new_as_its_sources():
     kept = (STATIC / "sources.sha256").read_text().strip()
     assert hash_of(SOURCES) == kept, "explorer/ has changed since the page was built: run make explorer"
+
+
+def test_the_types_of_the_page_are_those_of_the_replies():
+    written = (SOURCES / "src" / "data" / "types.ts").read_text(encoding="utf-8")
+    assert written == typescript(), "run python -m relpos.explorer.replies > explorer/src/data/types.ts, make explorer"
 
 
 def test_a_changed_source_is_noticed(tmp_path):

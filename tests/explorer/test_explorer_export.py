@@ -8,15 +8,15 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from explorer import client, make_scene
+from explorer import client, make_scene, named
 from typer.testing import CliRunner
 
 import relpos
 from relpos.cli import app
 from relpos.explorer import explore as explore_module
-from relpos.explorer import page_export
-from relpos.explorer.page_export import export_page, page_data
-from relpos.explorer.subjects import EncodingSubject
+from relpos.explorer import exports
+from relpos.explorer.exports import export_page, page_data
+from relpos.explorer.replies import to_json
 
 pytestmark = pytest.mark.heavy
 
@@ -42,7 +42,7 @@ def data_of(page):
 
 
 def test_an_export_needs_nothing_else(static):
-    page = export_page([EncodingSubject("0", "kerple_log", 64)], static)
+    page = export_page([named("kerple_log", 64)], static)
     assert "./static" not in page
     assert "src=" not in page
     assert not re.search(r"https?://", page.replace(json.dumps(data_of(page)), "").split('id="relpos-data"')[0])
@@ -53,7 +53,7 @@ def test_an_export_needs_nothing_else(static):
 
 
 def test_the_cells_of_an_export_are_the_map(static):
-    page = export_page([EncodingSubject("0", "kerple_log", 70), EncodingSubject("1", "rope", 70)], static)
+    page = export_page([named("kerple_log", 70), named("rope", 70, id="1")], static)
     data = data_of(page)
     assert [scene["request"]["subject"] for scene in data["scenes"]] == ["0", "1"]
     scene = data["scenes"][0]
@@ -72,17 +72,17 @@ def test_the_cells_of_an_export_are_the_map(static):
 
 
 def test_what_the_export_holds_is_what_the_server_answers(static):
-    web = client(EncodingSubject("0", "t5", 40))
-    data = page_data([EncodingSubject("0", "t5", 40)])
+    web = client(named("t5", 40))
+    data = page_data([named("t5", 40)])
     scene = make_scene(web, subject="0")
     assert data["scenes"][0]["scene"] == scene["scene"]
     details = web.get(f"/api/scenes/{scene['scene']}/head/1/2?show=bias").json()
-    held = json.loads(json.dumps(page_export.plain(data["heads"][f"{scene['scene']}/bias/1/2"])))
+    held = json.loads(to_json(data["heads"][f"{scene['scene']}/bias/1/2"]))
     assert held == details
 
 
 def test_a_long_map_is_held_in_coarser_cells(static):
-    data = page_data([EncodingSubject("0", "alibi", 5000)])
+    data = page_data([named("alibi", 5000)])
     scene = data["scenes"][0]["scene"]
     entry = data["maps"][f"{scene}/bias/1/1"]
     assert entry["level"] == 3
@@ -90,15 +90,15 @@ def test_a_long_map_is_held_in_coarser_cells(static):
 
 
 def test_kinds_of_values_that_do_not_fit_are_left_out(static, monkeypatch):
-    monkeypatch.setattr(page_export, "MOST_BYTES", 10)
-    data = page_data([EncodingSubject("0", "alibi", 64)])
+    monkeypatch.setattr(exports, "MOST_BYTES", 10)
+    data = page_data([named("alibi", 64)])
     assert data["scenes"][0]["shows"] == ["bias"]
     assert all("/bias/" in key for key in data["maps"])
 
 
 def test_a_notebook_shows_the_export_in_a_frame(static, monkeypatch):
-    monkeypatch.setattr(page_export, "STATIC", static)
-    monkeypatch.setattr(page_export.export_page, "__defaults__", (static, *page_export.export_page.__defaults__[1:]))
+    monkeypatch.setattr(exports, "STATIC", static)
+    monkeypatch.setattr(exports.export_page, "__defaults__", (static, *exports.export_page.__defaults__[1:]))
     exploration = relpos.explore("alibi", length=32)
     shown = exploration._repr_html_()
     assert shown.startswith("<iframe srcdoc=")
@@ -113,7 +113,7 @@ def test_a_notebook_shows_the_export_in_a_frame(static, monkeypatch):
 
 
 def test_the_command_exports_and_refuses(static, tmp_path, monkeypatch):
-    monkeypatch.setattr(page_export.export_page, "__defaults__", (static, *page_export.export_page.__defaults__[1:]))
+    monkeypatch.setattr(exports.export_page, "__defaults__", (static, *exports.export_page.__defaults__[1:]))
     out = tmp_path / "pages" / "alibi.html"
     result = CliRunner().invoke(app, ["explore", "alibi", "--length", "32", "--export", str(out)])
     assert result.exit_code == 0, result.output
@@ -124,7 +124,7 @@ def test_the_command_exports_and_refuses(static, tmp_path, monkeypatch):
 
 def test_an_unbuilt_page_is_a_sentence(tmp_path):
     with pytest.raises(FileNotFoundError, match="has not been built"):
-        export_page([EncodingSubject("0", "alibi")], tmp_path)
+        export_page([named("alibi")], tmp_path)
     assert "make explorer" in client(static=tmp_path).get("/").text
     with pytest.raises(ValueError, match="nothing to export"):
         explore_module.Exploration([]).save(tmp_path / "a.html")

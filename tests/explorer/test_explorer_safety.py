@@ -13,22 +13,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from explorer import client, make_scene
+from explorer import client, make_scene, named
 
-from relpos.explorer import limits
-from relpos.explorer.documents import check_text
+from relpos.explorer import options as limits
 from relpos.explorer.explore import explore
-from relpos.explorer.scenes import Scene, SceneStore, scene_hash
+from relpos.explorer.explorer import SceneStore
+from relpos.explorer.model_inputs import check_text
+from relpos.explorer.scenes import Scene, scene_hash
 from relpos.explorer.server import Server, open_port
-from relpos.explorer.subjects import EncodingSubject
-from relpos.maps.computing import check_time, within
+from relpos.maps.values import check_time, within
 
 pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture
 def web():
-    return client(EncodingSubject("0", "alibi"))
+    return client(named("alibi"))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_its_own_origin_is_answered_and_cross_site_requests_are_not(web):
 
 def test_outside_loopback_every_request_needs_the_token(tmp_path):
     (tmp_path / "index.html").write_text('<html><meta name="relpos" content=\'{"token_required":false}\'></html>')
-    web = client(EncodingSubject("0", "alibi"), static=tmp_path, host="0.0.0.0", token="secret")
+    web = client(named("alibi"), static=tmp_path, host="0.0.0.0", token="secret")
     assert web.get("/api/start").status_code == 403
     assert web.get("/api/start", headers={"X-Relpos-Token": "guess"}).status_code == 403
     assert web.get("/api/start?token=secret").status_code == 403  # only the page itself takes it from its address
@@ -125,7 +125,7 @@ def test_a_scene_names_no_folder(web, name):
     [
         {"length": 0},
         {"length": -5},
-        {"length": limits.LENGTH + 1},
+        {"length": limits.LONGEST + 1},
         {"length": 10**30},
         {"length": 1.5},
         {"length": "512"},
@@ -236,21 +236,16 @@ def test_a_scene_that_was_dropped_is_gone_and_can_be_made_again(web):
     assert web.get(path).status_code == 200
 
 
-def test_scenes_are_kept_within_their_bytes():
-    class Heavy(Scene):
-        layer_bytes = 100
-
-        def layer(self, show, number):
-            raise NotImplementedError
-
-        values = layer
-
-    store = SceneStore(most_bytes=350, most=10)
-    for length in range(6):
-        store.make({"length": length}, Heavy)
+def test_scenes_are_kept_within_their_bytes(web):
+    subject = web.explorer.subject_of({"encoding": "cable"})
+    requests = [subject.complete({"length": 64, "seed": seed}) for seed in range(6)]
+    size = subject.scene(requests[0]).view.nbytes
+    store = SceneStore(most_bytes=int(3.5 * size), most=10)
+    for request in requests:
+        store.make(request, lambda request=request: subject.scene(request))
     assert len(store) == 3
-    assert store.get(scene_hash({"length": 5})) is not None
-    assert store.get(scene_hash({"length": 0})) is None
+    assert store.get(scene_hash(requests[5])) is not None
+    assert store.get(scene_hash(requests[0])) is None
 
 
 def test_scenes_that_nobody_looks_at_are_dropped(web):
@@ -327,7 +322,7 @@ def test_a_killed_or_interrupted_server_leaves_nothing_behind(tmp_path):
 
 def test_a_client_that_leaves_prints_nothing(capfd):
     """Whether it leaves while it sends or while it receives, and closes its connection or resets it."""
-    server = Server([EncodingSubject("0", "alibi")], port=0)
+    server = Server([named("alibi")], port=0)
     server.start()
     while not server.uvicorn.started:
         time.sleep(0.01)

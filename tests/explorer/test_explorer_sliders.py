@@ -12,23 +12,23 @@ from relpos.forms.bias import Toeplitz
 
 
 def by_name(name, heads=8):
-    return {slider.name: slider for slider in sliders(name, heads, 64)}
+    return {slider["name"]: slider for slider in sliders(name, heads, 64)}
 
 
 @pytest.mark.parametrize("name", relpos.names())
 def test_every_slider_can_be_set_to_its_own_value_and_to_its_ends(name):
     for slider in sliders(name, 4, 64):
-        ends = slider.choices if slider.kind == "choice" else [slider.low, slider.high, slider.value]
+        ends = slider["choices"] if slider["kind"] == "choice" else [slider["low"], slider["high"], slider["value"]]
         for value in ends:
-            make_encoding(name, 4, 64, {slider.name: value})
+            make_encoding(name, 4, 64, {slider["name"]: value})
 
 
 def test_the_sliders_of_the_issue_exist():
-    assert by_name("alibi")["slopes_values"].kind == "per_head"
+    assert by_name("alibi")["slopes_values"]["kind"] == "per_head"
     assert {"r1", "r2"} <= set(by_name("kerple_log"))
     assert {"c_values", "length"} <= set(by_name("fire"))  # c, and the threshold
     assert {"base", "factor", "scaling"} <= set(by_name("rope"))  # theta
-    assert by_name("window")["size"].kind == "int"
+    assert by_name("window")["size"]["kind"] == "int"
 
 
 def test_kerple_with_moved_sliders_is_its_formula():
@@ -100,8 +100,8 @@ def test_a_new_encoding_has_its_sliders_without_a_line_in_the_explorer(monkeypat
     monkeypatch.setattr(registry, "_registered", {})
     relpos.register("saturating", Saturating)
     named = by_name("saturating")
-    assert named["reach"].help == "Distance at which half of the penalty is reached."
-    assert named["strength"].kind == "per_head"
+    assert named["reach"]["help"] == "Distance at which half of the penalty is reached."
+    assert named["strength"]["kind"] == "per_head"
     web = client()
     assert "saturating" in [each["name"] for each in web.get("/api/start").json()["encodings"]]
     scene = make_scene(

@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import relpos
-from relpos.maps.pyramid import HeadMap
+from relpos.maps.map import HeadMap
 from relpos.maps.toeplitz import ByDistance, FlatContent
 from relpos.maps.values import HeadValues, TensorValues
 

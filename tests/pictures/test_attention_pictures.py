@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import relpos
 from relpos.cli import app
-from relpos.maps.bins import bin_centres, bin_means, distance_edges
-from relpos.maps.heads.mass_profiles import layer_mass
+from relpos.maps.diagonals import bin_centres, bin_means, distance_edges
+from relpos.maps.distance_profiles import layer_mass
 from relpos.maps.layer import model_layers
 from relpos.pictures.draw import draw
 from relpos.pictures.mass_figures import COLOURS

@@ -114,7 +114,7 @@ def test_a_length_counts_bos(folder):
 def test_the_document_of_the_explorer_begins_with_bos(folder, bos, first):
     subject = open_subjects([str(folder)], length=8, text="w05 w06 w05 w06", bos=bos)[0]
     scene = subject.scene(subject.complete({}))
-    assert scene.tokens[0] == first
+    assert scene.view.tokens[0] == first
     assert ("Each window begins with w01." in scene.notes) == bos
 
 
