@@ -13,7 +13,7 @@ from torch import Tensor
 from relpos.explorer.options import ENTRY_LENGTH, MOST_WRITTEN, TEXT_BYTES
 from relpos.explorer.replies import DocumentTitle, Input
 from relpos.maps.model_subject import ModelSubject
-from relpos.runs.inputs import ModelInput
+from relpos.runs.run import ModelInput
 
 if TYPE_CHECKING:
     from relpos.runs.run import Run

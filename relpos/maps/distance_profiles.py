@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from relpos.attend.arguments import RotaryFrequencies
 from relpos.attend.by_distance import mass_of_call
-from relpos.attend.layer_call import RotaryFrequencies
 from relpos.forms.bias import Toeplitz, terms
 from relpos.forms.rotation import turn
 from relpos.maps.diagonals import Diagonals

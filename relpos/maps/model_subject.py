@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from relpos.attend.layer_call import LayerCall
+from relpos.attend.arguments import LayerCall
 from relpos.encodings.registry import names
 from relpos.forms.encoding import Encoding
 from relpos.maps import LENGTH
@@ -31,9 +31,8 @@ from relpos.maps.values import HeadValues
 from relpos.system.errors import unknown
 
 if TYPE_CHECKING:
-    from relpos.pretrained.positions import LayerPosition
-    from relpos.runs.inputs import ModelInput
-    from relpos.runs.run import Run
+    from relpos.pretrained.layer_position import LayerPosition
+    from relpos.runs.run import ModelInput, Run
 
 ALL_OFFSETS = 10**6  # wider than any window of patches
 
@@ -92,7 +91,7 @@ class ModelSubject(Subject):
             return model_layers(self.run.family, self.run.model, ids, numbers)
 
     def view(self, request: Request) -> "ModelView":
-        from relpos.runs.inputs import heldout_samples, text_sample
+        from relpos.runs.run import heldout_samples, text_sample
 
         refuse_sizes(str(self.run.folder), self.heads, request)
         if request.text is None:
@@ -105,7 +104,7 @@ class ModelSubject(Subject):
 
     def other_inputs(self, shown: "ModelInput", seed: int) -> "list[ModelInput]":
         """Held-out text that is as long as an input, to compare it with; none if there is no such text."""
-        from relpos.runs.inputs import heldout_samples
+        from relpos.runs.run import heldout_samples
 
         try:
             samples = heldout_samples(self.run, len(shown.ids), seed, 3)

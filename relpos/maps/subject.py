@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relpos.attend.layer_call import LayerCall
+from relpos.attend.arguments import LayerCall
 from relpos.encodings.registry import encoding
 from relpos.forms.bias import Toeplitz
 from relpos.forms.encoding import Encoding

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relpos
-from relpos.attend.layer_call import LayerCall
+from relpos.attend.arguments import LayerCall
 from relpos.maps.curve_fits import fit_curves
 from relpos.maps.distance_profiles import MassProfile, layer_mass
 from relpos.maps.head_classes import KINDS, class_heads

@@ -6,7 +6,7 @@ import torch
 from explorer import client, get_tile, reduced_tile
 
 import relpos
-from relpos.attend.layer_call import LayerCall
+from relpos.attend.arguments import LayerCall
 from relpos.explorer.scenes import ExplorerSubject
 from relpos.maps.distance_profiles import layer_mass, mass_of_weights
 from relpos.maps.layer import open_layer

@@ -16,8 +16,7 @@ from relpos.maps.distance_profiles import layer_mass
 from relpos.maps.layer import model_layers
 from relpos.pictures.draw import draw
 from relpos.pictures.mass_figures import COLOURS
-from relpos.runs.inputs import heldout_samples
-from relpos.runs.run import open_run
+from relpos.runs.run import heldout_samples, open_run
 from relpos.training.training import train
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]

@@ -13,8 +13,7 @@ import relpos
 from relpos.cli import app
 from relpos.pictures.draw import draw
 from relpos.pictures.picture import AXES, SMALL
-from relpos.runs.inputs import heldout_samples
-from relpos.runs.run import open_run
+from relpos.runs.run import heldout_samples, open_run
 from relpos.training.training import train
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]
