@@ -13,7 +13,7 @@ from relpos.maps.layer import Layer, Quantity
 from relpos.maps.rank_one import RankOneValues
 from relpos.maps.scaled import ScaledValues, has_pieces
 from relpos.maps.toeplitz import ByDistance, FlatContent
-from relpos.maps.values import ENTRIES, Cells, Difference, HeadValues, check_time, reduce_block
+from relpos.maps.values import ENTRIES, Difference, HeadValues
 
 
 @torch.no_grad()
@@ -121,24 +121,6 @@ class Entries(HeadValues):
         _, lse = choose(None, q, v, self.form, call).attention(q, k, v, self.form, call)
         assert lse is not None
         return lse[0, 0].masked_fill(lse[0, 0] == -torch.inf, torch.inf)
-
-    def cells(self, row: int, rows: int, column: int, columns: int, size: int) -> Cells:
-        if not self.call.causal or not self._all_seen(self.length, 0):
-            return super().cells(row, rows, column, columns, size)
-        cells = Cells.empty(rows, columns)
-        step = max(1, ENTRIES // (columns * size * size))
-        for first in range(0, rows, step):
-            check_time()
-            last = min(first + step, rows)
-            # Columns before these rows of cells are seen by all of their queries, those after them by none.
-            before, after = (min(max(row + place - column, 0), columns) for place in (first, last))
-            for start, stop in ((0, before), (before, after)):
-                if start == stop:
-                    continue
-                queries = ((row + first) * size, min((row + last) * size, self.length))
-                keys = ((column + start) * size, min((column + stop) * size, self.length))
-                cells.put(first, start, reduce_block(self.block(*queries, *keys), last - first, stop - start, size))
-        return cells
 
     @torch.no_grad()
     def diagonal(self, distance: int) -> Tensor | None:

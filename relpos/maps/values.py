@@ -117,15 +117,22 @@ class HeadValues(ABC):
 
     def cells(self, row: int, rows: int, column: int, columns: int, size: int) -> Cells:
         """Reduce rows × columns cells of `size` queries and keys, from `row` and `column` on."""
+        cells = Cells.empty(rows, columns)
         step = max(1, ENTRIES // (columns * size * size))
-        left, right = column * size, min((column + columns) * size, self.length)
-        parts = []
-        for first in range(row, row + rows, step):
+        for first in range(0, rows, step):
             check_time()
-            end = min(first + step, row + rows)
-            values = self.block(first * size, min(end * size, self.length), left, right)
-            parts.append(reduce_block(values, end - first, columns, size))
-        return Cells(*(torch.cat(column) for column in zip(*parts, strict=True)))
+            last = min(first + step, rows)
+            # Of a causal map, columns before these rows of cells are seen by all of their queries, those after by none.
+            before, after = 0, columns
+            if self.causal:
+                before, after = (min(max(row + place - column, 0), columns) for place in (first, last))
+            for start, stop in ((0, before), (before, after)):
+                if start == stop:
+                    continue
+                queries = ((row + first) * size, min((row + last) * size, self.length))
+                keys = ((column + start) * size, min((column + stop) * size, self.length))
+                cells.put(first, start, reduce_block(self.block(*queries, *keys), last - first, stop - start, size))
+        return cells
 
     def diagonals(self) -> Diagonals:
         """Sums along every diagonal, exact: in one pass over all entries, or from the form."""
