@@ -8,9 +8,8 @@ import pytest
 import torch
 import transformers
 from refused_command import refused
-from relpos.comparison.trial import read_record
 
-from relpos.comparison.comparison import Trial, load_comparison
+from relpos.comparison.comparison import Trial, load_comparison, read_record
 from relpos.runs.checkpoints import checkpoints, install, newest_undamaged
 from relpos.runs.run import open_run
 from relpos.system.seal import damage, seal
