@@ -88,7 +88,6 @@ class _Parameter:
         self.flag = about.flag or (f"--{name}/--no-{name}" if field.default is True else f"--{name}")
 
     def signature(self) -> inspect.Parameter:
-        """The parameter of a typer function."""
         field, about = self.field, self.about
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         words = default_words(field) or (f"--{field.name}" if field.default is True and not about.flag else "")
@@ -110,7 +109,6 @@ class _Parameter:
         return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
     def _kind(self) -> Any:
-        """The type that typer converts to."""
         if self.repeated:
             return list[int] if int in typing.get_args(self.field.type) else list[str]
         if bool in self.kinds:

@@ -194,7 +194,6 @@ class Trials(Parts):
         return Part("relpos.comparison.compare", arguments, folder, folder / LOG, reads, distributed=True)
 
     def end(self, name: str, end: Exit) -> None:
-        """Note that the process of a trial has ended."""
         trial = next(trial for trial in self.comparison.trials() if trial.name == name)
         code = end.code if end.code in (DONE, FAILED, HELD) else self._record_crash(trial, end)
         if code == HELD:

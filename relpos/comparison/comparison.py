@@ -79,7 +79,6 @@ class Comparison:
 
     @property
     def family(self) -> FamilyEntry:
-        """The family of the models."""
         return entry(self.settings.get("model.family", DEFAULT))
 
     def trials(self) -> list[Trial]:
@@ -87,7 +86,6 @@ class Comparison:
         return [Trial(encoding, seed) for seed in range(self.seeds) for encoding in self.encodings]
 
     def trials_of(self, encoding: str) -> list[Trial]:
-        """The trials of an encoding, by seed."""
         return [Trial(encoding, seed) for seed in range(self.seeds)]
 
     def settings_of(self, trial: Trial, out: Path) -> Settings:
@@ -102,7 +100,6 @@ class Comparison:
         return shlex.join(words + [f"{k}={v}" for k, v in self.settings.items() if k != "data.length"])
 
     def train_command(self, trial: Trial, out: Path) -> str:
-        """The command that trains the model of one trial."""
         settings = {**trial.settings(out), **self.settings}
         return shlex.join(["relpos", "train", *(f"{key}={value}" for key, value in settings.items())])
 

@@ -34,7 +34,6 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        """The mean over the seeds."""
         return statistics.fmean(self.values) if self.values else None
 
     @property
@@ -120,7 +119,6 @@ class Difference:
 
     @property
     def significant(self) -> bool:
-        """Whether the interval does not contain 0."""
         return self.low > 0 or self.high < 0
 
 

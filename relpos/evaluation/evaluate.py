@@ -19,8 +19,6 @@ from relpos.evaluation.evaluation import Question, check_scaling, default_length
 from relpos.evaluation.options import PROTOCOLS, EvaluateOptions, ProtocolName
 from relpos.evaluation.scoring import PARTS, Processes
 from relpos.evaluation.task_scoring import TaskQuestion
-from relpos.pictures.curves import draw_accuracy, draw_curves, draw_depths, draw_positions
-from relpos.pictures.printed_page import save
 from relpos.runs.results import EVALUATION, TaskResult, TextResult
 from relpos.runs.run import Run, open_run
 from relpos.system.executors import Executor, LocalExecutor, Part, Parts
@@ -173,6 +171,9 @@ def _check_measured(results: Mapping[str, Result]) -> None:
 
 
 def _draw(results: Mapping[str, TextResult], protocol: ProtocolName, file: Path) -> None:
+    from relpos.pictures.curves import draw_curves, draw_positions  # matplotlib, which a part does not need
+    from relpos.pictures.printed_page import save
+
     trained = {result["trained_length"] for result in results.values()}
     mark = trained.pop() if len(trained) == 1 else None  # runs of several trained lengths have no common mark
     if protocol == "positions":
@@ -183,6 +184,9 @@ def _draw(results: Mapping[str, TextResult], protocol: ProtocolName, file: Path)
 
 
 def _draw_task(label: str, question: TaskQuestion, result: TaskResult) -> list[Path]:
+    from relpos.pictures.curves import draw_accuracy, draw_depths
+    from relpos.pictures.printed_page import save
+
     _check_measured({label: result})
     pictures = [save(draw_accuracy([result]), question.folder / f"{question.stem}.png")]
     if result["depths"]:

@@ -126,7 +126,6 @@ class Question:
             self._losses(piece, self._scorer(piece))
 
     def answer(self) -> TextResult:
-        """Measure the loss at each length, and write the result."""
         run, options = self.run, self.options
         result: TextResult = {
             "protocol": options.protocol,

@@ -54,6 +54,11 @@ class Resources:
         gpus = [_count(self.gpus, "GPU")] if self.gpus else []
         return ", ".join([_count(self.cores, "core"), *memory, *gpus])
 
+    def include(self, other: "Resources") -> bool:
+        """Whether these are enough for others."""
+        memory = other.memory is None or (self.memory or 0) >= other.memory
+        return memory and self.cores >= other.cores and self.gpus >= other.gpus
+
     @property
     def threads(self) -> int:
         """The threads of each process: the cores are divided among the processes of a part."""
@@ -76,7 +81,6 @@ class Part:
     distributed: bool = False  # whether several GPUs have one process each; otherwise there is a single process
 
     def command(self, gpus: int = 0) -> tuple[str | Path, ...]:
-        """The arguments of the Python interpreter."""
         several = self.distributed and gpus > 1
         launcher = ("-m", MODULE, "--standalone", "--nproc-per-node", str(gpus)) if several else ()
         return (*launcher, "-m", self.module, *self.arguments)
@@ -227,7 +231,6 @@ class Parts:
         return False
 
     def progress(self) -> str:
-        """The line of progress."""
         logs = {name: part.log for name, part in self.parts.items()}
         return "  |  ".join([f"{len(self.ends)} of {len(self.parts)} parts", *self.active_words(logs)])
 

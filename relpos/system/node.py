@@ -43,7 +43,6 @@ class Task:
 
     @property
     def seconds(self) -> float:
-        """The seconds since it began."""
         return 0.0 if self.began is None else time.monotonic() - self.began
 
 

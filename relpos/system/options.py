@@ -32,7 +32,6 @@ class Range:
     below: float = math.inf  # an upper bound that is itself excluded
 
     def holds(self, value: float) -> bool:
-        """Whether a number is allowed."""
         low_enough = math.isfinite(value) and value <= self.most and value < self.below
         return low_enough and (value > self.least if self.above else value >= self.least)
 

@@ -64,7 +64,6 @@ class Children:
         self._children[name] = (process, time.monotonic())
 
     def seconds(self, name: str) -> float:
-        """The seconds since a running child was started."""
         return time.monotonic() - self._children[name][1]
 
     def ended(self) -> dict[str, Exit]:
@@ -73,7 +72,6 @@ class Children:
         return {name: self._remove(name, code) for name, code in codes.items() if code is not None}
 
     def stop(self) -> None:
-        """Terminate all children and wait until they have ended."""
         for process, _ in self._children.values():
             process.terminate()
         for name in self.running:

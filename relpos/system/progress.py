@@ -51,7 +51,6 @@ class LiveLine:
             self._live = None
 
     def end(self) -> None:
-        """Keep the line."""
         self.clear(keep=True)
 
 

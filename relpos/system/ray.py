@@ -197,27 +197,19 @@ class RayExecutor(ClusterExecutor[RayTask]):
     def _check_machines(self, patience: float) -> None:
         """Refuse to wait for a machine that the cluster does not have."""
         self._checked = now = time.monotonic()
-        machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        if any(_fits(self.resources, machine) for machine in machines):
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        machines = [
+            Resources(int(node["CPU"]), int(node["memory"]), int(node.get("GPU", 0)))
+            for node in nodes
+            if node.get("CPU")
+        ]
+        if any(machine.include(self.resources) for machine in machines):
             self._enough = now
         elif now - self._enough >= patience:
             raise ValueError(
                 f"no machine of the Ray cluster has what one part needs, {self.resources}: its machines have "
-                f"{'; '.join(map(_describe, machines)) or 'nothing'}. Ask for less, or add a machine to the cluster."
+                f"{'; '.join(map(str, machines)) or 'nothing'}. Ask for less, or add a machine to the cluster."
             )
-
-
-def _fits(resources: Resources, machine: dict[str, float]) -> bool:
-    return (
-        machine.get("CPU", 0) >= resources.cores
-        and machine.get("GPU", 0) >= resources.gpus
-        and machine.get("memory", 0) >= (resources.memory or 0)
-    )
-
-
-def _describe(machine: dict[str, float]) -> str:
-    cores, gpus, memory = int(machine.get("CPU", 0)), int(machine.get("GPU", 0)), machine.get("memory", 0) / 2**30
-    return f"{cores} cores, {memory:.3g} GB" + (f", {gpus} GPUs" if gpus else "")
 
 
 # -- The connection: what Ray itself would wait for without end is refused in a sentence

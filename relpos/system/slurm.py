@@ -2,7 +2,6 @@
 
 import getpass
 import importlib
-import os
 import shutil
 import signal
 import subprocess
@@ -44,7 +43,6 @@ class SlurmTask(Task):
 
     @property
     def number(self) -> str:
-        """The number of its job."""
         return str(self.handle.job_id)
 
 
@@ -232,8 +230,6 @@ def _runs(number: str, job: Any) -> bool:
     """Whether a local job runs; one of an earlier command is known by the number of its process only."""
     if job is not None and job.state in ("RUNNING", "FINISHED", "INTERRUPTED"):
         return bool(job.state == "RUNNING")
-    try:
-        os.kill(int(number), 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{number}/stat").read_text(encoding="utf-8").split(")")[-1].split()[0] != "Z"
+    import psutil
+
+    return psutil.pid_exists(int(number)) and psutil.Process(int(number)).status() != psutil.STATUS_ZOMBIE
