@@ -28,7 +28,7 @@ from relpos.pictures.map_figures import draw_sheet
 from relpos.pictures.markdown import TRAINED, image, items, table, to_html, without_tags
 from relpos.pictures.printed_page import Look, save
 from relpos.system.files import write_text
-from relpos.text.masking import MASKED_EVERY
+from relpos.text.tokens import MASKED_EVERY
 
 FIGURES = "figures"  # the folder of the pictures in the comparison's folder
 

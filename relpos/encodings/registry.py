@@ -30,7 +30,7 @@ FILES = {  # name: file and class
     "dapev2": ("dapev2", "DapeV2"),
     "fire": ("fire", "Fire"),
     "forgetting": ("forgetting", "Forgetting"),
-    "kcable": ("kcable", "KernelCable"),
+    "kcable": ("cable", "KernelCable"),
     "kerple_log": ("kerple", "KerpleLog"),
     "kerple_power": ("kerple", "KerplePower"),
     "learned": ("learned", "Learned"),

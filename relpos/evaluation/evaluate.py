@@ -25,7 +25,7 @@ from relpos.system.executors import Executor, LocalExecutor, Part, Parts
 from relpos.system.options import takes
 from relpos.system.processes import end_with_parent
 from relpos.system.progress import LiveLine, clock_time
-from relpos.tasks.registry import task as task_of
+from relpos.tasks import task as task_of
 
 Result = TextResult | TaskResult  # what is in a JSON file: docs/evaluation.md
 OF_TEXT = ("data", "split", "stride", "last", "eval_tokens", "rope_scaling")  # options that a task does not have

@@ -31,9 +31,8 @@ from relpos.system.files import write_text
 from relpos.system.options import check_options
 from relpos.system.progress import Countdown
 from relpos.system.versions import versions
-from relpos.text.masking import MASKED_EVERY
 from relpos.text.tokenizers import token_bytes
-from relpos.text.tokens import Tokens, tokenize
+from relpos.text.tokens import MASKED_EVERY, Tokens, tokenize
 
 LONGEST = 150  # characters of a name; file systems allow 255 bytes
 CONTROL = "control"  # a piece of a question beside its lengths: the control of the protocol positions

@@ -23,8 +23,7 @@ from relpos.runs.run import Run
 from relpos.system.files import write_bytes, writing
 from relpos.system.memory import begin_peak, check_memory, peak
 from relpos.system.seal import signed, undamaged
-from relpos.text.masking import MASKED_EVERY, masked_places
-from relpos.text.tokens import IGNORED
+from relpos.text.tokens import IGNORED, MASKED_EVERY, masked_places
 
 if TYPE_CHECKING:
     from relpos.evaluation.evaluation import Question

@@ -24,7 +24,7 @@ from relpos.system.files import write_text
 from relpos.system.memory import check_memory
 from relpos.system.progress import Countdown
 from relpos.system.seal import signed, undamaged
-from relpos.tasks.registry import task as task_of
+from relpos.tasks import task as task_of
 from relpos.tasks.task import Example
 
 TOKENS = 2**14  # read at a time

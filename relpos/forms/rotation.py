@@ -1,8 +1,6 @@
 """Rotations of queries and keys: tables of cosines and sines, and the frequencies of RoPE under its scalings.
 
-The scalings are named and keyed as in transformers' `rope_parameters`. Each returns the frequencies (pairs,), or (1 or
-batch, length, pairs) where they depend on the current length of a token's document. The arithmetic runs in the dtype of
-the call, in the order in which the checkpoints were trained.
+The scalings are named and keyed as in transformers' `rope_parameters`.
 """
 
 import math
@@ -93,8 +91,19 @@ class RopeParameters:
         return self.head_dim if self.scaling == "proportional" else int(self.head_dim * self.fraction)
 
     def frequencies(self, lengths: Tensor, dtype: torch.dtype) -> Tensor:
-        """θ of each pair, for tokens in documents of these lengths (1 or batch, length)."""
-        return SCALINGS[self.scaling](self, lengths, dtype)
+        """θ of each pair, (pairs,); or (1 or batch, length, pairs) where they depend on the lengths of documents.
+
+        The lengths are those of the documents of tokens, (1 or batch, length). The arithmetic runs in the order in
+        which the checkpoints were trained.
+        """
+        base: float | Tensor = self.base
+        if self.scaling == "ntk":  # the slowest pair is stretched by the factor, the fastest not at all
+            base = base * self.factor ** (self.dim / (self.dim - 2))
+        elif self.scaling == "dynamic":  # NTK with a factor that grows beyond the trained length
+            grown = lengths.clamp(min=self.length).to(dtype)[..., None]  # (1 or batch, length, 1)
+            base = base * ((self.factor * grown / self.length) - (self.factor - 1)) ** (self.dim / (self.dim - 2))
+        exponents = torch.arange(0, self.dim, 2, device=lengths.device).to(dtype) / self.dim
+        return SCALINGS[self.scaling](self, 1.0 / torch.pow(base, exponents), lengths)
 
     @property
     def axes(self) -> int:
@@ -124,36 +133,17 @@ class RopeParameters:
         return math.sqrt(1 + math.log(self.factor) / math.log(self.trained)) if self.factor > 1 else 1.0
 
 
-def _inverse_powers(r: RopeParameters, base: float | Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """base^(−2k/d): (pairs,), or (…, pairs) for bases (…, 1)."""
-    exponents = torch.arange(0, r.dim, 2, device=device).to(dtype) / r.dim
-    return 1.0 / torch.pow(base, exponents)
+def _unchanged(r: RopeParameters, theta: Tensor, lengths: Tensor) -> Tensor:
+    """θ_k = base^(−2k/d), with the base of the scaling."""
+    return theta
 
 
-def default(r: RopeParameters, lengths: Tensor, dtype: torch.dtype) -> Tensor:
-    """θ_k = base^(−2k/d)."""
-    return _inverse_powers(r, r.base, lengths.device, dtype)
-
-
-def linear(r: RopeParameters, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+def _linear(r: RopeParameters, theta: Tensor, lengths: Tensor) -> Tensor:
     """Positions divided by the factor."""
-    return default(r, lengths, dtype) / r.factor
+    return theta / r.factor
 
 
-def ntk(r: RopeParameters, lengths: Tensor, dtype: torch.dtype) -> Tensor:
-    """A larger base, so that the slowest pair is stretched by the factor and the fastest not at all."""
-    base = r.base * r.factor ** (r.dim / (r.dim - 2))
-    return _inverse_powers(r, base, lengths.device, dtype)
-
-
-def dynamic(r: RopeParameters, lengths: Tensor, dtype: torch.dtype) -> Tensor:
-    """NTK with a factor that grows with the document once it is longer than the trained length."""
-    grown = lengths.clamp(min=r.length).to(dtype)[..., None]  # (1 or batch, length, 1)
-    base = r.base * ((r.factor * grown / r.length) - (r.factor - 1)) ** (r.dim / (r.dim - 2))
-    return _inverse_powers(r, base, lengths.device, dtype)
-
-
-def yarn(r: RopeParameters, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+def _yarn(r: RopeParameters, theta: Tensor, lengths: Tensor) -> Tensor:
     """Fast pairs unchanged, slow pairs interpolated, a linear ramp between."""
 
     def pair_turning(turns: float) -> float:  # the pair that makes this many turns over the trained length
@@ -165,15 +155,13 @@ def yarn(r: RopeParameters, lengths: Tensor, dtype: torch.dtype) -> Tensor:
     low, high = max(low, 0), min(high, r.dim - 1)
     if low == high:
         high += 0.001
-    pair = torch.arange(r.dim // 2, device=lengths.device, dtype=dtype)
+    pair = torch.arange(r.dim // 2, device=theta.device, dtype=theta.dtype)
     keep = 1 - ((pair - low) / (high - low)).clamp(0, 1)
-    theta = default(r, lengths, dtype)
     return theta / r.factor * (1 - keep) + theta * keep
 
 
-def llama3(r: RopeParameters, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+def _llama3(r: RopeParameters, theta: Tensor, lengths: Tensor) -> Tensor:
     """Long waves stretched by the factor, short waves unchanged, a linear ramp between."""
-    theta = default(r, lengths, dtype)
     wavelength = 2 * math.pi / theta
     ramp = (r.trained / wavelength - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor)
     between = (1 - ramp) * (theta / r.factor) + ramp * theta
@@ -181,30 +169,27 @@ def llama3(r: RopeParameters, lengths: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(wavelength > long, theta / r.factor, torch.where(wavelength < short, theta, between))
 
 
-def longrope(r: RopeParameters, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+def _longrope(r: RopeParameters, theta: Tensor, lengths: Tensor) -> Tensor:
     """One factor per pair from a search: one list up to the trained length, another beyond."""
-    short = torch.tensor(r.short_factor, dtype=dtype, device=lengths.device)
-    long = torch.tensor(r.long_factor, dtype=dtype, device=lengths.device)
-    factors = torch.where((lengths > r.trained)[..., None], long, short)  # (1 or batch, length, pairs)
-    return default(r, lengths, dtype) / factors
+    short, long = theta.new_tensor(r.short_factor), theta.new_tensor(r.long_factor)
+    return theta / torch.where((lengths > r.trained)[..., None], long, short)  # (1 or batch, length, pairs)
 
 
-def proportional(r: RopeParameters, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+def _proportional(r: RopeParameters, theta: Tensor, lengths: Tensor) -> Tensor:
     """p-RoPE: only the fastest pairs are rotated, at the frequencies of the full head."""
-    theta = default(r, lengths, dtype)
-    turning = int(r.fraction * r.head_dim // 2)
-    return torch.where(torch.arange(len(theta), device=theta.device) < turning, theta, 0.0) / r.factor
+    turning = torch.arange(len(theta), device=theta.device) < int(r.fraction * r.head_dim // 2)
+    return torch.where(turning, theta, 0.0) / r.factor
 
 
-SCALINGS: dict[Scaling, Callable[[RopeParameters, Tensor, torch.dtype], Tensor]] = {
-    "default": default,
-    "linear": linear,
-    "ntk": ntk,
-    "dynamic": dynamic,
-    "yarn": yarn,
-    "llama3": llama3,
-    "longrope": longrope,
-    "proportional": proportional,
+SCALINGS: dict[Scaling, Callable[[RopeParameters, Tensor, Tensor], Tensor]] = {
+    "default": _unchanged,
+    "linear": _linear,
+    "ntk": _unchanged,
+    "dynamic": _unchanged,
+    "yarn": _yarn,
+    "llama3": _llama3,
+    "longrope": _longrope,
+    "proportional": _proportional,
 }
 _OURS = {  # transformers' keys that have another name here
     "rope_theta": "base",

@@ -15,8 +15,7 @@ from relpos.evaluation.evaluation import check_scaling, evaluate, scaled_run
 from relpos.models import FAMILIES
 from relpos.pictures.draw import draw
 from relpos.runs.run import open_run
-from relpos.text.masking import MaskedWindows, masked_places
-from relpos.text.tokens import separator_of
+from relpos.text.tokens import MaskedWindows, masked_places, separator_of
 from relpos.training.training import train
 
 pytestmark = pytest.mark.heavy

@@ -29,9 +29,9 @@ from relpos.text.corpus import open_corpus
 from relpos.text.tokenizers import load_tokenizer
 from relpos.text.tokens import Windows, tokenize
 from relpos.training import trainer as trainer_module
-from relpos.training.log import Clock
-from relpos.training.trainer import parameter_groups, schedule
-from relpos.training.training import build_model, train
+from relpos.training.model_and_data import build_model
+from relpos.training.trainer import Clock, parameter_groups, schedule
+from relpos.training.training import train
 
 STEPS = SMALL_RUN["run.steps"]
 WEIGHTS = "model.safetensors"
@@ -168,7 +168,8 @@ from relpos.training import trainer
 from relpos.runs.settings import load_settings
 from relpos.text.tokenizers import load_tokenizer
 from relpos.text.tokens import Windows, tokenize
-from relpos.training.training import build_model, train
+from relpos.training.model_and_data import build_model
+from relpos.training.training import train
 install, calls = trainer.install, []
 def killed(*args):
     calls.append(args)
@@ -336,7 +337,7 @@ class TestTheEnd:
             return step(*args, **kwargs)
 
         monkeypatch.setattr(trainer_module.RelposTrainer, "training_step", one_second)
-        monkeypatch.setattr("relpos.training.log.time", SimpleNamespace(monotonic=lambda: now))
+        monkeypatch.setattr("relpos.training.trainer.time", SimpleNamespace(monotonic=lambda: now))
         result = train(settings(tmp_path, run__steps=None, run__minutes=seconds / 60, run__log_every=1000))
         assert (result["step"], result["seconds"]) == (steps, 2.0 * steps)
         assert damage(tmp_path / f"checkpoint-{steps}") is None
