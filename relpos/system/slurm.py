@@ -232,4 +232,4 @@ def _runs(number: str, job: Any) -> bool:
         return bool(job.state == "RUNNING")
     import psutil
 
-    return psutil.pid_exists(int(number)) and psutil.Process(int(number)).status() != psutil.STATUS_ZOMBIE
+    return bool(psutil.pid_exists(int(number)) and psutil.Process(int(number)).status() != psutil.STATUS_ZOMBIE)
