@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from relpos.cli.from_options import Command, command
+from relpos.cli.from_options import Command, Values, command
 from relpos.cli.tables import print_comparison, print_results, print_scores
 from relpos.comparison.options import CompareOptions
 from relpos.evaluation.options import OUTPUT, EvaluateOptions
@@ -27,8 +27,6 @@ from relpos.training.train import TrainOptions
 if TYPE_CHECKING:
     from relpos.runs.results import TaskResult, TextResult
     from relpos.system.executors import Executor
-
-Values = dict[str, Any]  # the options that were given, by name
 
 # -- Where the parts of a command run: processes of this machine, a Ray cluster, or SLURM
 

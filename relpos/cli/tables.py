@@ -40,14 +40,9 @@ def print_table(
     left: int | None = None,
     **more: Any,
 ) -> None:
-    """Print a table.
+    """Print a table whose `unwrapped` columns (None: all) stay on one line and whose first `left` (None: all) are text.
 
-    Args:
-        head: The titles of the columns.
-        rows: Their cells; [brackets] are not markup.
-        unwrapped: Columns that are never wrapped; None for all.
-        left: How many columns are aligned to the left; the others are numbers. None for all.
-        more: Of rich's table.
+    [Brackets] in cells are not markup.
     """
     from rich.table import Table
     from rich.text import Text

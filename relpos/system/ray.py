@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from relpos.system.executors import Part, Resources
+from relpos.system.executors import Exit, Part, Resources
 from relpos.system.node import (
     PROOF,
     ClusterExecutor,
@@ -23,7 +23,6 @@ from relpos.system.node import (
     pack,
     run_part,
 )
-from relpos.system.processes import Exit
 
 RUNNING = "auto"  # the cluster that runs on this machine, or that of the variable RAY_ADDRESS
 OWN = "local"  # a cluster of this machine alone, for as long as the command runs
@@ -94,10 +93,13 @@ class RayExecutor(ClusterExecutor[RayTask]):
         if self._own:
             _connect(self._ray, address)
         self._enough = self._checked = time.monotonic()  # when a machine was last seen to be large enough, or checked
-        needs: dict[str, Any] = {"num_cpus": resources.cores, "num_gpus": resources.gpus, "memory": resources.memory}
-        # We count retries ourselves, since the user should read about each.
-        remote = self._ray.remote(run_part)
-        self._submit = remote.options(num_returns="streaming", max_retries=0, **needs).remote
+        self._submit = self._ray.remote(
+            num_returns="streaming",
+            max_retries=0,  # we count them ourselves, since the user should read about each
+            num_cpus=resources.cores,
+            num_gpus=resources.gpus,
+            memory=resources.memory,
+        )(run_part).remote
         try:
             self._check_machines(patience=0.0)
         except ValueError:

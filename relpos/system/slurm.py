@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relpos.system.executors import Part, Resources
+from relpos.system.executors import Exit, Part, Resources
 from relpos.system.files import write_text
 from relpos.system.node import ClusterExecutor, Job, Task, import_extra, last_words, make_job, run_part
-from relpos.system.processes import Exit
 
 MINUTES = 60  # time limit of a job
 RESTARTS = 100  # how often a job that reached its time limit is queued again
@@ -106,7 +105,7 @@ class SlurmExecutor(ClusterExecutor[SlurmTask]):
         if cluster == "slurm" and shutil.which("sbatch") is None:
             raise ValueError("this machine has no SLURM (no command sbatch): run relpos where you submit jobs.")
         self.cluster = cluster
-        self._parameters: dict[str, Any] = {
+        self._parameters: dict[str, object] = {
             "name": "relpos",
             "nodes": 1,
             "tasks_per_node": 1,
