@@ -1,8 +1,10 @@
 """The arguments of attention: one typed list, checked here once, and the call that encodings and backends see."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -47,6 +49,25 @@ class AttentionOptions(WeightOptions, total=False):
     dropout: float
     seed: int | Tensor | None
     return_lse: bool
+
+
+@dataclass(frozen=True)
+class RotaryFrequencies:
+    """How queries and keys are rotated: by this many radians per token in each pair of dimensions."""
+
+    frequencies: Tensor  # (pairs,); dimensions from 2 · pairs on are not rotated
+    layout: str  # which dimensions form pair m: m and m + pairs ("half"), or 2m and 2m + 1 ("interleaved")
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """The queries and keys of one attention layer of a model on one input, and how it attends."""
+
+    q: Tensor  # (1, heads, length, head_dim)
+    k: Tensor  # (1, key_heads, length, head_dim)
+    position: Encoding | None  # acts on them; None if nothing is left to do, as for keys that come rotated
+    arguments: Mapping[str, Any]  # further ones of `relpos.attention`: hidden, causal, window, scale, …
+    turned: RotaryFrequencies | None = None  # how q and k were rotated before, if that is known
 
 
 def check_names(function: str, options: ScoreOptions, allowed: type) -> None:

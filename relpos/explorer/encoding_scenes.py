@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from relpos.attend.layer_call import LayerCall
+from relpos.attend.arguments import LayerCall
 from relpos.encodings.registry import card
 from relpos.explorer import limits
 from relpos.explorer.scenes import Scene

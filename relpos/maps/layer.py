@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from relpos.attend import reference
-from relpos.attend.arguments import make_call
+from relpos.attend.arguments import LayerCall, RotaryFrequencies, make_call
 from relpos.attend.backends import positioned
-from relpos.attend.layer_call import LayerCall, RotaryFrequencies
 from relpos.forms.bias import Form, Scored, Toeplitz, take_heads, terms
 from relpos.forms.call import Call, products
 from relpos.forms.encoding import Encoding

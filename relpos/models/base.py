@@ -1,18 +1,19 @@
-"""What the models of all families share: loading saved weights, initialisation, reading their arguments."""
+"""What the models of all families share: initialisation, and reading the arguments of a forward pass."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, PreTrainedModel, initialization
+from transformers import Cache as TransformersCache
+from transformers import PreTrainedModel, initialization
 
-from relpos.forms.call import check_documents
+from relpos.attend import Cache
+from relpos.forms.call import check_documents, positions
 from relpos.forms.encoding import Encoding
-from relpos.models.cache import make_growing, tokens_seen
-from relpos.models.exact import open_exactly
-from relpos.models.masks import read_mask, read_position_ids
+from relpos.models.cache import decoding_states
 from relpos.models.plan import start_again
+from relpos.models.saved import open_exactly
 
 
 class RelposModel(PreTrainedModel):
@@ -49,20 +50,30 @@ class RelposModel(PreTrainedModel):
         """Return the mask unchanged: relpos does not use masks with an entry per query and key."""
         return attention_mask
 
-    def returns_dict(self, return_dict: bool | None) -> bool:
-        """Whether a forward pass returns an object with named fields instead of a tuple."""
-        return bool(self.config.return_dict if return_dict is None else return_dict)
+    def embeddings_of(
+        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, output_attentions: bool | None
+    ) -> Tensor:
+        """The token embeddings (batch, length, width) of one of the two inputs."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds.")
+        if output_attentions:
+            raise ValueError("attention weights are never materialised: look at them with relpos.scores.")
+        embedded: Tensor = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
+        return embedded
+
+    def result(self, out: Any, return_dict: bool | None) -> Any:
+        """The output of a forward pass, as an object with named fields or as a tuple."""
+        return out if (self.config.return_dict if return_dict is None else return_dict) else out.to_tuple()
 
 
 @dataclass(frozen=True)
 class Tokens:
     """Which tokens attend to which, read from the arguments of a forward pass."""
 
-    cache: Cache | None
-    documents: Tensor | None  # (batch, total)
-    padding: Tensor | None  # (batch, total)
-    total: int  # tokens so far, those in the cache included
-    use_cache: bool  # whether the cache is returned
+    start: int  # tokens in the cache
+    documents: Tensor | None  # (batch, tokens so far)
+    padding: Tensor | None  # (batch, tokens so far)
+    states: list[Cache] | None  # of the layers, in the cache
 
 
 def read_tokens(
@@ -70,47 +81,90 @@ def read_tokens(
     x: Tensor,
     attention_mask: Tensor | None,
     documents: Tensor | None,
-    cache: Cache | None,
-    use_cache: bool | None,
     position_ids: Tensor | None,
+    cache: TransformersCache | None = None,
 ) -> Tokens:
     """Convert the arguments that every transformers model takes to those of `relpos.attention`.
 
-    Args:
-        model: The model; its configuration says whether a cache is used by default.
-        x: Embeddings of the new tokens (batch, length, width).
-        attention_mask: (batch, tokens so far), 1 for tokens that count.
-        documents: (batch, tokens so far), ids of packed documents.
-        cache: The cache of earlier tokens.
-        use_cache: Whether to create a cache if there is none.
-        position_ids: (batch, length), of the new tokens.
-
-    Raises:
-        ValueError: A shape does not fit, or positions have gaps.
+    The embeddings x (batch, length, width) and position_ids (batch, length) are of the new tokens; attention_mask (1
+    for tokens that count) and documents (ids of packed documents) of the tokens so far, (batch, total).
     """
     batch, length, _ = x.shape
-    use_cache = (model.config.use_cache and not model.training) if use_cache is None else use_cache
-    if cache is None and use_cache:
-        cache = DynamicCache(config=model.config)
-    make_growing(cache)
-    total = tokens_seen(cache) + length
-    after_padding, padding = read_mask(attention_mask, batch, total)
+    states = None if cache is None else decoding_states(cache, model.config.num_hidden_layers)
+    start = states[0].length if states else 0
+    after_padding, padding = read_mask(attention_mask, batch, start + length)
     packed = documents is not None
     if documents is not None:
-        check_documents(documents, batch, total)
+        check_documents(documents, batch, start + length)
     documents = after_padding if documents is None else documents
     if position_ids is not None:
-        documents = read_position_ids(position_ids, documents, packed, attention_mask, batch, length, total)
-    return Tokens(cache, documents, padding, total, bool(use_cache))
+        documents = read_position_ids(position_ids, documents, packed, attention_mask, batch, length, start + length)
+    return Tokens(start, documents, padding, states)
 
 
-def check_inputs(input_ids: Tensor | None, inputs_embeds: Tensor | None, output_attentions: bool | None) -> None:
-    """Refuse inputs that no relpos model accepts.
+def read_mask(mask: Tensor | None, batch: int, total: int) -> tuple[Tensor | None, Tensor | None]:
+    """Convert a mask (batch, total), 1 for tokens that count, to `documents` and `padding` of `relpos.attention`.
 
-    Raises:
-        ValueError: Both or neither of input_ids and inputs_embeds are passed, or attention weights are requested.
+    Padding on the left becomes a document of its own, so that the text begins at position 0 and every encoding gives
+    the same result as without padding. Other masked tokens are hidden and do not change the positions of the rest.
     """
-    if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError("give either input_ids or inputs_embeds.")
-    if output_attentions:
-        raise ValueError("attention weights are never materialised: look at them with relpos.scores.")
+    if mask is None:
+        return None, None
+    if mask.shape != (batch, total):
+        raise ValueError(
+            f"attention_mask must be (batch, tokens so far) = ({batch}, {total}), not {tuple(mask.shape)}."
+        )
+    mask = mask.bool()
+    if bool(mask.all()):
+        return None, None
+    begun = mask.cumsum(dim=1) > 0
+    hidden = begun & ~mask
+    return (None if bool(begun.all()) else begun.long()), (~hidden if bool(hidden.any()) else None)
+
+
+def read_position_ids(
+    position_ids: Tensor,
+    documents: Tensor | None,
+    packed: bool,
+    mask: Tensor | None,
+    batch: int,
+    length: int,
+    total: int,
+) -> Tensor | None:
+    """Check position_ids of the new tokens, (batch or 1, length) or (length,), and return the documents they describe.
+
+    In relpos, positions follow from the order of the tokens: they continue from the cache and restart at 0 where a
+    document begins. An encoding of distances cannot represent other positions, so they are refused. While compiling,
+    values cannot be read: documents are computed from the ids without the check. `documents` (batch, total) are those
+    of padding on the left or, if `packed`, of the user; where the mask is 0, a position is ignored.
+    """
+    if position_ids.is_floating_point() or position_ids.is_complex() or position_ids.dtype == torch.bool:
+        raise TypeError(f"position_ids must be integers, not {position_ids.dtype}.")
+    ids = (position_ids[None] if position_ids.dim() == 1 else position_ids).long()
+    if ids.shape not in ((batch, length), (1, length)):
+        raise ValueError(
+            f"position_ids must be (batch, new tokens) = ({batch}, {length}), or one row for all, "
+            f"not of shape {tuple(position_ids.shape)}."
+        )
+    seen = total - length
+    looking = not torch.compiler.is_compiling()
+    if documents is None and looking and torch.equal(ids, torch.arange(seen, total, device=ids.device).expand_as(ids)):
+        return None  # the usual case: a single document
+    ids = ids.expand(batch, length)
+    counted = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, seen:].bool()
+    if not packed:
+        before = ids.new_zeros(batch, seen) if documents is None else documents[:, :seen]
+        last = before[:, -1:] if seen else ids.new_zeros(batch, 1)
+        documents = torch.cat([before, last + ((ids == 0) & counted).cumsum(dim=1)], dim=1)
+    if looking:
+        expected = positions(total, documents, ids.device)[:, seen:].expand_as(ids)
+        wrong = ((ids != expected) & counted).nonzero()
+        if len(wrong):
+            row, token = wrong[0].tolist()
+            raise ValueError(
+                f"position_ids have {int(ids[row, token])} at row {row}, token {token}, where "
+                f"{int(expected[row, token])} is expected: positions continue from the {seen} tokens in the cache, "
+                "without gaps, and restart at 0 where a document begins. Leave position_ids out, or pass documents= if "
+                "packed documents were cached."
+            )
+    return documents

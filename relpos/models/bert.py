@@ -3,6 +3,7 @@
 Its arithmetic and the names of its weights are BERT's own: with learned positions the two open each other's folders.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,9 +17,8 @@ from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 from relpos.forms.encoding import Encoding
 from relpos.model_catalogue import Preset
 from relpos.models.attention import SelfAttention, split_heads
-from relpos.models.base import RelposModel, Tokens, check_inputs, read_tokens
-from relpos.models.config import PositionedConfig
-from relpos.models.family import AttentionLayer, Family, Output
+from relpos.models.base import RelposModel, Tokens, read_tokens
+from relpos.models.family import Family, Output, PositionedConfig
 from relpos.models.loss import masked_token_loss
 from relpos.models.plan import Positions, read_position
 
@@ -88,9 +88,9 @@ class Embeddings(nn.Module):
 class Attention(SelfAttention):
     """BERT's projections, in both directions; the output projection belongs to `AddAndNorm`."""
 
-    def __init__(self, config: RelposBertConfig, layer: int, position: Encoding | None) -> None:
+    def __init__(self, config: RelposBertConfig, position: Encoding | None) -> None:
         heads, dropout = config.num_attention_heads, config.attention_probs_dropout_prob
-        super().__init__(heads, heads, config.size_of_head, layer, position, causal=False, dropout=dropout)
+        super().__init__(heads, heads, config.size_of_head, position, causal=False, dropout=dropout)
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
@@ -120,12 +120,10 @@ class AddAndNorm(nn.Module):
 class Block(GradientCheckpointingLayer):
     """Attention and a network of two layers, each followed by a normalisation."""
 
-    def __init__(self, config: RelposBertConfig, layer: int, position: Encoding | None) -> None:
+    def __init__(self, config: RelposBertConfig, position: Encoding | None) -> None:
         super().__init__()
         width, inner = config.hidden_size, config.intermediate_size
-        self.attention = nn.ModuleDict(
-            {"self": Attention(config, layer, position), "output": AddAndNorm(config, width)}
-        )
+        self.attention = nn.ModuleDict({"self": Attention(config, position), "output": AddAndNorm(config, width)})
         self.intermediate = nn.ModuleDict({"dense": nn.Linear(width, inner)})
         self.output = AddAndNorm(config, inner)
 
@@ -140,6 +138,7 @@ class _Weights:
 
     config_class = RelposBertConfig
     base_model_prefix = "bert"
+    _input_embed_layer = "word_embeddings"
     _no_split_modules = ["Block"]
     _keys_to_ignore_on_load_unexpected = [r"pooler\.", r"cls\.seq_relationship\."]  # of BERT's second task
 
@@ -154,16 +153,10 @@ class RelposBertModel(_Weights, RelposModel):
         positions = config.make_positions()
         self.embeddings = Embeddings(config, positions)
         self.position = positions.shared
-        blocks = [Block(config, layer, own) for layer, own in enumerate(positions.layers)]
+        blocks = [Block(config, own) for own in positions.layers]
         self.encoder = nn.ModuleDict({"layer": nn.ModuleList(blocks)})
         self.gradient_checkpointing = False
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embeddings.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embeddings.word_embeddings = value
 
     def forward(
         self,
@@ -183,9 +176,8 @@ class RelposBertModel(_Weights, RelposModel):
         documents, between which there is no attention. Positions follow from the order of the tokens, so other
         position_ids are refused. The length is limited only by the encoding.
         """
-        check_inputs(input_ids, inputs_embeds, output_attentions)
-        x = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds  # (batch, length, width)
-        tokens = read_tokens(self, x, attention_mask, documents, None, False, position_ids)
+        x = self.embeddings_of(input_ids, inputs_embeds, output_attentions)
+        tokens = read_tokens(self, x, attention_mask, documents, position_ids)
         x = self.embeddings(x, token_type_ids, self.position, tokens)
         states = [x]
         blocks: Any = self.encoder["layer"]
@@ -193,7 +185,7 @@ class RelposBertModel(_Weights, RelposModel):
             x = block(x, shared=self.position, documents=tokens.documents, padding=tokens.padding)
             states.append(x)
         out = BaseModelOutput(last_hidden_state=x, hidden_states=tuple(states) if output_hidden_states else None)
-        return out if self.returns_dict(return_dict) else out.to_tuple()
+        return self.result(out, return_dict)
 
 
 class Predictions(nn.Module):
@@ -258,17 +250,8 @@ class RelposBertForMaskedLM(_Weights, RelposModel):
         Labels are the original tokens where a token is predicted, and −100 elsewhere. The loss is computed for the
         predicted tokens only.
         """
-        states = self.bert(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            documents=documents,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            return_dict=True,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, documents)
+        states = self.bert(*inputs, output_hidden_states, output_attentions, return_dict=True)
         head = FAMILY.output(self, states.last_hidden_state)
         loss = logits = None
         if labels is not None:
@@ -276,7 +259,7 @@ class RelposBertForMaskedLM(_Weights, RelposModel):
         if labels is None or output_logits:
             logits = F.linear(head.states, head.weight, head.bias)
         out = MaskedLMOutput(loss=loss, logits=logits, hidden_states=states.hidden_states)
-        return out if self.returns_dict(return_dict) else out.to_tuple()
+        return self.result(out, return_dict)
 
 
 class Bert(Family):
@@ -301,10 +284,8 @@ class Bert(Family):
         predictions: Any = model.cls["predictions"]
         return Output(predictions.states(hidden), predictions.decoder.weight, predictions.decoder.bias)
 
-    def layers(self, model: PreTrainedModel) -> list[AttentionLayer]:
-        base: Any = model.base_model
-        own = [block.attention["self"] for block in base.encoder["layer"]]
-        return [AttentionLayer(attention, base.position or attention.position) for attention in own]
+    def attentions(self, base: Any) -> Iterable[SelfAttention]:
+        return (block.attention["self"] for block in base.encoder["layer"])
 
 
 FAMILY = Bert()

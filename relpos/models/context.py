@@ -14,24 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Context:
-    """The processes among which sequences are divided.
+    """The processes among which sequences are divided."""
 
-    Attributes:
-        group: The processes; each has a slice of equal length, in the order of the ranks.
-        scheme: How attention divides its work, as in `relpos.attention`.
-    """
-
-    group: "ProcessGroup"
-    scheme: str | None = None
+    group: "ProcessGroup"  # each has a slice of equal length, in the order of the ranks
+    scheme: str | None = None  # how attention divides its work, as in `relpos.attention`
 
     def check(
         self, cache: object, use_cache: bool | None, attention_mask: Tensor | None, position_ids: Tensor | None
     ) -> None:
-        """Refuse what only a whole sequence has.
-
-        Raises:
-            ValueError: There is a cache, an attention_mask, or position_ids.
-        """
+        """Refuse what only a whole sequence has."""
         arguments = {
             "past_key_values": cache,
             "use_cache": use_cache or None,
@@ -46,12 +37,7 @@ class Context:
                 )
 
     def place(self, length: int, documents: Tensor | None) -> tuple[int, Tensor | None]:
-        """Where this process's slice begins, and the documents of all tokens up to its end.
-
-        Args:
-            length: Tokens per slice.
-            documents: Ids of the slice's packed documents, (batch, length).
-        """
+        """Where this process's slice of `length` tokens begins, and the documents of all tokens up to its end."""
         from relpos.attend.parallel.slices import Slices  # noqa: PLC0415  (needs torch.distributed)
 
         slices = Slices(self.group, self.group.size(), self.group.rank(), length)
@@ -59,13 +45,7 @@ class Context:
         return slices.start, None if gathered is None else gathered[:, : slices.start + length]
 
     def refuse_jointly(self, step: Callable[[], Tensor]) -> Tensor:
-        """What a step returns; if one process refuses its slice, all processes refuse.
-
-        Otherwise the others would wait for that process forever.
-
-        Raises:
-            ValueError: The step was refused in any of the processes.
-        """
+        """What a step returns; if one process refuses its slice, all do, for they would wait for it forever."""
         result, refusal = None, None
         try:
             result = step()
@@ -79,8 +59,13 @@ class Context:
         assert result is not None
         return result
 
-    def count(self, labels: Tensor) -> Tensor:
+    def count(self, labels: Tensor, length: int) -> Tensor:
         """Predicted labels per process, as a mean: a loss divided by it has the mean over processes of the sequence."""
+        if labels.shape[1] != length + 1:
+            raise ValueError(
+                f"a slice of {length} tokens has {length + 1} labels, the last one that of the token after it, not "
+                f"{labels.shape[1]}: relpos.models.context.slice_window cuts them."
+            )
         predicted = (labels[:, 1:] != -100).sum().float()
         torch.distributed.all_reduce(predicted, group=self.group)
         return (predicted / self.group.size()).clamp(min=1e-9)

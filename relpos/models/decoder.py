@@ -1,52 +1,38 @@
 """Causal decoders of any family: token ids to hidden states, and the language model over them."""
 
-from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
-from transformers import Cache, GenerationMixin
+from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from relpos.attend.cache import new_positions
 from relpos.forms.encoding import Encoding
-from relpos.models.base import RelposModel, Tokens, check_inputs, read_tokens
+from relpos.forms.tracing import autocasts
+from relpos.models.base import RelposModel, Tokens, read_tokens
 from relpos.models.context import Context
-from relpos.models.logits import logits_of
 from relpos.models.loss import next_token_loss
+
+FEW = 8  # rows
 
 
 class Decoder(RelposModel):
-    """Token ids to hidden states. A family overrides the methods that return its modules."""
+    """Token ids to hidden states. A family names its modules, under the names that its weights have."""
 
     position: Encoding | None  # the encoding that all layers share
     context: Context | None = None  # the processes among which sequences are divided
-
-    def blocks(self) -> Iterable[nn.Module]:
-        """The layers in order; each takes x, `past_key_values` and the arguments of `SelfAttention.forward`."""
-        raise NotImplementedError
-
-    def embedding_position(self) -> Encoding | None:
-        """The encoding that acts on the token embedding."""
-        raise NotImplementedError
-
-    def embedding_dropout(self, x: Tensor) -> Tensor:
-        """Dropout on the embedding, if the family has it."""
-        return x
-
-    def final_norm(self, x: Tensor) -> Tensor:
-        """The normalisation after the last layer."""
-        raise NotImplementedError
+    embedding_position: ClassVar[str]  # the encoding that acts on the token embedding
+    embedding_dropout: ClassVar[str | None] = None
+    blocks: ClassVar[str]  # the layers: each takes x, `past_key_values` and the arguments of `SelfAttention.forward`
+    final_norm: ClassVar[str]
 
     def embed_positions(self, x: Tensor, tokens: Tokens) -> Tensor:
         """Token embeddings (batch, length, width) with the positions of encodings that act on them."""
-        acting = [
-            position
-            for position in (self.embedding_position(), self.position)
-            if position is not None and "embedding" in position.places
-        ]
-        start, documents = tokens.total - x.shape[1], tokens.documents
-        for position in acting:
+        start, documents = tokens.start, tokens.documents
+        for position in (getattr(self, self.embedding_position), self.position):
+            if position is None or "embedding" not in position.places:
+                continue
             if self.context is None:
                 x = position.embed(x, start=start, documents=documents)
             else:
@@ -74,34 +60,37 @@ class Decoder(RelposModel):
         the same. Positions follow from the order of the tokens, so other position_ids are refused. The length is
         limited only by the encoding.
         """
-        check_inputs(input_ids, inputs_embeds, output_attentions)
+        x = self.embeddings_of(input_ids, inputs_embeds, output_attentions)
         if self.context is not None:
             self.context.check(past_key_values, use_cache, attention_mask, position_ids)
             use_cache = False
-        x = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds  # (batch, length, width)
-        tokens = read_tokens(self, x, attention_mask, documents, past_key_values, use_cache, position_ids)
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if past_key_values is None and use_cache:
+            past_key_values = DynamicCache()
+        tokens = read_tokens(self, x, attention_mask, documents, position_ids, past_key_values)
         x = self.embed_positions(x, tokens)
-        x = self.embedding_dropout(x)
-        call = {
-            "shared": self.position,
-            "documents": tokens.documents,
-            "padding": tokens.padding,
-            "total": tokens.total,
-            "positions": new_positions(x.shape[1], tokens.total, tokens.documents, None, x.device),
-            "context": self.context,
-        }
+        if self.embedding_dropout is not None:
+            x = getattr(self, self.embedding_dropout)(x)
         states = []
-        for block in self.blocks():
+        for number, block in enumerate(getattr(self, self.blocks)):
             if output_hidden_states:
                 states.append(x)
-            x = block(x, past_key_values=tokens.cache, **call)
-        x = self.final_norm(x)
+            x = block(
+                x,
+                past_key_values=None if tokens.states is None else tokens.states[number],
+                shared=self.position,
+                documents=tokens.documents,
+                padding=tokens.padding,
+                context=self.context,
+            )
+        x = getattr(self, self.final_norm)(x)
         out = BaseModelOutputWithPast(
             last_hidden_state=x,
-            past_key_values=tokens.cache if tokens.use_cache else None,
+            past_key_values=past_key_values if use_cache else None,
             hidden_states=(*states, x) if output_hidden_states else None,
         )
-        return out if self.returns_dict(return_dict) else out.to_tuple()
+        return self.result(out, return_dict)
 
 
 class CausalLM(RelposModel, GenerationMixin):
@@ -140,29 +129,16 @@ class CausalLM(RelposModel, GenerationMixin):
         """
         if labels is not None and use_cache is None:
             use_cache = False
-        states = self.base_model(
-            input_ids,
-            attention_mask=attention_mask,
-            documents=documents,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            return_dict=True,
-            position_ids=position_ids,
-        )
+        inputs = (input_ids, attention_mask, documents, past_key_values, inputs_embeds, use_cache)
+        outputs = (output_hidden_states, output_attentions, True)
+        states = self.base_model(*inputs, *outputs, position_ids=position_ids)
         hidden, head = states.last_hidden_state, self.get_output_embeddings()
         loss = logits = None
-        context = getattr(self.base_model, "context", None)
         if labels is not None:
+            context = getattr(self.base_model, "context", None)
             if context is not None:
-                if labels.shape[1] != hidden.shape[1] + 1:
-                    raise ValueError(
-                        f"a slice of {hidden.shape[1]} tokens has {hidden.shape[1] + 1} labels, the last one that of "
-                        f"the token after it, not {labels.shape[1]}: relpos.models.context.slice_window cuts them."
-                    )
-                num_items_in_batch = context.count(labels) if num_items_in_batch is None else num_items_in_batch
+                count = context.count(labels, hidden.shape[1])
+                num_items_in_batch = count if num_items_in_batch is None else num_items_in_batch
             loss = next_token_loss(hidden, head.weight, labels, num_items_in_batch)
         if labels is None or logits_to_keep is not None:
             kept = slice(-(logits_to_keep or 0), None) if not isinstance(logits_to_keep, Tensor) else logits_to_keep
@@ -170,4 +146,36 @@ class CausalLM(RelposModel, GenerationMixin):
         out = CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=states.past_key_values, hidden_states=states.hidden_states
         )
-        return out if self.returns_dict(return_dict) else out.to_tuple()
+        return self.result(out, return_dict)
+
+
+def logits_of(head: nn.Module, hidden: Tensor) -> Tensor:
+    """The output layer's values for hidden states (batch, tokens, width): (batch, tokens, vocabulary).
+
+    For few rows in float32 on a CPU, the matrix is multiplied in as many parts as there are threads: PyTorch computes
+    such a product with one thread, and several threads read memory faster than one. A hook, or a forward of the
+    instance's own (as accelerate's offloading has), must run.
+    """
+    parts, rows = torch.get_num_threads(), hidden.shape[0] * hidden.shape[1]
+    if parts == 1 or not 0 < rows <= FEW or hidden.dtype != torch.float32 or not _is_plain_matrix(head):
+        out: Tensor = head(hidden)
+        return out
+    weight: Any = head.weight
+    vocabulary, width = weight.shape
+    share = vocabulary // parts
+    columns = hidden.reshape(rows, width).t()  # (width, rows)
+    divided = torch.bmm(weight[: parts * share].view(parts, share, width), columns.expand(parts, width, rows))
+    rest = weight[parts * share :] @ columns  # (fewer rows than threads, rows)
+    return torch.cat([divided.flatten(0, 1), rest]).t().reshape(*hidden.shape[:2], vocabulary)
+
+
+def _is_plain_matrix(head: nn.Module) -> bool:
+    """Whether the layer is nothing but a matrix in float32 on a CPU, and no gradient or trace must see the product."""
+    if type(head) is not nn.Linear or head.bias is not None or "forward" in vars(head):
+        return False
+    weight = head.weight
+    if head._forward_hooks or head._forward_pre_hooks or not weight.is_contiguous() or weight.device.type != "cpu":
+        return False
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or autocasts(weight.device):
+        return False
+    return type(weight) is nn.Parameter and weight.dtype == torch.float32

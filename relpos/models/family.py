@@ -7,19 +7,85 @@ and keys of its attention layers in order.
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from relpos.attend.layer_call import LayerCall
+from relpos.attend.arguments import LayerCall
 from relpos.forms.encoding import Encoding
-from relpos.model_catalogue import FAMILIES, Preset, entry, family_of_type, metric
+from relpos.model_catalogue import FAMILIES, PREFIX, Preset, entry, family_of_type, metric, preset
 from relpos.models.attention import SelfAttention
-from relpos.models.plan import layer_encodings
+from relpos.models.plan import Positions, layer_encodings, make_encoding, make_positions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig as _Config
+else:
+    _Config = object
+
+
+class PositionedConfig(_Config):
+    """A configuration with the entries `position` and `share_position`; see `relpos.models.plan`.
+
+    A family's configuration derives from this class and from transformers' own, and declares the two entries.
+    """
+
+    position: dict[str, Any] | str | None
+    share_position: bool
+
+    @classmethod
+    def preset(cls, name: str, **entries: Any) -> Self:
+        """Return the configuration of a named size.
+
+        Args:
+            name: nano, tiny, small, medium or large (`relpos.models.PRESETS`).
+            **entries: Further entries, as `vocab_size` and `position`; they win over those of the size.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ValueError: There is no such size.
+
+        Example:
+            >>> RelposGPT2Config.preset("nano", vocab_size=4096, position={"name": "fire", "length": 512})
+        """
+        return cls(**{**get_family(cls.model_type.removeprefix(PREFIX)).sizes(preset(name)), **entries})
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read a configuration; that of transformers' own model is read as a relpos model with the same encoding."""
+        entries, rest = super().get_config_dict(*args, **kwargs)
+        if entries.get("model_type") == cls.model_type.removeprefix(PREFIX):
+            entries = {**entries, "model_type": cls.model_type}
+        return entries, rest
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Do nothing: transformers would copy the source of the class into every saved folder."""
+
+    @property
+    def size_of_head(self) -> int:
+        """Size of a head."""
+        own = getattr(self, "head_dim", None)
+        return int(own or self.hidden_size // self.num_attention_heads)
+
+    def make_positions(self) -> Positions:
+        """New encodings for all of a model."""
+        assert isinstance(self.position, dict)
+        return make_positions(self.position, self.share_position, self.num_hidden_layers, *self._sizes())
+
+    def make_position(self, layer: int = 1) -> Encoding:
+        """A new encoding like that of one layer; 1 is the first."""
+        assert isinstance(self.position, dict)
+        return make_encoding(layer_encodings(self.position, self.num_hidden_layers)[layer - 1], *self._sizes())
+
+    def _sizes(self) -> tuple[int, int, int]:
+        return self.num_attention_heads, self.size_of_head, self.hidden_size
 
 
 @dataclass(frozen=True)
@@ -41,7 +107,7 @@ class Output:
 
 
 class Reader(ABC):
-    """The interface used by scoring and drawing."""
+    """The interface used by scoring and drawing. Layers are counted from 1."""
 
     name: str
     title: str  # the name in text, as in "GPT-2"
@@ -50,15 +116,11 @@ class Reader(ABC):
 
     @property
     def metric(self) -> str:
-        """What evaluation by length measures; see `relpos.model_catalogue.FamilyEntry.metric`."""
+        """What evaluation by length measures; see `relpos.model_catalogue.metric`."""
         return metric(self.causal)
 
     def check_scoring(self, model: PreTrainedModel) -> None:
-        """Check that losses of tokens can be computed.
-
-        Raises:
-            ValueError: The model predicts no tokens, or how is not known.
-        """
+        """Check that losses of tokens can be computed."""
         if not self.predicts_tokens:
             raise ValueError(
                 f"{type(model).__name__} predicts no tokens, so it has no perplexity: give a model with a head for the "
@@ -67,13 +129,7 @@ class Reader(ABC):
 
     @abstractmethod
     def hidden(self, model: PreTrainedModel, ids: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Hidden states after the last layer: (batch, length, width).
-
-        Args:
-            model: The model.
-            ids: Token ids (batch, length).
-            documents: (batch, length), ids of packed documents between which there is no attention.
-        """
+        """Hidden states after the last layer, (batch, length, width), of ids and packed documents (batch, length)."""
 
     @abstractmethod
     def output(self, model: PreTrainedModel, hidden: Tensor) -> Output:
@@ -89,31 +145,14 @@ class Reader(ABC):
 
     @abstractmethod
     def calls(self, model: PreTrainedModel, ids: Tensor, numbers: Iterable[int]) -> list[LayerCall]:
-        """The queries and keys of some layers on an input.
-
-        Args:
-            model: The model.
-            ids: Token ids (length,).
-            numbers: Numbers of the layers; 1 is the first.
-
-        Raises:
-            ValueError: The input of a layer is not finite.
-        """
+        """The queries and keys of the layers with these numbers on the input ids (length,)."""
 
     def calls_without_input(
         self, model: PreTrainedModel, length: int, numbers: Iterable[int]
     ) -> list[LayerCall] | None:
-        """The same without running the model, where the bias of these layers is the same for every input.
+        """The same without running the model, for their bias: queries and keys are 0. None if it depends on the input.
 
-        Only the bias can be read from them: their queries and keys are 0.
-
-        Args:
-            model: The model.
-            length: Number of tokens.
-            numbers: Numbers of the layers; 1 is the first.
-
-        Returns:
-            The calls, or None if the bias of a layer depends on the input.
+        Only the bias can be read from them.
         """
         return None
 
@@ -133,15 +172,8 @@ class Family(Reader):
     model_class: ClassVar[type[PreTrainedModel]]  # with the head that predicts tokens
     tokenizer: ClassVar[str | None] = None  # used for a published folder without a tokenizer
 
-    @property
-    def title(self) -> str:  # type: ignore[override]
-        """The family's name in text, as in "GPT-2"."""
-        return FAMILIES[self.name].title
-
-    @property
-    def causal(self) -> bool:  # type: ignore[override]
-        """Whether attention is causal and the model predicts the next token; otherwise it predicts masked tokens."""
-        return FAMILIES[self.name].causal
+    def __init__(self) -> None:
+        self.title, self.causal = FAMILIES[self.name].title, FAMILIES[self.name].causal
 
     @abstractmethod
     def sizes(self, preset: Preset) -> dict[str, Any]:
@@ -157,16 +189,7 @@ class Family(Reader):
         share_position: bool = False,
         dropout: float = 0.0,
     ) -> PreTrainedConfig:
-        """The configuration of a new model.
-
-        Args:
-            preset: Size of the model.
-            position: Name and options of the encoding, and a plan by layer; see `relpos.models.plan`.
-            vocab_size: Rows of the embedding.
-            tokenizer: The configuration takes its special tokens from it.
-            share_position: One encoding for all layers.
-            dropout: On the embedding and on what each layer adds.
-        """
+        """The configuration of a new model, with the special tokens of the tokenizer."""
         special = {} if tokenizer is None else {
             name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
         }  # fmt: skip
@@ -180,14 +203,7 @@ class Family(Reader):
         )
 
     def dropout(self, share: float) -> dict[str, Any]:
-        """The entries of the configuration that set the dropout.
-
-        Args:
-            share: Probability that a value is dropped.
-
-        Raises:
-            ValueError: The family has no dropout, and the share is not 0.
-        """
+        """The entries of the configuration that set the dropout, on the embedding and on what each layer adds."""
         if share:
             raise ValueError(f"{self.title} has no dropout: leave model.dropout at 0, not {share}.")
         return {}
@@ -202,8 +218,16 @@ class Family(Reader):
         return Output(hidden, head.weight, head.bias)
 
     @abstractmethod
+    def attentions(self, base: Any) -> Iterable[SelfAttention]:
+        """The attention modules of a model without its head, in order."""
+
     def layers(self, model: PreTrainedModel) -> list[AttentionLayer]:
         """Its attention layers in order."""
+        base: Any = model.base_model
+        return [
+            AttentionLayer(own, own.position if base.position is None else base.position)
+            for own in self.attentions(base)
+        ]
 
     def depth(self, model: PreTrainedModel) -> int:
         return len(self.layers(model))
@@ -215,10 +239,10 @@ class Family(Reader):
         chosen = {number: self.layers(model)[number - 1] for number in numbers}
         inputs: dict[int, Tensor] = {}
 
-        def keep(number: int) -> Callable[[Any, tuple[Tensor, ...]], None]:
-            return lambda module, arguments: inputs.update({number: arguments[0]})
+        def keep(number: int, module: object, arguments: tuple[Tensor, ...]) -> None:
+            inputs[number] = arguments[0]
 
-        hooks = [layer.attention.register_forward_pre_hook(keep(number)) for number, layer in chosen.items()]
+        hooks = [layer.attention.register_forward_pre_hook(partial(keep, number)) for number, layer in chosen.items()]
         try:
             self.hidden(model, ids[None].to(model.device))
         finally:
@@ -226,10 +250,9 @@ class Family(Reader):
                 hook.remove()
         calls = []
         for number, layer in chosen.items():
-            x = inputs[number]
-            check_finite(number, x)
-            q, k, _ = layer.attention.project(x)
-            calls.append(_call(layer, q, k, hidden=x))
+            check_finite(number, inputs[number])
+            q, k, _ = layer.attention.project(inputs[number])
+            calls.append(_call(layer, q, k, hidden=inputs[number]))
         return calls
 
     def calls_without_input(
@@ -239,11 +262,10 @@ class Family(Reader):
         if not all(layer.position is not None and layer.position.static_bias for layer in chosen):
             return None
         nothing = torch.zeros(1, dtype=model.dtype, device=model.device)
-        calls = []
-        for layer in chosen:
-            q = nothing.expand(1, layer.attention.heads, length, layer.attention.head_dim)
-            calls.append(_call(layer, q, q))
-        return calls
+        sizes = [(1, layer.attention.heads, length, layer.attention.head_dim) for layer in chosen]
+        return [
+            _call(layer, nothing.expand(size), nothing.expand(size)) for layer, size in zip(chosen, sizes, strict=True)
+        ]
 
     def position_titles(self, model: PreTrainedModel, numbers: Sequence[int]) -> tuple[str, str]:
         config: Any = model.config
@@ -266,32 +288,20 @@ def _call(layer: AttentionLayer, q: Tensor, k: Tensor, hidden: Tensor | None = N
 
 
 def check_finite(number: int, x: Tensor) -> None:
-    """Check the input of a layer, or its queries.
-
-    Raises:
-        ValueError: It is not finite.
-    """
+    """Refuse the input of a layer, or its queries, if it is not finite."""
     if not bool(x.isfinite().all()):
         raise ValueError(f"the input of layer {number} is not finite: the model's weights are damaged.")
 
 
 def get_family(name: str) -> Family:
-    """A family by name.
-
-    Raises:
-        ValueError: There is no such family.
-    """
+    """A family by name."""
     entry(name)
     family: Family = importlib.import_module(f"relpos.models.{name}").FAMILY
     return family
 
 
 def family_of(model: PreTrainedModel) -> Family:
-    """The family of a relpos model.
-
-    Raises:
-        ValueError: It is not a relpos model.
-    """
+    """The family of a relpos model."""
     name = family_of_type(model.config.model_type)
     if name is None or not isinstance(model, get_family(name).model_class):
         raise ValueError(f"{type(model).__name__} is not a relpos model; the families are {', '.join(FAMILIES)}.")

@@ -3,22 +3,23 @@
 Its arithmetic and the names of its weights are GPT-2's own: with learned positions the two open each other's folders.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import Cache, GPT2Config, PreTrainedModel, initialization
+from transformers import GPT2Config, initialization
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
+from relpos.attend import Cache
 from relpos.forms.encoding import Encoding
 from relpos.model_catalogue import Preset
 from relpos.models.attention import SelfAttention
-from relpos.models.config import PositionedConfig
 from relpos.models.decoder import CausalLM, Decoder
-from relpos.models.family import AttentionLayer, Family
+from relpos.models.family import Family, PositionedConfig
 from relpos.models.plan import read_position
 
 
@@ -75,7 +76,7 @@ class Attention(SelfAttention):
         if config.scale_attn_by_inverse_layer_idx:
             scale /= layer + 1
         heads = config.n_head
-        super().__init__(heads, heads, config.head_dim, layer, position, scale, dropout=config.attn_pdrop)
+        super().__init__(heads, heads, config.head_dim, position, scale, dropout=config.attn_pdrop)
         self.c_attn = Conv1D(3 * config.n_embd, config.n_embd)
         self.c_proj = Conv1D(config.n_embd, config.n_embd)
         self.drop = nn.Dropout(config.resid_pdrop)
@@ -130,6 +131,7 @@ class _Weights:
 
     config_class = RelposGPT2Config
     base_model_prefix = "transformer"
+    _input_embed_layer = "wte"
     _no_split_modules = ["Block"]
     _keys_to_ignore_on_load_unexpected = [r"\.attn\.(masked_)?bias$"]  # masks in old GPT-2 files
 
@@ -147,6 +149,7 @@ class _Weights:
 class RelposGPT2Model(_Weights, Decoder):
     """Token ids to hidden states."""
 
+    embedding_position, embedding_dropout, blocks, final_norm = "wpe", "drop", "h", "ln_f"
     _keys_to_ignore_on_load_unexpected = [
         *_Weights._keys_to_ignore_on_load_unexpected,
         r"^lm_head\.weight$",  # of the language model's folder: this model is the part without it
@@ -164,26 +167,6 @@ class RelposGPT2Model(_Weights, Decoder):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.wte
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.wte = value
-
-    def blocks(self) -> nn.ModuleList:
-        return self.h
-
-    def embedding_position(self) -> Encoding | None:
-        return self.wpe
-
-    def embedding_dropout(self, x: Tensor) -> Tensor:
-        dropped: Tensor = self.drop(x)
-        return dropped
-
-    def final_norm(self, x: Tensor) -> Tensor:
-        normed: Tensor = self.ln_f(x)
-        return normed
-
 
 class RelposGPT2ForCausalLM(_Weights, CausalLM):
     """The language model."""
@@ -195,12 +178,6 @@ class RelposGPT2ForCausalLM(_Weights, CausalLM):
         self.transformer = RelposGPT2Model(config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.post_init()
-
-    def get_output_embeddings(self) -> nn.Linear:
-        return self.lm_head
-
-    def set_output_embeddings(self, value: nn.Linear) -> None:
-        self.lm_head = value
 
 
 class GPT2(Family):
@@ -217,12 +194,8 @@ class GPT2(Family):
     def dropout(self, share: float) -> dict[str, Any]:
         return {"resid_pdrop": share, "embd_pdrop": share}
 
-    def layers(self, model: PreTrainedModel) -> list[AttentionLayer]:
-        base: Any = model.base_model
-        return [
-            AttentionLayer(block.attn, block.attn.position if base.position is None else base.position)
-            for block in base.h
-        ]
+    def attentions(self, base: Any) -> Iterable[SelfAttention]:
+        return (block.attn for block in base.h)
 
 
 FAMILY = GPT2()

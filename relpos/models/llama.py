@@ -3,20 +3,21 @@
 Its arithmetic and the names of its weights are Llama's own: with rope the two open each other's folders.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import Cache, LlamaConfig, PreTrainedModel
+from transformers import LlamaConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from relpos.attend import Cache
 from relpos.forms.encoding import Encoding
 from relpos.model_catalogue import Preset
 from relpos.models.attention import SelfAttention, split_heads
-from relpos.models.config import PositionedConfig
 from relpos.models.decoder import CausalLM, Decoder
-from relpos.models.family import AttentionLayer, Family
+from relpos.models.family import Family, PositionedConfig
 from relpos.models.plan import read_position
 
 
@@ -54,9 +55,9 @@ class RelposLlamaConfig(PositionedConfig, LlamaConfig):
 class Attention(SelfAttention):
     """Llama's projections; a key head serves several query heads."""
 
-    def __init__(self, config: RelposLlamaConfig, layer: int, position: Encoding | None) -> None:
+    def __init__(self, config: RelposLlamaConfig, position: Encoding | None) -> None:
         heads, key_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.size_of_head
-        super().__init__(heads, key_heads, head_dim, layer, position, dropout=config.attention_dropout)
+        super().__init__(heads, key_heads, head_dim, position, dropout=config.attention_dropout)
         width, bias = config.hidden_size, config.attention_bias
         self.q_proj = nn.Linear(width, heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(width, key_heads * head_dim, bias=bias)
@@ -95,9 +96,9 @@ class MLP(nn.Module):
 class Block(GradientCheckpointingLayer):
     """Pre-norm attention and MLP, each added to the stream."""
 
-    def __init__(self, config: RelposLlamaConfig, layer: int, position: Encoding | None) -> None:
+    def __init__(self, config: RelposLlamaConfig, position: Encoding | None) -> None:
         super().__init__()
-        self.self_attn = Attention(config, layer, position)
+        self.self_attn = Attention(config, position)
         self.mlp = MLP(config)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -119,6 +120,7 @@ class _Weights:
 class RelposLlamaModel(_Weights, Decoder):
     """Token ids to hidden states."""
 
+    embedding_position, blocks, final_norm = "embedding", "layers", "norm"
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.weight$"]  # of the language model's folder
 
     def __init__(self, config: RelposLlamaConfig) -> None:
@@ -127,20 +129,10 @@ class RelposLlamaModel(_Weights, Decoder):
         positions = config.make_positions()
         self.embedding = positions.embedding
         self.position = positions.shared
-        self.layers = nn.ModuleList([Block(config, layer, own) for layer, own in enumerate(positions.layers)])
+        self.layers = nn.ModuleList([Block(config, own) for own in positions.layers])
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
-
-    def blocks(self) -> nn.ModuleList:
-        return self.layers
-
-    def embedding_position(self) -> Encoding | None:
-        return self.embedding
-
-    def final_norm(self, x: Tensor) -> Tensor:
-        normed: Tensor = self.norm(x)
-        return normed
 
 
 class RelposLlamaForCausalLM(_Weights, CausalLM):
@@ -172,10 +164,8 @@ class Llama(Family):
             "intermediate_size": -(-8 * preset.width // 3 // 32) * 32,
         }
 
-    def layers(self, model: PreTrainedModel) -> list[AttentionLayer]:
-        base: Any = model.base_model
-        shared = base.position
-        return [AttentionLayer(block.self_attn, shared or block.self_attn.position) for block in base.layers]
+    def attentions(self, base: Any) -> Iterable[SelfAttention]:
+        return (block.self_attn for block in base.layers)
 
 
 FAMILY = Llama()

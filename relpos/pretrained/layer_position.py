@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from relpos.attend.layer_call import RotaryFrequencies
+from relpos.attend.arguments import RotaryFrequencies
 from relpos.forms.rotation import turn_pairs
 from relpos.pretrained.probe import attention_layers
 

@@ -12,7 +12,7 @@ from huggingface_hub import HfFileSystem
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from relpos.models.exact import MissingTensorsError, listed, open_exactly
+from relpos.models.saved import MissingTensorsError, listed, open_exactly
 from relpos.pretrained.layer_position import LayerPosition
 from relpos.pretrained.positions import layer_positions, named_class, outline
 from relpos.pretrained.source import INDEX, WEIGHTS, Source, check_weights, one_line, read_config

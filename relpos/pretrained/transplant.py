@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from transformers import GPT2LMHeadModel, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from relpos.forms.encoding import Encoding
-from relpos.models.exact import listed
 from relpos.models.family import Family, get_family
 from relpos.models.plan import Position, read_position, start_again
+from relpos.models.saved import listed
 
 ORIGINALS: dict[str, type[PreTrainedModel]] = {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM}  # by family
 OF_THE_CLASS = ("model_type", "architectures", "transformers_version", "quantization_config")  # not of the weights

@@ -6,12 +6,9 @@ import pickle
 import pytest
 import torch
 from layer import Layer
-from torch import nn
 
 import relpos
 from relpos.attend import native
-from relpos.attend.cache import DecodingTables
-from relpos.forms.call import Call
 
 HEADS, HEAD_DIM, WIDTH = 4, 8, 32
 BIASES = ["nope", "alibi", "kerple_log", "t5", "fire"]
@@ -237,40 +234,17 @@ def test_refusals_are_sentences_and_leave_the_cache_as_it_was():
     torch.testing.assert_close(step(layer, x[:, 4:], cache), layer(x)[:, :, 4:], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["cable", "cable_nw", "forgetting"])
-def test_running_sums_follow_caches_that_are_not_ours(name):
-    layer, x = Layer(encoding(name)), tokens(20, batch=3)
-    tables = DecodingTables()
-
-    def last(x):
-        """The last token of x, with the sums that were kept of other calls."""
-        gates = layer.position.gates(x)
-        totals = tables.totals(layer.position, gates, 1)
-        assert totals is not None
-        assert totals.length == x.shape[1]
-        q, k, v = (layer.split(x, p) for p in (layer.to_q, layer.to_k, layer.to_v))
-        call = Call(1, x.shape[1], gates=gates, scale=HEAD_DIM**-0.5)
-        return tables.attention(q[:, :, -1:], k, v, layer.position, call, None, totals)[0]
-
-    def check(x):
-        torch.testing.assert_close(last(x), layer(x)[:, :, -1:], rtol=0, atol=2e-5)
-
-    for end in range(5, 12):
-        check(x[:, :end])
-    check(x[:, :11])  # the same token again
-    check(x[:, :7])  # cropped
-    check(x[:, :15])  # several tokens later
-    check(x[[2, 0, 1], :16])  # reordered
-    check(x[:2, :17])  # fewer rows
-    check(torch.cat([x[:2, :17].flip(1), x[:2, 17:18]], dim=1))  # other tokens
-
-
-def test_tables_are_not_copied_with_a_module():
-    module = nn.Linear(1, 1)
-    module.tables = DecodingTables()
-    module.tables._tables = object()
-    assert copy.deepcopy(module).tables._tables is None
-    assert pickle.loads(pickle.dumps(module)).tables._tables is None
+def test_tables_are_not_copied_with_a_cache():
+    """They hold addresses of memory that belongs to the original."""
+    layer, x, cache = Layer(encoding("kerple_log")), tokens(6), relpos.Cache()
+    for i in range(4):
+        step(layer, x[:, i : i + 1], cache)
+    expected = step(layer, x[:, 4:5], copy.deepcopy(cache))
+    copies = copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))
+    assert all(other._tables is None for other in copies)
+    del cache
+    for other in copies:
+        torch.testing.assert_close(step(layer, x[:, 4:5], other), expected)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import relpos
-from relpos.attend.layer_call import LayerCall
+from relpos.attend.arguments import LayerCall
 from relpos.maps.entries import Entries
 from relpos.maps.head_values import flat_values, head_values
 from relpos.maps.layer import open_layer

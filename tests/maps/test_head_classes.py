@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relpos
-from relpos.attend.layer_call import LayerCall
+from relpos.attend.arguments import LayerCall
 from relpos.maps.heads.curve_fits import fit_curves
 from relpos.maps.heads.head_classes import KINDS, class_heads
 from relpos.maps.heads.mass_profiles import MassProfile, layer_mass

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relpos
-from relpos.attend.layer_call import LayerCall
+from relpos.attend.arguments import LayerCall
 from relpos.maps import map as maps
 from relpos.maps.head_values import head_values
 from relpos.maps.layer import encoding_layer, model_layers, open_layer

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import relpos
-from relpos.attend.layer_call import LayerCall
+from relpos.attend.arguments import LayerCall
 from relpos.maps.heads.mass_profiles import half_distances, layer_mass, mean_profile, stacked
 from relpos.maps.layer import encoding_layer, open_layer
 

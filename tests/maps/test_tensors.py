@@ -6,7 +6,7 @@ import torch
 from explorer import client, get_tile, reduced_tile
 
 import relpos
-from relpos.attend.layer_call import LayerCall
+from relpos.attend.arguments import LayerCall
 from relpos.explorer.tensor_subjects import TensorSubject
 from relpos.maps.heads.mass_profiles import layer_mass
 from relpos.maps.layer import open_layer

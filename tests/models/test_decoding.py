@@ -1,102 +1,96 @@
-"""What makes a decoding step of our models fast changes nothing: caches that grow in place, logits in parts."""
+"""Our models decode through `relpos.Cache` in any cache of transformers, and logits in parts are the product."""
 
 import copy
 
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers import DynamicCache, StaticCache
 
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
-from relpos.models.cache import GrowingLayer, make_growing
-from relpos.models.logits import logits_of
-
-STEPS = st.one_of(
-    st.tuples(st.just("update"), st.integers(1, 90)),
-    st.tuples(st.just("crop"), st.integers(1, 5)),
-    st.tuples(st.just("reorder"), st.permutations([0, 1])),
-    st.tuples(st.just("deepcopy"), st.none()),
-)
+from relpos.models.cache import DecodingLayer
+from relpos.models.decoder import logits_of
 
 
-@given(st.lists(STEPS, max_size=8))
-def test_a_growing_layer_holds_what_transformers_own_holds_and_never_changes_what_it_gave(steps):
-    ours, theirs = GrowingLayer(), DynamicLayer()
-    snapshots = []
-    for what, argument in [("update", 3), *steps]:
-        if what == "update":
-            new = torch.randn(2, 2, 3, argument, 4).unbind(0)
-            with torch.no_grad():
-                both = zip(ours.update(*new), theirs.update(*new), strict=True)
-            assert all(torch.equal(a, b) for a, b in both)
-        elif what == "crop":
-            many = min(argument, ours.get_seq_length() - 1)
-            ours.crop(-many)
-            theirs.crop(-many)
-        elif what == "reorder":
-            ours.reorder_cache(torch.tensor(argument))
-            theirs.reorder_cache(torch.tensor(argument))
-        else:
-            ours = copy.deepcopy(ours)
-        assert torch.equal(ours.keys, theirs.keys)
-        assert torch.equal(ours.values, theirs.values)
-        snapshots.append((ours.keys, ours.keys.clone(), ours.values, ours.values.clone()))
-    for keys, keys_then, values, values_then in snapshots:
-        assert torch.equal(keys, keys_then)
-        assert torch.equal(values, values_then)
+def build(position):
+    config = RelposGPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=61, position=position, initializer_range=0.5)
+    return RelposGPT2ForCausalLM(config).eval()
 
 
-def test_a_step_writes_the_new_tokens_only():
-    layer = GrowingLayer()
-    with torch.no_grad():
-        layer.update(*torch.randn(2, 1, 2, 10, 4).unbind(0))
-        memory = layer.keys.data_ptr()
-        for _ in range(20):
-            layer.update(*torch.randn(2, 1, 2, 1, 4).unbind(0))
-    assert layer.keys.data_ptr() == memory
-    assert layer.keys.shape[2] == 30
-
-
-def test_what_a_backward_pass_reads_is_not_overwritten():
-    layer = GrowingLayer()
-    with torch.no_grad():
-        layer.update(*torch.randn(2, 1, 2, 5, 4).unbind(0))
-    q = torch.randn(1, 2, 1, 4, requires_grad=True)
-    keys, _ = layer.update(*torch.randn(2, 1, 2, 1, 4).unbind(0))
-    loss = (q * keys).pow(2).sum()
-    expected = (2 * q * keys.pow(2)).sum(dim=2, keepdim=True).detach()
-    with torch.no_grad():
-        layer.update(*torch.randn(2, 1, 2, 1, 4).unbind(0))
-    loss.backward()
-    torch.testing.assert_close(q.grad, expected)
-
-
-def test_a_cache_of_inference_mode_is_used_after_it():
-    layer = GrowingLayer()
-    with torch.inference_mode():
-        layer.update(*torch.randn(2, 1, 2, 5, 4).unbind(0))
-    with torch.no_grad():
-        keys, _ = layer.update(*torch.randn(2, 1, 2, 1, 4).unbind(0))
-    assert keys.shape[2] == 6
-    assert not keys.is_inference()
-
-
-def test_other_caches_stay_what_they_are():
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("position", ["rope", "cable", "kerple_log"])
+def test_a_model_decodes_what_it_computes_at_once_in_every_kind_of_cache(position):
     class Own(DynamicCache):
         pass
 
-    cache = Own()
-    make_growing(cache)
-    assert cache.layer_class_to_replicate is DynamicLayer
-    filled = DynamicCache([(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4))])
-    before = filled.layers[0].keys
-    make_growing(filled)
-    assert type(filled.layers[0]) is GrowingLayer
-    assert filled.layers[0].keys is before
+    model, tokens = build(position), torch.randint(61, (2, 90))
+    with torch.no_grad():
+        whole = model(tokens, use_cache=False).logits[:, 5:]
+        for kind in (None, DynamicCache(), DynamicCache(config=model.config), StaticCache(model.config, 100), Own()):
+            cache = model(tokens[:, :5], use_cache=True, past_key_values=kind).past_key_values
+            steps = [model(tokens[:, t : t + 1], past_key_values=cache).logits for t in range(5, 90)]
+            assert all(type(layer) is DecodingLayer for layer in cache.layers)
+            assert cache.get_seq_length() == 90
+            torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["rope", "cable"])
+def test_rows_are_chosen_repeated_cropped_and_copied_as_generate_does(position):
+    model, tokens = build(position), torch.randint(61, (2, 12))
+    cache = model(tokens[:, :8], use_cache=True).past_key_values
+    cache.batch_repeat_interleave(2)
+    cache.batch_select_indices(torch.tensor([0, 1, 3]))
+    cache.reorder_cache(torch.tensor([2, 0, 1]))
+    cache.crop(-2)
+    other = copy.deepcopy(cache)
+    rows = tokens[[1, 0, 0]]
+    expected = model(rows, use_cache=False).logits[:, 6:]
+    for own in (cache, other):
+        out = [model(rows[:, t : t + 1], past_key_values=own).logits for t in range(6, 12)]
+        torch.testing.assert_close(torch.cat(out, dim=1), expected, rtol=0, atol=1e-4)
+    assert cache.layers[0].get_mask_sizes(1) == (13, 0)
+    assert cache.layers[0].keys.shape == cache.layers[0].values.shape == (3, 2, 12, 8)
+    cache.reset()
+    assert cache.get_seq_length() == 0
+
+
+def test_a_cache_of_another_model_is_refused():
+    model, tokens = build("alibi"), torch.randint(61, (1, 3))
+    filled = DynamicCache([(torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 8))])
+    with pytest.raises(ValueError, match="with 3 tokens: pass an empty DynamicCache or StaticCache"):
+        model(tokens, past_key_values=filled)
+    cache = model(tokens, use_cache=True).past_key_values
+    with pytest.raises(TypeError, match=r"relpos\.attention\(…, cache=layer\.state\)"):
+        cache.update(torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8), 0)
+    offloading = DynamicCache()
+    offloading.offloading = True
+    with pytest.raises(ValueError, match="pass a cache without offloading"):
+        model(tokens, past_key_values=offloading)
+
+
+def test_gates_are_cached_in_float32_beside_half_precision_values():
+    model, tokens = build("cable").half(), torch.randint(61, (1, 9))  # bfloat16 products are illegal on some CPUs
+    state = model(tokens[:, :8], use_cache=True).past_key_values.layers[0].state
+    block = model.transformer.h[0]
+    gates = block.attn.position.gates(block.ln_1(model.transformer.wte(tokens[:, :8])))
+    assert state.tensor("v").dtype == torch.float16
+    assert gates.dtype == torch.float32
+    torch.testing.assert_close(state.tensor("gates"), gates, rtol=0, atol=0)
+
+
+def test_beams_and_cropped_drafts_keep_the_gates():
+    model, prompt = build("cable"), torch.randint(1, 61, (2, 6))
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    beams, alone = (model.generate(prompt, num_beams=3, use_cache=use, **options) for use in (True, False))
+    assert torch.equal(beams, alone)
+    draft = transformers.AutoModelForCausalLM.from_config(model.config).eval()
+    assisted = model.generate(prompt[:1], assistant_model=draft, **options)
+    assert torch.equal(assisted, model.generate(prompt[:1], **options))
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -121,15 +115,3 @@ def test_an_output_layer_with_a_hook_or_a_gradient_is_called_as_it_is():
         handle.remove()
         logits_of(head, hidden)
     assert calls == [1]
-
-
-@pytest.mark.usefixtures("two_threads")
-def test_a_model_decodes_in_place_what_it_decodes_from_scratch():
-    config = RelposGPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=61, position="rope", initializer_range=0.5)
-    model, tokens = RelposGPT2ForCausalLM(config).eval(), torch.randint(61, (2, 90))
-    with torch.no_grad():
-        cache = model(tokens[:, :5], use_cache=True).past_key_values
-        steps = [model(tokens[:, t : t + 1], past_key_values=cache).logits for t in range(5, 90)]
-        whole = model(tokens, use_cache=False).logits[:, 5:]
-    assert type(cache.layers[0]) is GrowingLayer
-    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=0, atol=1e-4)

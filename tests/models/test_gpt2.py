@@ -14,8 +14,8 @@ import relpos
 from relpos.forms.encoding import Encoding
 from relpos.model_catalogue import FAMILIES
 from relpos.models import PRESETS, RelposGPT2Config, RelposGPT2ForCausalLM, RelposGPT2Model
+from relpos.models.base import read_position_ids
 from relpos.models.loss import masked_token_loss, next_token_loss, token_losses
-from relpos.models.masks import read_position_ids
 
 pytestmark = pytest.mark.heavy
 
@@ -161,37 +161,6 @@ def test_the_presets_have_gpt2s_sizes(preset, millions):
         PRESETS[preset].heads,
         PRESETS[preset].width,
     )
-
-
-def test_beams_and_fixed_caches_keep_the_gates(tmp_path):
-    model, prompt = build({"name": "cable"}), ids(2, 6)
-    beams = model.generate(prompt, max_new_tokens=8, num_beams=3, do_sample=False, pad_token_id=0)
-    alone = model.generate(prompt, max_new_tokens=8, num_beams=3, do_sample=False, pad_token_id=0, use_cache=False)
-    assert torch.equal(beams, alone)
-    cache = transformers.StaticCache(config=model.config, max_cache_len=20)
-    first = model(prompt, past_key_values=cache, use_cache=True)
-    step = model(ids(2, 1) * 0 + 3, past_key_values=first.past_key_values, use_cache=True)
-    whole = model(torch.cat([prompt, prompt.new_full((2, 1), 3)], dim=1))
-    torch.testing.assert_close(step.logits[:, -1], whole.logits[:, -1], rtol=0, atol=1e-5)
-
-
-def test_a_cropped_cache_goes_on_from_there():
-    model, tokens = build({"name": "forgetting"}), ids(1, 10)
-    cache = model(tokens, use_cache=True).past_key_values
-    cache.crop(-4)
-    again = model(tokens[:, 6:], past_key_values=cache, use_cache=True).logits
-    torch.testing.assert_close(again, model(tokens).logits[:, 6:], rtol=0, atol=1e-5)
-
-
-def test_gates_are_cached_in_float32_beside_half_precision_values():
-    model, tokens = build({"name": "cable"}).half(), ids(1, 9)  # bfloat16 products are illegal on some CPUs
-    cache = model(tokens[:, :8], use_cache=True).past_key_values
-    block = model.transformer.h[0]
-    gates = block.attn.position.gates(block.ln_1(model.transformer.wte(tokens[:, :8])))
-    assert gates.dtype == torch.float32
-    values = cache.layers[0].values
-    assert values.dtype == torch.float16
-    torch.testing.assert_close(values[..., 8:].contiguous().view(torch.float32), gates, rtol=0, atol=0)
 
 
 def test_a_sum_of_embeddings_alone_acts_once_before_the_layers():

@@ -14,7 +14,7 @@ import relpos
 from relpos.cli import app
 from relpos.explorer.explore import open_subjects
 from relpos.pretrained.framing import Framing, SpecialToken
-from relpos.text.masking import masked_places
+from relpos.text.tokens import masked_places
 
 BOS, COPIED, OTHER = 1, 5, 6  # ids in the vocabulary of `word_tokenizer`
 BEGINS = "Each window begins with w01."

@@ -34,7 +34,7 @@ import relpos
 from relpos.cli import app
 from relpos.evaluation.evaluation import evaluate
 from relpos.pretrained import open as model_opening
-from relpos.text.masking import masked_places
+from relpos.text.tokens import masked_places
 
 BOS = 1  # of all small models
 OWN_CODE = ["mistral", "gemma2", "gpt_oss", "cohere2", "bloom", "mpt", "opt", "roberta", "modernbert", "mpnet"]

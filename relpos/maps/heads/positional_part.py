@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from relpos.attend.layer_call import RotaryFrequencies
+from relpos.attend.arguments import RotaryFrequencies
 from relpos.forms.rotation import turn
 from relpos.maps.diagonals import Diagonals
 from relpos.maps.head_values import all_heads

@@ -20,7 +20,7 @@ from relpos.pretrained.layer_position import Adapter, LayerPosition, ModelLayer
 def describe_ours(layer: ModelLayer) -> LayerPosition:
     """The encoding of a layer of a relpos model, by name."""
     config = layer.config
-    row = layer_encodings(config.position, config.num_hidden_layers)[layer.module.layer]
+    row = layer_encodings(config.position, config.num_hidden_layers)[layer.index]
     options = ", ".join(f"{key}={value}" for key, value in row.items() if key != "name")
     shared = "; one for all layers" if config.share_position else ""
     return LayerPosition(layer.name, "relpos", f"relpos {row['name']}" + (f" ({options})" if options else "") + shared)
