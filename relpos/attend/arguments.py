@@ -79,10 +79,9 @@ def check_names(function: str, options: ScoreOptions, allowed: type) -> None:
 
 
 def make_call(q: Tensor, k: Tensor, position: Position | None, **options: Unpack[AttentionOptions]) -> Call:
-    """Check the arguments of `relpos.attention` and make the call; `check_tensors` has checked q and k.
+    """Check the arguments of `relpos.attention` and make the call, with the gates that the encoding needs.
 
-    Returns:
-        The call, with the gates that the encoding needs.
+    `check_tensors` has checked q and k.
     """
     check_names("attention", options, AttentionOptions)
     batch, heads, queries, head_dim = q.shape

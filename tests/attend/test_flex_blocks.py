@@ -11,7 +11,8 @@ from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import relpos
-from relpos.attend.flex import blocks, scores
+from relpos.attend.flex import kernel as blocks
+from relpos.attend.flex import scores
 from relpos.forms.call import Call
 
 
