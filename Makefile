@@ -5,7 +5,7 @@
 #   make test      the test suite        make test-all   and its slow part
 #   make lint      ruff and mypy         make bench      speed, as ratios in one run
 #   make explorer  the page of relpos explore, from explorer/ into relpos/explorer/static (needs node 20 or newer and npm)
-#   make readme    the README's table of encodings, from relpos ls --markdown
+#   make readme    relpos/encodings/cards.json and from it the README's table of encodings
 #   make wheel     a wheel for other Linux machines into dist/, installed into a fresh environment and tried there
 #   make docs      the documentation site into site/, offline
 #   make bench-train   speed of a training step, the same way; make bench-evaluate   evaluation at 16,384 tokens
@@ -64,6 +64,7 @@ explorer:
 	cd explorer && npm install --no-save && npm run check && npm test && npm run build
 
 readme: $(INSTALLED)
+	$(BIN)/python -c 'from relpos.encodings.registry import write_cards; write_cards()'
 	$(BIN)/relpos ls --markdown | sed -i -e '/^<!-- encodings:/,/^<!-- end of encodings/{//!d}' -e '/^<!-- encodings:/r /dev/stdin' README.md
 
 # libgomp stays outside: the wheel uses the one that torch has loaded, for two of them would be two sets of threads. A wheel

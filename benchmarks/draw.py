@@ -13,9 +13,9 @@ import tempfile
 
 CHILD = """
 import json, resource, sys, time
-from relpos.pictures import draw
+from relpos.pictures.draw import draw
 if "/" in sys.argv[1]:
-    import relpos.runs.run, relpos.runs.inputs  # a run needs them
+    import relpos.runs.run  # a run needs them
 begun, worked = time.perf_counter(), time.process_time()
 draw(sys.argv[1], length=int(sys.argv[2])).save(sys.argv[3] + "/map.png")
 seconds, worked = time.perf_counter() - begun, time.process_time() - worked

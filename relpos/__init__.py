@@ -16,95 +16,57 @@ from typing import TYPE_CHECKING, Any
 from relpos.encodings.registry import card, encoding, names, register
 
 if TYPE_CHECKING:
-    from relpos.attend import Cache as Cache
-    from relpos.attend import attention as attention
-    from relpos.attend import mass as mass
-    from relpos.attend import scores as scores
-    from relpos.comparison.compare import compare as compare
-    from relpos.evaluation.evaluate import evaluate as evaluate
-    from relpos.explorer.explore import explore as explore
-    from relpos.forms.bias import Projected as Projected
-    from relpos.forms.bias import RankOne as RankOne
-    from relpos.forms.bias import Scaled as Scaled
-    from relpos.forms.bias import Scored as Scored
-    from relpos.forms.bias import Toeplitz as Toeplitz
-    from relpos.forms.encoding import Encoding as Encoding
+    from relpos.attend import Cache, attention, mass, scores
+    from relpos.comparison.compare import compare
+    from relpos.evaluation.evaluate import evaluate
+    from relpos.explorer.explore import explore
+    from relpos.forms.bias import Projected, RankOne, Scaled, Scored, Toeplitz
+    from relpos.forms.encoding import Encoding
     from relpos.paper.figures import draw_figures as figures
-    from relpos.pictures.picture import draw as draw
-    from relpos.pretrained.transplant import transplant as transplant
-    from relpos.pretrained.use import use as use
+    from relpos.pictures.draw import draw
+    from relpos.pretrained.transplant import transplant
+    from relpos.pretrained.use import use
     from relpos.runs.run import open_run
-    from relpos.system.executors.interface import Resources as Resources
-    from relpos.system.executors.local import LocalExecutor as LocalExecutor
-    from relpos.system.executors.ray import RayExecutor as RayExecutor
-    from relpos.system.executors.slurm import SlurmExecutor as SlurmExecutor
-    from relpos.training.train import train as train
+    from relpos.system.executors import LocalExecutor, Resources
+    from relpos.system.ray import RayExecutor
+    from relpos.system.slurm import SlurmExecutor
+    from relpos.training.train import train
 
     open = open_run
 
 __version__ = "0.1.0"
 # What needs torch or more is imported on first use, so that `relpos --help` and `relpos ls` never wait for it.
-_LAZY = {  # name: module, and its name there
-    "Cache": ("relpos.attend", "Cache"),
-    "Encoding": ("relpos.forms.encoding", "Encoding"),
-    "LocalExecutor": ("relpos.system.executors.local", "LocalExecutor"),
-    "Projected": ("relpos.forms.bias", "Projected"),
-    "RankOne": ("relpos.forms.bias", "RankOne"),
-    "RayExecutor": ("relpos.system.executors.ray", "RayExecutor"),
-    "Resources": ("relpos.system.executors.interface", "Resources"),
-    "Scaled": ("relpos.forms.bias", "Scaled"),
-    "Scored": ("relpos.forms.bias", "Scored"),
-    "SlurmExecutor": ("relpos.system.executors.slurm", "SlurmExecutor"),
-    "Toeplitz": ("relpos.forms.bias", "Toeplitz"),
-    "attention": ("relpos.attend", "attention"),
-    "compare": ("relpos.comparison.compare", "compare"),
-    "draw": ("relpos.pictures.picture", "draw"),
-    "evaluate": ("relpos.evaluation.evaluate", "evaluate"),
-    "explore": ("relpos.explorer.explore", "explore"),
-    "figures": ("relpos.paper.figures", "draw_figures"),
-    "mass": ("relpos.attend", "mass"),
-    "open": ("relpos.runs.run", "open_run"),
-    "scores": ("relpos.attend", "scores"),
-    "train": ("relpos.training.train", "train"),
-    "transplant": ("relpos.pretrained.transplant", "transplant"),
-    "use": ("relpos.pretrained.use", "use"),
+_LAZY = {  # module: names
+    "relpos.attend": ("Cache", "attention", "mass", "scores"),
+    "relpos.comparison.compare": ("compare",),
+    "relpos.evaluation.evaluate": ("evaluate",),
+    "relpos.explorer.explore": ("explore",),
+    "relpos.forms.bias": ("Projected", "RankOne", "Scaled", "Scored", "Toeplitz"),
+    "relpos.forms.encoding": ("Encoding",),
+    "relpos.paper.figures": ("figures",),
+    "relpos.pictures.draw": ("draw",),
+    "relpos.pretrained.transplant": ("transplant",),
+    "relpos.pretrained.use": ("use",),
+    "relpos.runs.run": ("open",),
+    "relpos.system.executors": ("LocalExecutor", "Resources"),
+    "relpos.system.ray": ("RayExecutor",),
+    "relpos.system.slurm": ("SlurmExecutor",),
+    "relpos.training.train": ("train",),
 }
-__all__ = [  # without `open`: `from relpos import *` must not replace Python's own
-    "Cache",
-    "Encoding",
-    "LocalExecutor",
-    "Projected",
-    "RankOne",
-    "RayExecutor",
-    "Resources",
-    "Scaled",
-    "Scored",
-    "SlurmExecutor",
-    "Toeplitz",
-    "attention",
-    "card",
-    "compare",
-    "draw",
-    "encoding",
-    "evaluate",
-    "explore",
-    "figures",
-    "mass",
-    "names",
-    "register",
-    "scores",
-    "train",
-    "transplant",
-    "use",
-]
+_MODULES = {name: module for module, names_there in _LAZY.items() for name in names_there}
+_RENAMED = {"figures": "draw_figures", "open": "open_run"}  # the names that they have in their modules
+# Without `open`: `from relpos import *` must not replace Python's own.
+__all__ = ["Cache", "Encoding", "LocalExecutor", "Projected", "RankOne", "RayExecutor", "Resources", "Scaled", "Scored"]
+__all__ += ["SlurmExecutor", "Toeplitz", "attention", "card", "compare", "draw", "encoding", "evaluate", "explore"]
+__all__ += ["figures", "mass", "names", "register", "scores", "train", "transplant", "use"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in _MODULES:
         raise AttributeError(f"module 'relpos' has no attribute {name!r}")
-    module, attribute = _LAZY[name]
-    found = globals()[name] = getattr(importlib.import_module(module), attribute)  # looked up once
-    return found
+    value = getattr(importlib.import_module(_MODULES[name]), _RENAMED.get(name, name))
+    globals()[name] = value  # looked up once
+    return value
 
 
 def __dir__() -> list[str]:

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 import relpos
 from relpos.encodings.registry import encoding_class
-from relpos.forms.cards import HEAD_DIM, HEADS, Card
-from relpos.forms.options import options_of
+from relpos.forms.cards import HEAD_DIM, HEADS, Card, options_of
 from relpos.forms.parameters import BoundedParameter, PositiveParameter
 
 UNWRITTEN = "Nobody has written this part yet."

@@ -155,9 +155,9 @@ def draw(options: Values, output: Values) -> None:
     - relpos draw runs/cable --layer all --show mass
     - relpos draw runs/cable --show weights --numbers weights.npz
     """
-    from relpos.pictures.figures import WIDTHS
-    from relpos.pictures.picture import draw as draw_picture
-    from relpos.pictures.picture_checks import check_files
+    from relpos.pictures.draw import draw as draw_picture
+    from relpos.pictures.picture import check_files
+    from relpos.pictures.printed_page import WIDTHS
 
     files = DrawOutput(**output)
     what = options.pop("what")

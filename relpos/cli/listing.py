@@ -147,7 +147,7 @@ def show_model(name: str, as_json: bool) -> None:
     """
     from transformers.utils import logging
 
-    from relpos.pretrained.facts import facts
+    from relpos.pretrained.positions import facts
     from relpos.pretrained.source import read_config
 
     logging.set_verbosity_error()  # its warnings of unusual entries would stand among the lines
@@ -178,7 +178,7 @@ def show_model(name: str, as_json: bool) -> None:
 
 def trained_length(name: str) -> int | None:
     """The length of the windows that a run of relpos was trained on; None for any other folder."""
-    from relpos.runs.run import ABOUT, read_about
+    from relpos.runs.results import ABOUT, read_about
 
     folder = Path(name)
     return read_about(folder)[0].data.length if (folder / ABOUT).is_file() else None

@@ -1,4 +1,4 @@
-"""CABLE: distances measured in learned steps that depend on the tokens, weighted by the query."""
+"""CABLE: distances in learned steps that depend on the tokens, plain, weighted by the query, or under a kernel."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.forms.bias import Form, RankOne
+from relpos.forms.bias import Form, RankOne, Scored
 from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
 from relpos.forms.parameters import Gate
@@ -21,7 +21,6 @@ class CableNoWeight(Encoding):
     Each token adds a step S to a running sum per head; the distance of two tokens is the sum of the steps between them.
 
     Args:
-        width: Size of the layer's input `hidden`, (batch, length, width); heads × head_dim if None.
         step: Non-linearity of the steps: "relu", or "softplus" as in the first public version of the code.
     """
 
@@ -54,10 +53,6 @@ class Cable(CableNoWeight):
     """CABLE: context-aware biases, distances in learned steps times a weight per query.
 
     Steps and weights are computed from the layer's input, one of each per token and head.
-
-    Args:
-        width: Size of the layer's input `hidden`, (batch, length, width); heads × head_dim if None.
-        step: Non-linearity of the steps: "relu", or "softplus" as in the first public version of the code.
     """
 
     formula = "B_ij = −g_i·|S_i − S_j|,  S as in cable_nw,  g = softplus(w_s·x + b_s);  w starts at N(0, 0.02), b at 0"
@@ -72,3 +67,21 @@ class Cable(CableNoWeight):
 
     def gates(self, hidden: Tensor) -> Tensor:
         return torch.stack([STEPS[self.step](self.steps(hidden)), F.softplus(self.weights(hidden))], dim=-1)
+
+
+class KernelCable(CableNoWeight):
+    """Kernelised CABLE: the distance of cable_nw under a logarithmic kernel."""
+
+    formula = "B_ij = −log(1 + (S_i − S_j)²),  S as in cable_nw"
+
+    def bias(self, call: Call) -> Form:
+        distance = super().bias(call)
+        assert isinstance(distance, RankOne)
+
+        def kernel(i: Tensor, j: Tensor, scores: Tensor, visible: Tensor) -> Tensor:
+            return -torch.log1p(distance.gained(i, j) ** 2)
+
+        return Scored(kernel, dict(distance.tensors()), by_head=True)
+
+    def increments(self, gates: Tensor) -> None:
+        return None

@@ -24,6 +24,8 @@ class Cope(Encoding):
         "e interpolated linearly, starts at 0"
     )
 
+    needs_scores = True
+    bidirectional = False
     alternatives = ("cable", "dape")
 
     def __init__(self, heads: int, head_dim: int, *, npos: int = 64, scaled: bool = True) -> None:
@@ -31,14 +33,6 @@ class Cope(Encoding):
         self.npos = integer_at_least("npos", npos, least=2)
         self.scaled = scaled
         self.table = nn.Parameter(torch.zeros(npos, head_dim))  # shared by the heads, as in the paper
-
-    @property
-    def bidirectional(self) -> bool:
-        return False
-
-    @property
-    def needs_scores(self) -> bool:
-        return True
 
     def bias(self, call: Call) -> Scored:
         assert call.q is not None

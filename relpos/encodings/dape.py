@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from relpos.encodings.registry import encoding, encoding_class
 from relpos.forms.bias import Scored
 from relpos.forms.call import Call
+from relpos.forms.cards import options_of
 from relpos.forms.checks import integer_at_least
 from relpos.forms.encoding import Encoding
-from relpos.forms.options import options_of
 
 
 class Dape(Encoding):
@@ -27,6 +27,8 @@ class Dape(Encoding):
 
     paper = "Zheng et al. 2024, arXiv 2405.14722"
     formula = "logits = A + B + MLP([A; B]) over the heads;  A the scaled scores, B the base's bias, one hidden layer"
+
+    needs_scores = True
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class Dape(Encoding):
             )
         super().__init__(heads, head_dim, inner.width)
         self.base, self.gate_size = inner, inner.gate_size
+        self.bidirectional, self.depends_on_length = inner.bidirectional, inner.depends_on_length
         self.alternatives = tuple(f"{base} as its base" for base in inner.alternatives)
         self.first, self.second = self.layers(2 * heads, integer_at_least("units", units), heads)
 
@@ -63,18 +66,6 @@ class Dape(Encoding):
     def layers(self, inputs: int, units: int, outputs: int) -> tuple[nn.Module, nn.Module]:
         """The network's two layers."""
         return nn.Linear(inputs, units), nn.Linear(units, outputs)
-
-    @property
-    def bidirectional(self) -> bool:
-        return self.base.bidirectional
-
-    @property
-    def needs_scores(self) -> bool:
-        return True
-
-    @property
-    def depends_on_length(self) -> bool:
-        return self.base.depends_on_length
 
     def gates(self, hidden: Tensor) -> Tensor | None:
         return self.base.gates(hidden)

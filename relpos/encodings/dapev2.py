@@ -14,9 +14,6 @@ class DapeV2(Dape):
     entries are the same. With both masks, decoding with a cache gives the same numbers as one pass over the sequence.
 
     Args:
-        base: Name of the encoding whose bias is adapted.
-        base_options: Options of the base. FIRE in the official code has a LeakyReLU: base="fire",
-            base_options={"leak": 0.01}.
         units: Channels between the two convolutions.
     """
 

@@ -41,18 +41,12 @@ class Fire(Encoding):
         super().__init__(heads, head_dim)
         if not isinstance(leak, int | float) or isinstance(leak, bool) or not 0 <= leak <= 1:
             raise ValueError(f"leak must be a number from 0 (ReLU) to 1, not {leak!r}.")
-        self.leak, self.symmetric = float(leak), symmetric
+        self.leak, self.symmetric, self.bidirectional = float(leak), symmetric, symmetric
         self.length = integer_at_least("length", length)
-        self.c = PositiveParameter(
-            torch.tensor([positive_number("c", c)])
-        )  # a vector of one value: FSDP cannot shard a scalar
+        self.c = PositiveParameter(torch.tensor([positive_number("c", c)]))  # one value: FSDP cannot shard a scalar
         self.stretch = PositiveParameter(torch.tensor([1.0]))  # ℓ = length × stretch
         self.inner = nn.Linear(1, integer_at_least("units", units))
         self.outer = nn.Linear(units, heads)
-
-    @property
-    def bidirectional(self) -> bool:
-        return self.symmetric
 
     def bias(self, call: Call) -> Scaled:
         c = self.c(call.dtype)

@@ -13,24 +13,18 @@ class Forgetting(Encoding):
     """FoX, the Forgetting Transformer: the sum of the logarithms of forget gates between key and query.
 
     There is one gate per token and head, computed from the layer's input.
-
-    Args:
-        width: Size of the layer's input `hidden`, (batch, length, width); heads × head_dim if None.
     """
 
     paper = "Lin et al. 2025, arXiv 2503.02130"
     formula = "B_ij = Σ_{t=j+1..i} log σ(w·x_t + b);  w starts at N(0, 0.02), b at 0"
 
     gate_size = 1
+    bidirectional = False
     alternatives = ("cable_nw with step=softplus", "cable")
 
     def __init__(self, heads: int, head_dim: int, *, width: int | None = None) -> None:
         super().__init__(heads, head_dim, width)
         self.gate = Gate(self.width, heads)
-
-    @property
-    def bidirectional(self) -> bool:
-        return False
 
     def gates(self, hidden: Tensor) -> Tensor:
         return F.logsigmoid(self.gate(hidden))[..., None]  # (batch, heads, length, 1)

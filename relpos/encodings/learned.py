@@ -12,7 +12,6 @@ class Learned(Encoding):
 
     Args:
         length: Number of positions; longer inputs are refused. The table is (length, width).
-        width: Size of the embedding; heads × head_dim if None.
     """
 
     paper = "Gehring et al. 2017, arXiv 1705.03122; as in GPT-2 and BERT"

@@ -3,14 +3,17 @@
 Nothing here imports torch before an encoding is made.
 """
 
+import dataclasses
+import functools
 import importlib
+import json
 import math
 from collections.abc import Mapping
 from inspect import Parameter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relpos.forms.cards import Card, compute_card, read_cards, write_cards
-from relpos.forms.options import check_names, options_of
+from relpos.forms.cards import Card, compute_card, options_of
 from relpos.system.errors import unknown
 from relpos.system.memory import check_memory
 
@@ -27,7 +30,7 @@ FILES = {  # name: file and class
     "dapev2": ("dapev2", "DapeV2"),
     "fire": ("fire", "Fire"),
     "forgetting": ("forgetting", "Forgetting"),
-    "kcable": ("kcable", "KernelCable"),
+    "kcable": ("cable", "KernelCable"),
     "kerple_log": ("kerple", "KerpleLog"),
     "kerple_power": ("kerple", "KerplePower"),
     "learned": ("learned", "Learned"),
@@ -43,8 +46,8 @@ FILES = {  # name: file and class
     "xpos": ("xpos", "Xpos"),
 }
 LARGE = 2**27  # the product of an encoding's sizes from which its memory is checked
+CARDS = Path(__file__).with_name("cards.json")  # so that `relpos ls` need not import torch; `make readme` writes it
 _registered: dict[str, type["Encoding"]] = {}
-_cards: dict[str, Card] = {}  # of FILES; empty until the first card is asked for
 
 
 def names() -> list[str]:
@@ -94,20 +97,11 @@ def register(name: str, cls: type["Encoding"]) -> None:
 
 
 def encoding_class(name: str) -> type["Encoding"]:
-    """Return the class of an encoding.
-
-    Args:
-        name: The encoding's name.
-
-    Raises:
-        ValueError: No encoding has this name.
-    """
-    if not isinstance(name, str):  # a list, from a settings file, could not even be looked up
+    """The class of an encoding."""
+    if not isinstance(name, str) or name not in names():  # a list, from a settings file, could not be looked up
         raise unknown("encoding", name, names())
     if name in _registered:
         return _registered[name]
-    if name not in FILES:
-        raise unknown("encoding", name, names())
     file, class_name = FILES[name]
     cls: type[Encoding] = getattr(importlib.import_module(f"relpos.encodings.{file}"), class_name)
     return cls
@@ -133,7 +127,10 @@ def encoding(name: str, heads: int, head_dim: int, **options: Any) -> "Encoding"
         >>> out = relpos.attention(q, k, v, position)
     """
     cls = encoding_class(name)
-    check_names(name, cls, options)
+    allowed = options_of(cls)
+    for option in options:
+        if option not in allowed:
+            raise unknown(f"option of {name}", option, allowed)
     _check_memory(name, cls, {"heads": heads, "head_dim": head_dim, **options})
     return cls(heads, head_dim, **options)
 
@@ -158,9 +155,6 @@ def _check_memory(name: str, cls: type["Encoding"], sizes: Mapping[str, Any]) ->
 def card(name: str) -> Card:
     """Return what there is to know about an encoding: where it acts, its formula, its paper, its options.
 
-    The cards of the built-in encodings are computed once and kept in the user's cache folder; later calls, also in
-    other processes, read them there and do not import torch.
-
     Args:
         name: One of `relpos.names()`.
 
@@ -174,14 +168,17 @@ def card(name: str) -> Card:
         >>> relpos.card("alibi").formula
         'B_ij = −m_h·|i − j|,  m_h = 2^(−8h/H)'
     """
-    if name in _registered:
-        return compute_card(name, _registered[name])
-    if name not in FILES:
-        raise unknown("encoding", name, names())
-    if not _cards:
-        cards = read_cards()
-        if cards is None or set(cards) != set(FILES):
-            cards = {each: compute_card(each, encoding_class(each)) for each in FILES}
-            write_cards(cards)
-        _cards.update(cards)
-    return _cards[name]
+    written = written_cards()
+    return written[name] if name in written and name not in _registered else compute_card(name, encoding_class(name))
+
+
+def write_cards() -> None:
+    """Write the file of cards, for `make readme`."""
+    cards = {name: dataclasses.asdict(compute_card(name, encoding_class(name))) for name in FILES}
+    CARDS.write_text(json.dumps(cards, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+@functools.cache
+def written_cards() -> dict[str, Card]:
+    """The cards in the file, by name. An encoding that is not in it yet has its card computed."""
+    return {name: Card.from_json(entry) for name, entry in json.loads(CARDS.read_text(encoding="utf-8")).items()}

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
-from relpos.forms.rope_scaling import Scaling, SectionOrder, read_parameters
-from relpos.forms.rotation import Rotation
+from relpos.forms.rotation import Rotation, Scaling, SectionOrder, read_parameters
 
 
 class Rope(Encoding):
@@ -49,28 +48,11 @@ class Rope(Encoding):
     ) -> None:
         super().__init__(heads, head_dim)
         self.layout = layout
-        numbers = {
-            "base": base,
-            "fraction": fraction,
-            "scaling": scaling,
-            "factor": factor,
-            "length": length,
-            "sections": sections,
-            "section_order": section_order,
-        }
+        numbers = {key: value for key, value in self.options.items() if key not in ("layout", "rope_parameters")}
         self.rope = read_parameters(head_dim, numbers, rope_parameters)
-
-    @property
-    def depends_on_length(self) -> bool:
-        return self.rope.depends_on_length
-
-    @property
-    def axes(self) -> int:
-        return self.rope.axes
-
-    @property
-    def rotates_by_position(self) -> bool:
-        return not self.depends_on_length
+        self.axes = self.rope.axes
+        self.depends_on_length = self.rope.scaling in ("dynamic", "longrope")
+        self.rotates_by_position = not self.depends_on_length
 
     def rotation(self, call: Call) -> Rotation:
         k_cos, k_sin = self.waves(call.key_positions, call.key_lengths, call)
@@ -82,13 +64,7 @@ class Rope(Encoding):
         return Rotation(q_cos, q_sin, k_cos, k_sin, self.layout)
 
     def waves(self, positions: Tensor, lengths: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the angles of tokens, (1 or batch, tokens, pairs).
-
-        Args:
-            positions: Of the tokens, (1 or batch, tokens) or (1 or batch, tokens, axes).
-            lengths: Of their documents, (1 or batch, tokens).
-            call: The call of attention.
-        """
+        """Cosines and sines of the angles of tokens at these positions, in documents of these lengths."""
         of_pairs = positions[..., None] if positions.dim() == 2 else positions[..., self.rope.axis_of_pair]
         angle = of_pairs.to(call.dtype) * self.rope.frequencies(lengths, call.dtype)  # (1 or batch, tokens, pairs)
         return angle.cos() * self.rope.amplitude, angle.sin() * self.rope.amplitude

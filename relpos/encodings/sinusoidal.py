@@ -13,7 +13,6 @@ class Sinusoidal(Encoding):
     Args:
         amplitude: Factor a of the sines and cosines; the CABLE authors use 0.1.
         base: Base of the wavelengths; 10000 in the paper.
-        width: Size of the embedding, even; heads × head_dim if None.
     """
 
     paper = "Vaswani et al. 2017, arXiv 1706.03762"

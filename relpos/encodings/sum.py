@@ -1,6 +1,7 @@
 """Several encodings together: each acts in its own place, and their biases add up."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 from relpos.encodings.registry import encoding, encoding_class
 from relpos.forms.bias import Form, Sum
 from relpos.forms.call import Call
+from relpos.forms.cards import options_of
 from relpos.forms.encoding import PLACES, Encoding
-from relpos.forms.options import options_of
 from relpos.forms.rotation import Rotation
 
 
@@ -44,6 +45,12 @@ class SumEncoding(Encoding):
         super().__init__(heads, head_dim, encodings[0].width)
         self.parts = nn.ModuleList(encodings)
         self.gate_size = sum(part.gate_size for part in encodings)
+        self.needs_scores = any(part.needs_scores for part in encodings)
+        self.bidirectional = all(part.bidirectional for part in encodings)
+        self.axes = max(part.axes for part in encodings)
+        self.depends_on_length = any(part.depends_on_length for part in encodings)
+        turning = [part for part in encodings if "query and key" in part.places]
+        self.rotates_by_position = len(turning) == 1 and turning[0].rotates_by_position
         self.alternatives = tuple(
             f"{instead} in place of {name}"
             for name, part in dict(zip(parts, encodings, strict=True)).items()
@@ -65,27 +72,6 @@ class SumEncoding(Encoding):
     @property
     def places(self) -> tuple[str, ...]:
         return tuple(place for place in PLACES if any(place in part.places for part in self._each()))
-
-    @property
-    def bidirectional(self) -> bool:
-        return all(part.bidirectional for part in self._each())
-
-    @property
-    def axes(self) -> int:
-        return max(part.axes for part in self._each())
-
-    @property
-    def needs_scores(self) -> bool:
-        return any(part.needs_scores for part in self._each())
-
-    @property
-    def depends_on_length(self) -> bool:
-        return any(part.depends_on_length for part in self._each())
-
-    @property
-    def rotates_by_position(self) -> bool:
-        turning = [part for part in self._each() if "query and key" in part.places]
-        return len(turning) == 1 and turning[0].rotates_by_position
 
     def embed(self, x: Tensor, start: int = 0, documents: Tensor | None = None) -> Tensor:
         for part in self._each():
@@ -116,12 +102,11 @@ class SumEncoding(Encoding):
     def bias(self, call: Call) -> Form | None:
         terms, start = [], 0
         for part in self._each():
-            own = None if call.gates is None else call.gates[..., start : start + part.gate_size]
+            gates = None if call.gates is None else call.gates[..., start : start + part.gate_size]
             start += part.gate_size
-            term = part.located_bias(call.with_gates(own).on_axes(part.axes))
-            if term is not None:
-                terms.append(term)
-        return Sum(tuple(terms)) if terms else None
+            terms.append(part.located_bias(replace(call, gates=gates).on_axes(part.axes)))
+        biases = tuple(term for term in terms if term is not None)
+        return Sum(biases) if biases else None
 
     def located_bias(self, call: Call) -> Form | None:
         return self.bias(call)  # each part has located its own
@@ -136,14 +121,13 @@ class SumEncoding(Encoding):
 
     def _overriding(self, method: str) -> list[Encoding]:
         """The parts, also those of inner sums, that override a method of `Encoding`."""
-        parts = self._each()
-        inner = [each for part in parts if isinstance(part, SumEncoding) for each in part._overriding(method)]
-        own = [
-            part
-            for part in parts
-            if not isinstance(part, SumEncoding) and getattr(type(part), method) is not getattr(Encoding, method)
-        ]
-        return own + inner
+        overriding: list[Encoding] = []
+        for part in self._each():
+            if isinstance(part, SumEncoding):
+                overriding += part._overriding(method)
+            elif part.overrides(method):
+                overriding.append(part)
+        return overriding
 
     def _each(self) -> list[Encoding]:
         return list(self.parts)  # type: ignore[arg-type]

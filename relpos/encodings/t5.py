@@ -12,16 +12,9 @@ from relpos.forms.encoding import Encoding
 
 
 def bucket(distance: Tensor, causal: bool, buckets: int = 32, max_distance: int = 128) -> Tensor:
-    """Bucket of each distance: half of the buckets hold one distance each, the rest grow logarithmically.
+    """Bucket of each distance i − j: half of the buckets hold one distance each, the rest grow logarithmically.
 
-    Args:
-        distance: Distances i − j as integers, any shape.
-        causal: Whether all buckets serve the past. If False, the first half serves the past, the second the future.
-        buckets: Number of buckets.
-        max_distance: Distance from which all distances share the last bucket.
-
-    Returns:
-        Indices of buckets, in the shape of `distance`.
+    In both directions, the first half of the buckets serves the past, the second the future.
     """
     offset = torch.zeros_like(distance)
     if not causal:

@@ -22,6 +22,7 @@ class Xpos(Encoding):
         "pair k rotated as in rope (interleaved), q_i × ζ_k^(i/512), k_j ÷ ζ_k^(j/512),  ζ_k = (2k + 0.4d) / (1.4d)"
     )
 
+    bidirectional = False
     alternatives = ("rope",)
 
     def __init__(self, heads: int, head_dim: int, *, base: float = 10000.0, scale_base: float = 512.0) -> None:
@@ -29,10 +30,6 @@ class Xpos(Encoding):
         if head_dim % 2:
             raise ValueError(f"xpos rotates pairs of dimensions, so head_dim must be even, not {head_dim}.")
         self.base, self.scale_base = positive_number("base", base), positive_number("scale_base", scale_base)
-
-    @property
-    def bidirectional(self) -> bool:
-        return False
 
     def rotation(self, call: Call) -> Rotation:
         d = self.head_dim

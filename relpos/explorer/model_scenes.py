@@ -133,7 +133,7 @@ class ModelScene(Scene):
 
     def other_layers(self) -> list[Layer] | None:
         """The layers on another input of the same length, for the context dependence; None if there is none."""
-        from relpos.runs.inputs import heldout_samples
+        from relpos.runs.run import heldout_samples
 
         try:
             samples = heldout_samples(self._run, self.length, self.request["seed"], 3)

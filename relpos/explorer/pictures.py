@@ -13,10 +13,9 @@ from relpos.explorer.details import WORDS, ranges
 from relpos.explorer.scenes import Scene
 from relpos.maps.pyramid import HeadMap
 from relpos.pictures.colours import BOTH_SIGNS, ONE_SIGN, linear_ticks, tick_words
-from relpos.pictures.figures import write
 from relpos.pictures.head_notes import FLAT_RANGE
-from relpos.pictures.heatmaps import ACROSS, DOWN, draw_bar
-from relpos.pictures.printed_page import NAME, TICK, TITLE, Page, position_word, text_width
+from relpos.pictures.map_figures import ACROSS, DOWN, draw_bar
+from relpos.pictures.printed_page import NAME, TICK, TITLE, Page, position_word, text_width, write
 
 PIXELS = 512  # most cells per side of a picture
 SIDE = 4.2  # inches of a map

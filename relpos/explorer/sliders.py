@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from relpos.encodings.registry import encoding, encoding_class
+from relpos.forms.cards import meanings_of, options_of
 from relpos.forms.encoding import Encoding
-from relpos.forms.options import meanings_of, options_of
 from relpos.forms.parameters import BoundedParameter, PositiveParameter
 from relpos.system.errors import unknown
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from relpos.forms.call import Call
-from relpos.forms.checks import check_shape
+from relpos.forms.checks import Shape, check_shape
 from relpos.forms.tracing import has_values
 
 
@@ -45,12 +45,19 @@ class Form(ABC):
 
     @abstractmethod
     def fit(self, call: Call) -> Self:
-        """Check a form that was passed to attention against the call, and return it as an encoding would have made it.
+        """Check a form that was passed to attention against the call; return it as an encoding would have made it."""
 
-        Raises:
-            TypeError: A field is not a tensor of floating-point numbers.
-            ValueError: A shape does not match the call, or a distance that occurs is not in a table.
-        """
+    def _fitted(self, call: Call, **shapes: Shape) -> dict[str, Tensor]:
+        """Fields of a form that was passed to attention, checked, in the dtype of the call."""
+        for name, shape in shapes.items():
+            title, x = f"the {name} of {type(self).__name__}", getattr(self, name)
+            check_shape(title, x, shape)
+            if not x.is_floating_point() or x.device != call.device:
+                raise TypeError(
+                    f"{title} must hold floating-point numbers on {call.device}, as q does, not {x.dtype} on "
+                    f"{x.device}."
+                )
+        return {name: getattr(self, name).to(call.dtype) for name in shapes}
 
     def __add__(self, other: "Form") -> "Sum":
         return Sum((self, other)) if isinstance(other, Form) else NotImplemented
@@ -64,24 +71,12 @@ class Positions:
     keys: Tensor  # (1 or batch, keys)
     first: int  # index of the first query
 
-    def distances(self, i: Tensor, j: Tensor) -> Tensor:
-        """Distances of the queries `i` (rows,) from the keys `j` (keys,): (1 or batch, rows, keys)."""
-        return self.queries[:, i - self.first, None] - self.keys[:, None, j]
-
 
 def distances(where: Positions | None, i: Tensor, j: Tensor) -> Tensor:
-    """Distances of queries from keys: (1 or batch, rows, keys)."""
-    return (i[:, None] - j)[None] if where is None else where.distances(i, j)
-
-
-def _fitted(name: str, x: Tensor, expected: tuple[int | str | tuple[int, ...], ...], call: Call) -> Tensor:
-    """A tensor of a form that was passed to attention, checked, in the dtype of the call."""
-    check_shape(name, x, expected)
-    if not x.is_floating_point() or x.device != call.device:
-        raise TypeError(
-            f"{name} must hold floating-point numbers on {call.device}, as q does, not {x.dtype} on {x.device}."
-        )
-    return x.to(call.dtype)
+    """Distances of the queries `i` (rows,) from the keys `j` (keys,): (1 or batch, rows, keys)."""
+    if where is None:
+        return (i[:, None] - j)[None]
+    return where.queries[:, i - where.first, None] - where.keys[:, None, j]
 
 
 def _check_distances(name: str, columns: int, zero: int, call: Call) -> None:
@@ -123,7 +118,7 @@ class Toeplitz(Form):
         return self.table[:, column.clamp(0, self.table.shape[1] - 1)].movedim(0, 1)
 
     def fit(self, call: Call) -> "Toeplitz":
-        table = _fitted("the table of Toeplitz", self.table, ((1, call.heads), "distances"), call)
+        table = self._fitted(call, table=((1, call.heads), "distances"))["table"]
         _check_distances("the table of Toeplitz", table.shape[1], self.zero, call)
         first = max(0, self.zero + call.lowest)
         end = min(table.shape[1], self.zero + call.highest + 1)
@@ -175,10 +170,8 @@ class RankOne(Form):
 
     def fit(self, call: Call) -> "RankOne":
         allowed, shape = ((1, call.batch), (1, call.heads), call.keys), (call.batch, call.heads, -1)
-        _fitted("the total of RankOne", self.total, allowed, call)
-        weight = self.weight
-        if weight is not None:
-            weight = _fitted("the weight of RankOne", weight, allowed, call).expand(shape)
+        self._fitted(call, total=allowed)
+        weight = None if self.weight is None else self._fitted(call, weight=allowed)["weight"].expand(shape)
         return RankOne(self.total.double().expand(shape), weight, call.dtype, self.symmetric)
 
 
@@ -236,19 +229,18 @@ class Scaled(Form):
                 f"key (1 or {call.batch}, {call.keys}), or causal=True."
             )
         batch, units = (1, call.batch), self.slope.numel()
-        tensors: dict[str, tuple[int | str | tuple[int, ...], ...]] = {
+        shapes: dict[str, Shape] = {
             "table": ("distances",),
             "row": (batch, call.queries),
             "slope": (units,),
             "shift": (units,),
             "out": (call.heads, units),
             "offset": (call.heads,),
+            "column": (batch, call.keys),
         }
-        if self.column is not None:
-            tensors["column"] = (batch, call.keys)
-        fitted = {
-            name: _fitted(f"the {name} of Scaled", getattr(self, name), shape, call) for name, shape in tensors.items()
-        }
+        if self.column is None:
+            del shapes["column"]
+        fitted = self._fitted(call, **shapes)
         farthest = max(call.highest, -call.lowest)
         if len(fitted["table"]) <= farthest:
             raise ValueError(
@@ -315,8 +307,8 @@ class Projected(Form):
 
     def fit(self, call: Call) -> "Projected":
         batch, heads, tokens = (1, call.batch), (1, call.heads), call.keys if self.of_keys else call.queries
-        vectors = _fitted("vectors of Projected", self.vectors, (batch, heads, tokens, "size"), call)
-        table = _fitted("the table of Projected", self.table, (heads, "rows", vectors.shape[3]), call)
+        vectors = self._fitted(call, vectors=(batch, heads, tokens, "size"))["vectors"]
+        table = self._fitted(call, table=(heads, "rows", vectors.shape[3]))["table"]
         if self.row is not None:
             check_shape("row of Projected", self.row, ("distances",))
         columns = table.shape[1] if self.row is None else len(self.row)

@@ -49,10 +49,6 @@ class Call:
     heads: int = 1
     token_lengths: Tensor | None = None  # (1 or batch, keys), of documents of which the keys are a part; None: counted
 
-    def with_gates(self, gates: Tensor | None) -> "Call":
-        """A copy of this call with other gates."""
-        return replace(self, gates=gates)
-
     def on_axes(self, axes: int) -> "Call":
         """The call for an encoding with this many axes: with one, it counts tokens where the positions have more."""
         if axes > 1 or self.token_positions is None or self.token_positions.dim() == 2:

@@ -1,24 +1,25 @@
-"""What there is to know about an encoding before making one: its card, computed from its class.
+"""What there is to know about an encoding class before making one: its options, and its card.
 
-Computing a card needs torch. The cards of the encodings in this folder are therefore kept as JSON in the user's cache
-folder, so that `relpos ls` is fast; their file is named after a hash of this folder's sources.
+Options come from the signature of `__init__`, their meanings from the docstrings. Only computing a card needs torch.
 """
 
-import dataclasses
-import hashlib
-import json
+import inspect
+import re
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Self, Union, get_args, get_origin
 
-from relpos.forms.options import meanings_of, options_of, summary_of, type_text
-from relpos.system.files import cache_folder, write_text
+from relpos.system.errors import unknown
 
 if TYPE_CHECKING:
     from relpos.forms.encoding import Encoding
 
 HEADS, HEAD_DIM = 12, 64  # the sizes of GPT-2 Small, for which the learned values are counted
+SIZES = ("heads", "head_dim")  # what every encoding takes before its options
+ARGUMENTS = re.compile(r"^Args:\n((?: .*\n?|\n)*)", flags=re.MULTILINE)  # the section of a docstring
+ARGUMENT = re.compile(r"^ {4}(\w+): (.*(?:\n {8,}.*)*)", flags=re.MULTILINE)
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,11 @@ class Card:
 
     name: str
     summary: str
-    places: tuple[str, ...]  # where it acts: any of embedding, query and key, score
-    form: str  # the form of its bias, or "none"
+    places: tuple[str, ...]
+    form: str
     learned_per_head: float
-    parameters: Mapping[str, tuple[int, ...]]  # name: shape
-    directions: str  # "both", or "causal"
+    parameters: Mapping[str, tuple[int, ...]]
+    directions: str
     paper: str
     formula: str
     options: Mapping[str, Option]
@@ -68,13 +69,16 @@ class Card:
         """Learned values per head, as text: "1,538", or "341.3" where heads share a parameter."""
         return f"{self.learned_per_head:,.1f}".removesuffix(".0")
 
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Self:
+        """The card whose fields were written as JSON."""
+        parameters = {name: tuple(shape) for name, shape in entry["parameters"].items()}
+        options = {name: Option(**option) for name, option in entry["options"].items()}
+        return cls(**{**entry, "places": tuple(entry["places"]), "parameters": parameters, "options": options})
+
 
 def compute_card(name: str, cls: type["Encoding"]) -> Card:
-    """Compute the card of an encoding class from an instance with default options.
-
-    Returns:
-        The card.
-    """
+    """The card of an encoding class, from an instance with default options."""
     import torch
 
     with torch.random.fork_rng(devices=[]):  # looking at a card must not change what the caller draws next
@@ -82,7 +86,7 @@ def compute_card(name: str, cls: type["Encoding"]) -> Card:
     meanings = meanings_of(cls)
     return Card(
         name=name,
-        summary=summary_of(cls),
+        summary=(cls.__doc__ or "").strip().split("\n", 1)[0],
         places=position.places,
         form=position.form,
         learned_per_head=position.learned_per_head,
@@ -97,41 +101,49 @@ def compute_card(name: str, cls: type["Encoding"]) -> Card:
     )
 
 
-def cache_file() -> Path | None:
-    """The file for the cards of this version of the sources; None if there are no sources or no cache folder."""
-    package = Path(__file__).parents[1]
-    sources = sorted([*package.glob("forms/*.py"), *package.glob("encodings/*.py")])
+def signature(cls: type) -> inspect.Signature:
+    """The signature of a class's `__init__` without `self`."""
     try:
-        key = hashlib.sha256(b"\0".join(file.name.encode() + b"\0" + file.read_bytes() for file in sources))
-        return cache_folder() / "cards" / f"{key.hexdigest()[:16]}.json" if sources else None
-    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
-        return None
+        of_init = inspect.signature(cls.__init__, eval_str=True)  # type: ignore[misc]
+    except NameError:  # an annotation in quotes names something that was imported for type checkers only
+        of_init = inspect.signature(cls.__init__)  # type: ignore[misc]
+    return of_init.replace(parameters=list(of_init.parameters.values())[1:])
 
 
-def read_cards() -> dict[str, Card] | None:
-    """The cards in the cache, or None if they are missing or unreadable."""
-    file = cache_file()
-    try:
-        entries = json.loads(file.read_text(encoding="utf-8")) if file else None
-        return None if entries is None else {name: _card(entry) for name, entry in entries.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
+def options_of(cls: type) -> Mapping[str, inspect.Parameter]:
+    """The options of an encoding class by name, in the order of its signature."""
+    parameters = signature(cls).parameters.values()
+    return {option.name: option for option in parameters if option.kind in NAMED and option.name not in SIZES}
 
 
-def write_cards(cards: Mapping[str, Card]) -> None:
-    """Put the cards into the cache, unless it cannot be written."""
-    file = cache_file()
-    if file is None:
-        return
-    entries = {name: dataclasses.asdict(card) for name, card in cards.items()}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps(entries, ensure_ascii=False, indent=1))
-    except OSError:
-        return  # the cards are computed again next time
+def check_choices(cls: type, options: Mapping[str, object]) -> None:
+    """Refuse a value that is not among the choices of an option annotated with `Literal`."""
+    for name, parameter in options_of(cls).items():
+        choices = get_args(parameter.annotation) if get_origin(parameter.annotation) is Literal else None
+        if choices is not None and options[name] not in choices:
+            raise unknown(name, options[name], choices)
 
 
-def _card(entry: Mapping[str, Any]) -> Card:
-    parameters = {name: tuple(shape) for name, shape in entry["parameters"].items()}
-    options = {name: Option(**option) for name, option in entry["options"].items()}
-    return Card(**{**entry, "places": tuple(entry["places"]), "parameters": parameters, "options": options})
+def type_text(annotation: Any) -> str:
+    """An annotation as people write it: `int | None`, `"half" | "interleaved"`, `Sequence[str]`."""
+    if annotation is inspect.Parameter.empty:
+        return ""
+    if get_origin(annotation) is Literal:
+        return " | ".join(f'"{choice}"' for choice in get_args(annotation))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " | ".join(type_text(choice) for choice in get_args(annotation))
+    if annotation is types.NoneType:
+        return "None"
+    if isinstance(annotation, type) and not get_args(annotation):
+        return annotation.__name__
+    return re.sub(r"\b(?:\w+\.)+", "", str(annotation))  # without the modules: Mapping[str, object]
+
+
+def meanings_of(cls: type) -> dict[str, str]:
+    """What the docstrings (Google style) of a class and of those it derives from say about each argument."""
+    meanings: dict[str, str] = {}
+    for documented in reversed(cls.__mro__):
+        section = ARGUMENTS.search(inspect.cleandoc(documented.__doc__ or ""))
+        for name, meaning in ARGUMENT.findall(section[1] if section else ""):
+            meanings[name] = " ".join(meaning.split())
+    return meanings

@@ -1,18 +1,15 @@
-"""Checks of single arguments: integers, positive numbers, booleans, shapes. Each refusal is one sentence."""
+"""Checks of arguments: integers, positive numbers, booleans, shapes. Each refusal is one sentence."""
 
 import torch
 from torch import Tensor
 
+Shape = tuple[int | str | tuple[int, ...], ...]  # sizes, names of axes of any size, or several sizes
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # of queries, keys and values
 MOST_SEED = 2**32 - 1  # the largest seed, as numpy takes it
 
 
 def integer_at_least(name: str, value: int, least: int = 1, most: int | None = None) -> int:
-    """Check an integer argument.
-
-    Returns:
-        The value.
-    """
+    """Check and return an integer argument."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
         limit = "" if most is None else f" and at most {most:,}"
         raise ValueError(f"{name} must be an integer of at least {least}{limit}, not {value!r}.")
@@ -20,28 +17,20 @@ def integer_at_least(name: str, value: int, least: int = 1, most: int | None = N
 
 
 def positive_number(name: str, value: float) -> float:
-    """Check a positive, finite number.
-
-    Returns:
-        The value as a float.
-    """
+    """Check and return a positive, finite number."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
         raise ValueError(f"{name} must be a positive number, not {value!r}.")
     return float(value)
 
 
 def boolean(name: str, value: bool) -> bool:
-    """Check a switch.
-
-    Returns:
-        The value.
-    """
+    """Check and return a switch."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}.")
     return value
 
 
-def check_shape(name: str, x: Tensor, expected: tuple[int | str | tuple[int, ...], ...], advice: str = "") -> None:
+def check_shape(name: str, x: Tensor, expected: Shape, advice: str = "") -> None:
     """Check the shape of a tensor."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor, not {type(x).__name__}.")

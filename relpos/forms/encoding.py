@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from relpos.forms.bias import Form, locate, terms
 from relpos.forms.call import Call, check_documents, positions, products
+from relpos.forms.cards import check_choices, options_of, signature
 from relpos.forms.checks import check_shape, check_tensors, integer_at_least
-from relpos.forms.options import check_choices, options_of, signature
 from relpos.forms.rotation import Rotation
 
 PLACES = ("embedding", "query and key", "score")
@@ -25,7 +25,7 @@ class Encoding(nn.Module):
     Args:
         heads: Number of attention heads.
         head_dim: Size of a head.
-        width: Size of the layer's input; heads × head_dim if None.
+        width: Size of the layer's input and of the token embedding; heads × head_dim if None.
 
     Attributes:
         options: The options of this instance by name, as passed or by default.
@@ -34,8 +34,14 @@ class Encoding(nn.Module):
         tables: Names of parameters with one entry per distance. Most entries get little gradient, so training may
             give them a learning rate of their own.
         gate_size: Values per token and head that `gates` computes from the layer's input.
+        needs_scores: Whether its bias is computed from the scores.
+        bidirectional: Whether it is defined for keys after the query.
         alternatives: Of an encoding that is causal only: encodings for both directions in its place, as in
             ("rope", "fire with symmetric=True").
+        axes: Axes of the positions it reads: 1, or more for rotations in several dimensions.
+        depends_on_length: Whether a longer sequence changes what earlier tokens see (dynamic RoPE scalings).
+        rotates_by_position: Whether `rotation` of a token depends on its position alone, so that a cache may keep keys
+            rotated.
 
     Example:
         >>> class Linear(relpos.Encoding):
@@ -50,7 +56,12 @@ class Encoding(nn.Module):
     formula: ClassVar[str]
     tables: ClassVar[tuple[str, ...]] = ()
     gate_size: int = 0
+    needs_scores: bool = False
+    bidirectional: bool = True
     alternatives: tuple[str, ...] = ()
+    axes: int = 1
+    depends_on_length: bool = False
+    rotates_by_position: bool = False
     options: dict[str, Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -74,38 +85,24 @@ class Encoding(nn.Module):
 
     @classmethod
     def options_for_length(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
-        """Fill in the trained length where an encoding has an option for it.
-
-        Args:
-            options: Options of this class by name. They are not changed.
-            length: The length that a model is going to be trained with.
-
-        Returns:
-            The options, with `length` added if this class has that option and it was not set.
-
-        Example:
-            >>> relpos.encodings.Fire.options_for_length({}, 1024)
-            {'length': 1024}
-        """
+        """The options with the trained length filled in, if this class has an option for it that was not set."""
         return {"length": length, **options} if "length" in options_of(cls) else dict(options)
 
     @property
     def places(self) -> tuple[str, ...]:
         """Where it acts: any of "embedding", "query and key" and "score", in this order."""
-        cls, base = type(self), Encoding
-        acts = (
-            cls.embed is not base.embed,
-            cls.rotation is not base.rotation
-            or cls.rotate is not base.rotate
-            or cls.query_factor is not base.query_factor,
-            cls.bias is not base.bias,
-        )
+        turns = self.overrides("rotation") or self.overrides("rotate") or self.overrides("query_factor")
+        acts = (self.overrides("embed"), turns, self.overrides("bias"))
         return tuple(place for place, does in zip(PLACES, acts, strict=True) if does)
 
     @property
     def place(self) -> str:
         """Where it acts, as text: "score", "query and key, score", or "nowhere"."""
         return ", ".join(self.places) or "nowhere"
+
+    def overrides(self, method: str) -> bool:
+        """Whether its class overrides a method of `Encoding`."""
+        return getattr(type(self), method) is not getattr(Encoding, method)
 
     @property
     def form(self) -> str:
@@ -123,9 +120,14 @@ class Encoding(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad) / self.heads
 
     @property
-    def bidirectional(self) -> bool:
-        """Whether it is defined for keys after the query."""
-        return True
+    def needs_hidden(self) -> bool:
+        """Whether its bias is computed from the layer's input."""
+        return self.gate_size > 0
+
+    @property
+    def static_bias(self) -> bool:
+        """Whether it acts by a bias that is the same for every input."""
+        return self.place == "score" and not self.needs_hidden and not self.needs_scores
 
     @property
     def advice_for_both_directions(self) -> str:
@@ -134,36 +136,6 @@ class Encoding(nn.Module):
             return "In both directions, use an encoding whose directions in `relpos ls` are both."
         *others, last = self.alternatives
         return f"In both directions, use {' or '.join(filter(None, [', '.join(others), last]))}."
-
-    @property
-    def axes(self) -> int:
-        """Axes of the positions it reads: 1, or more for rotations in several dimensions."""
-        return 1
-
-    @property
-    def needs_hidden(self) -> bool:
-        """Whether its bias is computed from the layer's input."""
-        return self.gate_size > 0
-
-    @property
-    def needs_scores(self) -> bool:
-        """Whether its bias is computed from the scores."""
-        return False
-
-    @property
-    def static_bias(self) -> bool:
-        """Whether it acts by a bias that is the same for every input."""
-        return self.place == "score" and not self.needs_hidden and not self.needs_scores
-
-    @property
-    def depends_on_length(self) -> bool:
-        """Whether a longer sequence changes what earlier tokens see (dynamic RoPE scalings)."""
-        return False
-
-    @property
-    def rotates_by_position(self) -> bool:
-        """Whether `rotation` of a token depends on its position alone, so that a cache may keep keys rotated."""
-        return False
 
     def embed(self, x: Tensor, start: int = 0, documents: Tensor | None = None) -> Tensor:
         """Add position to token embeddings.
@@ -186,34 +158,16 @@ class Encoding(nn.Module):
         """
         return x
 
-    def rotate(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        """Put position into queries and keys. An encoding that rotates them overrides `rotation` instead, one that
-        scales queries `query_factor`.
-
-        Args:
-            q: Queries, (batch, heads, queries, head_dim).
-            k: Keys, (batch, key_heads, keys, head_dim).
-            call: The call of attention.
-
-        Returns:
-            Queries and keys of the same shapes.
-
-        Example:
-            >>> q, k = relpos.encoding("rope", heads=12, head_dim=64).rotate(q, k, call)
-        """
-        rotation, factor = self.rotation(call), self.query_factor(call)
-        if factor is not None:
-            q = q * factor
-        return (q, k) if rotation is None else rotation.apply(q, k)
+    def positions_of(self, x: Tensor, start: int, documents: Tensor | None) -> Tensor:
+        """The position of each token, for `embed`: (1 or batch, length)."""
+        check_shape("the input of embed", x, ("batch", "length", self.width))
+        if documents is None:
+            return positions(x.shape[1], None, x.device) + integer_at_least("start", start, least=0)
+        check_documents(documents, x.shape[0], max(x.shape[1], documents.shape[-1]))
+        return positions(documents.shape[1], documents, x.device)[:, -x.shape[1] :]
 
     def rotation(self, call: Call) -> Rotation | None:
-        """Return the rotation of queries and keys as tables, which the native kernel applies while it reads them.
-
-        Args:
-            call: The call of attention.
-
-        Returns:
-            The rotation, or None if the encoding does not rotate, or does so by `rotate`.
+        """The rotation of queries and keys as tables, which the native kernel applies while it reads them.
 
         Example:
             >>> def rotation(self, call):
@@ -225,19 +179,23 @@ class Encoding(nn.Module):
         return None
 
     def query_factor(self, call: Call) -> Tensor | None:
-        """Return the factor of each query, (1 or batch, 1 or heads, queries, 1).
-
-        Args:
-            call: The call of attention.
-
-        Returns:
-            The factors, or None if the encoding does not scale queries, or does so by `rotate`.
+        """The factor of each query, (1 or batch, 1 or heads, queries, 1).
 
         Example:
             >>> def query_factor(self, call):
             ...     return torch.log1p(call.query_positions.to(call.dtype))[:, None, :, None]
         """
         return None
+
+    def rotate(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        """Put position into queries (batch, heads, queries, head_dim) and keys (batch, key_heads, keys, head_dim).
+
+        An encoding that rotates them overrides `rotation` instead, one that scales queries `query_factor`.
+        """
+        rotation, factor = self.rotation(call), self.query_factor(call)
+        if factor is not None:
+            q = q * factor
+        return (q, k) if rotation is None else rotation.apply(q, k)
 
     def gates(self, hidden: Tensor) -> Tensor | None:
         """Compute what the bias needs of each token, and what a cache must keep while decoding.
@@ -257,25 +215,7 @@ class Encoding(nn.Module):
     def read_gates(
         self, batch: int, keys: int, causal: bool, hidden: Tensor | None, gates: Tensor | None = None
     ) -> Tensor | None:
-        """Return the gates for a call of attention, computed from the layer's input if they were not passed.
-
-        Args:
-            batch: Rows of the batch.
-            keys: Number of keys.
-            causal: Whether a query sees only keys up to its own index.
-            hidden: The layer's input, (batch, keys, width), or None.
-            gates: (batch, heads, keys, gate_size), or None.
-
-        Returns:
-            (batch, heads, keys, gate_size), or None if the encoding has no gates.
-
-        Raises:
-            ValueError: The encoding is causal only, its input is missing, or a shape does not match.
-
-        Example:
-            >>> relpos.encoding("cable", heads=12, head_dim=64).read_gates(1, 512, True, hidden).shape
-            torch.Size([1, 12, 512, 2])
-        """
+        """The gates of a call of attention, checked, and computed from the layer's input if they were not passed."""
         if not causal and not self.bidirectional:
             raise ValueError(
                 f"{type(self).__name__} is defined for causal attention only. {self.advice_for_both_directions}"
@@ -296,30 +236,17 @@ class Encoding(nn.Module):
         return gates
 
     def increments(self, gates: Tensor) -> tuple[Tensor, Tensor | None] | None:
-        """Return how each token extends a RankOne bias, so that a cache need not sum up all tokens at every step.
+        """How each token extends a RankOne bias, so that a cache need not sum up all tokens at every step.
 
-        Args:
-            gates: Of some tokens, (batch, heads, tokens, gate_size).
-
-        Returns:
-            The step by which each token raises the running total, and its weight (None means 1), (batch, heads, tokens)
-            each; or None if the bias is of another form.
-
-        Example:
-            >>> def increments(self, gates):  # of B_ij = −(S_i − S_j), S the running sum of the first gate
-            ...     return gates[..., 0], None
+        The step by which it raises the running total, and its weight (None means 1), (batch, heads, tokens) each; None
+        if the bias has another form. `gates` are those of some tokens, (batch, heads, tokens, gate_size).
         """
         return None
 
     def bias(self, call: Call) -> Form | None:
-        """Return the bias on the scores of a call of attention.
+        """The bias on the scores of a call of attention: `Toeplitz`, `RankOne`, `Scaled`, `Projected` or `Scored`.
 
-        Args:
-            call: The call of attention: its distances, positions, gates, dtype and device. Where processes divide the
-                heads, `call.gates` and `call.q` have some of the heads; tables are made for all of them.
-
-        Returns:
-            A form: `Toeplitz`, `RankOne`, `Scaled`, `Projected`, `Scored` or `Sum`; None if there is no bias.
+        Where processes divide the heads, `call.gates` and `call.q` have some of the heads; tables are made for all.
 
         Example:
             >>> def bias(self, call):
@@ -328,18 +255,7 @@ class Encoding(nn.Module):
         return None
 
     def located_bias(self, call: Call) -> Form | None:
-        """Return the bias, which knows the distances of tokens also where positions were given that have gaps.
-
-        Args:
-            call: The call of attention.
-
-        Returns:
-            What `bias` returns, with the given positions in it; None if there is no bias.
-
-        Example:
-            >>> form = position.located_bias(call)
-            >>> form.block(call.i, call.j)  # (1 or batch, heads, queries, keys)
-        """
+        """The bias, which knows the distances of tokens also where given positions have gaps."""
         form = self.bias(call)
         return None if form is None else locate(form, call)
 
@@ -404,12 +320,13 @@ class Encoding(nn.Module):
             q = k = zero.expand(1 if sample is None else len(sample), self.heads, tokens, self.head_dim)
         check_tensors(q, k, None)
         dtype = torch.promote_types(q.dtype, torch.float32)
+        q, k = q.to(dtype), k.to(dtype)
         call = Call(
             queries=tokens,
             keys=tokens,
             causal=causal,
             gates=self.read_gates(len(q), tokens, causal, hidden),
-            q=q.to(dtype) if self.needs_scores else None,
+            q=q if self.needs_scores else None,
             scale=self.head_dim**-0.5,
             dtype=dtype,
             device=q.device,
@@ -417,37 +334,13 @@ class Encoding(nn.Module):
             heads=self.heads,
         )
         visible = call.visible(call.i)
-        scores = products(q.to(call.dtype), k.to(call.dtype)) * call.scale if self.needs_scores else None
         form = self.located_bias(call)
-        bias = torch.zeros(1, self.heads, tokens, tokens, dtype=call.dtype, device=call.device)
-        if form is not None:
-            bias = form.block(call.i, call.j, scores, visible)
+        if form is None:
+            bias = torch.zeros(1, self.heads, tokens, tokens, dtype=dtype, device=q.device)
+        else:
+            bias = form.block(call.i, call.j, products(q, k) * call.scale if self.needs_scores else None, visible)
         bias = bias.masked_fill(~visible, -torch.inf)
         return bias[0] if sample is None else bias
-
-    def positions_of(self, x: Tensor, start: int, documents: Tensor | None) -> Tensor:
-        """Return the position of each token, for `embed`.
-
-        Args:
-            x: Token embeddings, (batch, length, width).
-            start: Position of the first token.
-            documents: Ids of packed documents, (batch, tokens so far), or None.
-
-        Returns:
-            (1 or batch, length).
-
-        Raises:
-            ValueError: Shapes do not match, or `start` is negative.
-
-        Example:
-            >>> def embed(self, x, start=0, documents=None):
-            ...     return x + self.table[self.positions_of(x, start, documents)]
-        """
-        check_shape("the input of embed", x, ("batch", "length", self.width))
-        if documents is None:
-            return positions(x.shape[1], None, x.device) + integer_at_least("start", start, least=0)
-        check_documents(documents, x.shape[0], max(x.shape[1], documents.shape[-1]))
-        return positions(documents.shape[1], documents, x.device)[:, -x.shape[1] :]
 
     def extra_repr(self) -> str:
         sizes = {"heads": self.heads, "head_dim": self.head_dim}

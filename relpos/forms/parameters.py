@@ -9,14 +9,7 @@ from relpos.forms.tracing import autocasts, without_autocast
 
 
 class PositiveParameter(nn.Module):
-    """Values above `floor`: the trained value is unbounded, the value in use is its softplus.
-
-    Called with a dtype, it returns the values in that dtype.
-
-    Args:
-        start: Start values, any shape.
-        floor: Lower bound.
-    """
+    """Values above `floor`, in the dtype that it is called with: the softplus of unbounded trained values."""
 
     def __init__(self, start: Tensor, floor: float = 0.0) -> None:
         super().__init__()
@@ -35,15 +28,7 @@ class PositiveParameter(nn.Module):
 
 
 class BoundedParameter(nn.Module):
-    """Values between `low` and `high`.
-
-    Called with a dtype, it returns the values in that dtype.
-
-    Args:
-        start: Start values, any shape.
-        low: Lower bound.
-        high: Upper bound.
-    """
+    """Values between `low` and `high`, in the dtype that it is called with."""
 
     def __init__(self, start: Tensor, low: float, high: float) -> None:
         super().__init__()
@@ -61,11 +46,9 @@ class BoundedParameter(nn.Module):
 
 
 class Gate(nn.Linear):
-    """Linear(width, heads): one value per token and head, in float32 whatever the model's dtype.
+    """Linear(width, heads), (batch, length, width) to (batch, heads, length), in float32 whatever the model's dtype.
 
     Weights start at N(0, 0.02), biases at 0.
-
-    Called with hidden (batch, length, width), it returns (batch, heads, length).
     """
 
     def __init__(self, width: int, heads: int) -> None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from relpos.encodings.registry import encoding, encoding_class
+from relpos.forms.cards import options_of
 from relpos.forms.encoding import Encoding
-from relpos.forms.options import options_of
 
 Position = Mapping[str, Any]
 SELECTORS = ("layers", "every")

@@ -13,7 +13,7 @@ from relpos.forms.encoding import Encoding
 from relpos.model_catalogue import preset as preset_of
 from relpos.paper.options import STEPS, FigureOptions
 from relpos.paper.page import PAGE, write_page
-from relpos.pictures.picture import draw
+from relpos.pictures.draw import draw
 from relpos.runs.settings import TABLES, load_settings
 from relpos.system.files import write_text
 from relpos.system.options import takes
@@ -148,7 +148,7 @@ def needs_training(position: Encoding) -> bool:
 
 
 def _trained(folder: Path) -> bool:
-    from relpos.runs.run import RESULT
+    from relpos.runs.results import RESULT
 
     return (folder / RESULT).exists()
 
@@ -172,8 +172,8 @@ def _training(
 
 def _train(trainings: Mapping[PaperFigure, dict[str, Any]], workers: int, threads: int, album: Album) -> None:
     """Train the missing models, and draw each as soon as it has been trained."""
-    from relpos.runs.run import RESULT
-    from relpos.system.mappings import read_json
+    from relpos.runs.results import RESULT
+    from relpos.system.files import read_json
     from relpos.training.parallel import train_in_parallel
 
     named = {figure.encoding: figure for figure in trainings}

@@ -9,7 +9,7 @@ from relpos.pictures.head_notes import count_notes, head_note
 
 if TYPE_CHECKING:
     from relpos.pictures.subjects import Subject
-    from relpos.runs.inputs import ModelInput
+    from relpos.runs.run import ModelInput
 
 NO_NUMBER = "–"  # in place of a ratio where nothing varies
 SHOWN = {"bias": "the additive bias", "scores": "the attention scores", "weights": "the attention weights"}

@@ -1,23 +1,36 @@
 """Attention mass by distance: a panel per head of one layer, or a contact sheet of all layers coloured by class."""
 
+import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 
 from relpos.maps.bins import bin_centres, bin_means, distance_edges
-from relpos.maps.heads.head_classes import KINDS, HeadClass, Kind
-from relpos.maps.heads.mass_profiles import MassProfile
-from relpos.pictures.figures import WIDTHS
-from relpos.pictures.printed_page import NAME, TICK, TITLE, Page, text_scale, text_width
-from relpos.pictures.profiles import label_distances
+from relpos.maps.heads.head_classes import KINDS, HeadClass, Kind, class_heads
+from relpos.maps.heads.mass_profiles import MassProfile, layer_mass, mean_profile
+from relpos.pictures.map_figures import sheet_title_size
+from relpos.pictures.options import DrawOptions
+from relpos.pictures.picture import Arrays, Picture, describe_subject, layer_arrays
+from relpos.pictures.printed_page import (
+    COLUMNS,
+    NAME,
+    TICK,
+    TITLE,
+    Grid,
+    Look,
+    distance_axis,
+    distance_word,
+    text_width,
+)
+from relpos.pictures.subjects import Subject
 
-COLUMNS = 3  # panels beside each other
 LEAST = 1e-6  # the lowest mass that is drawn
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 COLOURS: dict[Kind, str] = {
@@ -32,49 +45,91 @@ COLOURS: dict[Kind, str] = {
 FITTED, BAR, NOTE = "#666666", "#999999", "#444444"  # the fitted curve, the share of the sink, text in a panel
 
 
-def draw_mass(
-    profile: MassProfile,
-    classes: Sequence[HeadClass],
-    chosen: Sequence[int] | None = None,
-    caption: str = "",
-    width: float = WIDTHS[2],
-    log: bool = False,
-    banner: str = "",
-) -> Figure:
-    """Draw the mass by distance of one layer, one panel per head, with the fitted curve and the class.
+def mass_picture(subject: Subject, look: Look, options: DrawOptions) -> Picture:
+    """Draw the attention mass by distance: panels of one layer, or a contact sheet of several."""
+    windows: list[list[MassProfile]] = []
+    for layers in subject.windows():
+        windows.append([layer_mass(layer) for layer in layers])
+        options.progress(len(windows) / (len(subject.more) + 2))
+    profiles = [mean_profile(list(of_layer)) for of_layer in zip(*windows, strict=True)]
+    classes = class_heads(profiles)
+    options.progress(1.0)
+    first = profiles[0]
+    counts = _count_kinds(itertools.chain(*classes))
+    equal = "of equal tokens " if subject.tokens is None and not subject.layers[0].reads_scores else ""
+    caption = (
+        f"{options.title}{subject.heading}: attention mass by distance {equal}{mean_ending(subject)} The sink is the "
+        f"share of the first token{' and of learned sinks' if first.learned_sinks else ''}, which the profiles leave "
+        "out. "
+    )
+    if len(profiles) > 1:
+        caption += f"Classes of heads: {', '.join(f'{n} {kind}' for kind, n in counts.items())}."
+        figure = draw_mass_sheet(profiles, classes, replace(look, caption=caption))
+    else:
+        caption += "Dashed: the best of four curves."
+        figure = draw_mass(first, classes[0], replace(look, caption=caption))
+    edges = distance_edges(first.length, True, first.causal)
+    layer_numbers, arrays = [], Arrays()
+    for profile, heads in zip(profiles, classes, strict=True):
+        means = binned(profile.by_distance, edges, profile.distances)
+        entries = [head.as_json() | {"mass_per_distance": means[head.head - 1]} for head in heads]
+        layer_numbers.append({"layer": profile.layer, "heads": entries})
+        values = {
+            "distances": profile.distances,
+            "mass": profile.by_distance,
+            "first_key": profile.first_key,
+            "sink": profile.sink,
+            "fitted_mass": np.stack([head.fitted_mass.numpy() for head in heads]),
+        }
+        arrays |= layer_arrays(profile.layer, values)
+    layer = subject.layers[0]
+    numbers = {
+        **describe_subject(subject, "mass", layer.causal, layer.length, options.seed, windows=len(windows)),
+        "classes": counts,
+        "distances": distance_ranges(edges),
+        "layers": layer_numbers,
+    }
+    return Picture(figure, [], caption, numbers, arrays, profiles, classes)
 
-    Args:
-        profile: The mass.
-        classes: The class of each head.
-        chosen: Heads to draw; 0 is the first. All by default.
-        caption: Text below the panels.
-        width: Width of the page in inches.
-        log: Whether the distance axis is logarithmic too.
-        banner: Text above the panels.
 
-    Returns:
-        The figure.
-    """
-    heads = list(range(profile.heads)) if chosen is None else list(chosen)
-    columns = min(COLUMNS, len(heads))
-    scale = text_scale(width)
-    names, title, axis_label = 0.42 * scale, 0.2 * scale, 0.17 * scale
-    across = (width - axis_label) / max(columns, 2)
+def mean_ending(subject: Subject) -> str:
+    """The end of the first sentence of the caption of a mean over windows of text."""
+    ending = subject.mean_ending or subject.ending
+    return ending if ending.endswith(".") else f"{ending}."
+
+
+def distance_ranges(edges: NDArray[np.int64]) -> list[list[int]]:
+    """The first and last distance of each bin."""
+    return [[int(first), int(end) - 1] for first, end in itertools.pairwise(edges)]
+
+
+def binned(values: Any, edges: NDArray[np.int64], distances: Any) -> list[list[float | None]]:
+    """Means (heads, bins) of a tensor (heads, distances), as nested lists; None where a bin has no value."""
+    means = bin_means(values.numpy(), edges, int(distances[0]))
+    return [[float(x) if np.isfinite(x) else None for x in head] for head in means]
+
+
+def _count_kinds(heads: Any) -> dict[Kind, int]:
+    """The number of heads of each class, without the classes that have none."""
+    kinds = [head.kind for head in heads]
+    return {kind: kinds.count(kind) for kind in KINDS if kind in kinds}
+
+
+def draw_mass(profile: MassProfile, classes: Sequence[HeadClass], look: Look) -> Figure:
+    """Draw the mass by distance of one layer, one panel per head, with the fitted curve and the class."""
+    heads, scale = look.chosen(profile.heads), look.scale
+    names, title, margin = 0.42 * scale, 0.2 * scale, 0.17 * scale
+    across = (look.width - margin) / max(min(COLUMNS, len(heads)), 2)
     wide, high = across - names - 0.14 * scale, 0.62 * across
-    down = title + high + 0.22 * scale
-    rows = math.ceil(len(heads) / columns)
-    page = Page(axis_label + across * columns, down * rows + axis_label, scale, caption, banner)
+    page = Grid(look, len(heads), across, title + high + 0.22 * scale, left=margin, below=margin)
     low = _lowest([profile], [heads])
-    for place, head in enumerate(heads):
-        left, top = axis_label + place % columns * across + names, place // columns * down + title
-        axes = page.put(left, top, wide, high)
-        _draw_profile(axes, profile, classes[head], log, low, 1.1 * scale)
-        label_distances(axes, profile.length, profile.causal, log, scale, wide)
+    for number, head in enumerate(heads):
+        left, top = page.place(number)
+        axes = page.put(left + names, top + title, wide, high)
+        _draw_profile(axes, profile, classes[head], look.log, low, 1.1 * scale)
+        distance_axis(axes, profile.length, profile.causal, look.log, scale, wide)
         axes.set_ylim(low, 1)
-        if place + columns < len(heads):
-            axes.set_xlabel("")
-        if place % columns == 0:
-            axes.set_ylabel("share of attention", fontsize=NAME * scale, labelpad=2 * scale)
+        page.name_outer_axes(axes, number, "share of attention", distance_word(profile.causal))
         words = f"Head {head + 1}: {classes[head].kind}, sink {100 * classes[head].sink:.0f} %"
         axes.set_title(words, fontsize=min((TITLE - 1) * scale, across / text_width(words, 1.0)), pad=3 * scale)
         note: Any = {"size": TICK * scale, "transform": axes.transAxes, "color": NOTE, "linespacing": 1.3}
@@ -96,43 +151,23 @@ def _curve_words(head: HeadClass) -> str:
     return curve if head.half_distance is None else f"{curve}\nhalf within {head.half_distance:,}"
 
 
-def draw_mass_sheet(
-    profiles: Sequence[MassProfile],
-    classes: Sequence[Sequence[HeadClass]],
-    chosen: Sequence[int] | None = None,
-    caption: str = "",
-    width: float = WIDTHS[2],
-    banner: str = "",
-) -> Figure:
+def draw_mass_sheet(profiles: Sequence[MassProfile], classes: Sequence[Sequence[HeadClass]], look: Look) -> Figure:
     """Draw a contact sheet: one row per layer, one column per head, small profiles in the colour of the head's class.
 
     Both axes are logarithmic, and the same in all panels. A bar on the left of each panel is the share of the sink.
-
-    Args:
-        profiles: The mass, one per layer.
-        classes: The classes of the heads, one list per layer.
-        chosen: Heads to draw; 0 is the first. All by default.
-        caption: Text below the panels.
-        width: Width of the page in inches.
-        banner: Text above the panels.
-
-    Returns:
-        The figure.
     """
-    heads = [[h for h in chosen or range(p.heads) if h < p.heads] for p in profiles]
-    scale = text_scale(width)
-    names, title = 0.28 * scale, 0.2 * scale
-    side = (width - names) / max(4, *(len(row) for row in heads))
+    heads = [[head for head in look.chosen(profile.heads) if head < profile.heads] for profile in profiles]
+    scale, columns = look.scale, max(map(len, heads))
+    names, title, legend = 0.28 * scale, 0.2 * scale, 0.2 * scale
+    side = (look.width - names) / max(4, columns)
     high = 0.55 * side
-    legend = 0.2 * scale
-    total = legend + title + (high + 0.04) * len(profiles) + 0.2 * scale
-    page = Page(names + side * max(map(len, heads)), total, scale, caption, banner)
-    size = min(TITLE * scale, max(5.0, 8 * side + 2))
+    margins = {"left": names, "above": legend + title, "below": 0.2 * scale}
+    page = Grid(look, columns * len(profiles), side, high + 0.04, columns, **margins)
+    size = sheet_title_size(side, scale)
     low = _lowest(profiles, heads)
-    for row, (profile, its_heads) in enumerate(zip(profiles, heads, strict=True)):
-        for column, head in enumerate(its_heads):
-            top = legend + title + row * (high + 0.04)
-            axes = page.put(names + column * side, top, 0.95 * side, high)
+    for row, (profile, chosen) in enumerate(zip(profiles, heads, strict=True)):
+        for column, head in enumerate(chosen):
+            axes = page.put(*page.place(row * columns + column), 0.95 * side, high)
             _draw_profile(axes, profile, classes[row][head], True, low, 0.8 * scale, fitted=False)
             axes.set_xscale("symlog", linthresh=1, linscale=0.3)
             axes.set(xlim=(-0.1 if profile.causal else 1 - profile.length, profile.length - 1), ylim=(low, 1))
@@ -144,15 +179,21 @@ def draw_mass_sheet(
                 axes.set_title(f"{'Head ' * (side > 0.5)}{head + 1}", fontsize=size, pad=2)
             if column == 0:
                 axes.set_ylabel(str(profile.layer), fontsize=size, labelpad=4, rotation=0, ha="right", va="center")
-    _draw_legend(page, [head for row, its in enumerate(heads) for head in (classes[row][h] for h in its)], scale)
+    counts = _count_kinds(classes[row][head] for row, chosen in enumerate(heads) for head in chosen)
+    page.add_legend(
+        {f"{kind} ({count})": {"color": COLOURS[kind], "linewidth": 2.2 * scale} for kind, count in counts.items()},
+        ncols=len(counts),
+        fontsize=NAME * scale,
+        handlelength=1.4,
+        columnspacing=1.4,
+    )
     far = f"{profiles[0].length - 1:,}"
     words = (
         f"up: share of attention, {_power(low)} to 1; across: distance, {'0' if profiles[0].causal else f'−{far}'} to "
         f"{far}; both logarithmic. Grey bar: the sink's share, 0 to 1"
     )
-    page.figure.text(0.02 / page.width, 1 - (page.top + legend + title - 0.03) / page.height, "Layer", size=0.85 * size)
-    place = 1 - (page.top + total - 0.17 * scale) / page.height
-    page.figure.text(0.5, place, words, size=TICK * scale, ha="center", va="top")
+    page.figure.text(0.02 / page.width, page.height_at(legend + title - 0.03), "Layer", size=0.85 * size)
+    page.add_note(words, page.high - 0.17 * scale)
     return page.figure
 
 
@@ -160,23 +201,6 @@ def _power(value: float) -> str:
     """A power of ten, as 10⁻⁶."""
     digits = str(round(math.log10(value))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"10{digits}"
-
-
-def _draw_legend(page: Page, classes: Sequence[HeadClass], scale: float) -> None:
-    counts = {kind: sum(head.kind == kind for head in classes) for kind in KINDS}
-    shown = {kind: count for kind, count in counts.items() if count}
-    page.figure.legend(
-        [Line2D([], [], color=COLOURS[kind], linewidth=2.2 * scale) for kind in shown],
-        [f"{kind} ({count})" for kind, count in shown.items()],
-        loc="upper center",
-        bbox_to_anchor=(0.5, 1 - page.top / page.height),
-        ncols=len(shown),
-        frameon=False,
-        fontsize=NAME * scale,
-        handlelength=1.4,
-        columnspacing=1.4,
-        borderaxespad=0.0,
-    )
 
 
 def _draw_profile(

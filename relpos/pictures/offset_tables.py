@@ -11,39 +11,14 @@ from relpos.attend.arguments import LayerCall
 from relpos.maps.diagonals import Share
 from relpos.maps.layer import Layer, open_layer
 from relpos.maps.map import Map
-from relpos.pictures.attention_pictures import Drawn, Request
-from relpos.pictures.contact_sheet import draw_sheet
-from relpos.pictures.heatmaps import draw_heads
-from relpos.pictures.picture_arrays import offset_arrays
-from relpos.pictures.picture_json import picture_numbers
 from relpos.pictures.subjects import Subject
 
 if TYPE_CHECKING:
-    from relpos.pretrained.positions import LayerPosition
+    from relpos.pretrained.layer_position import LayerPosition
     from relpos.runs.run import Run
 
 ALL = 10**6  # wider than any window
 DOWN, ACROSS = "rows, query − key", "columns, query − key"
-
-
-def offsets_picture(subject: Subject, request: Request) -> Drawn:
-    """Draw the bias of each head by the offset of two patches."""
-    assert subject.tables is not None
-    maps = [offset_map(layer.number, table) for layer, table in zip(subject.layers, subject.tables, strict=True)]
-    caption = (
-        f"{request.title}{subject.heading}: the additive bias by offset of two patches, rows (down) and columns "
-        f"(across) of the query minus those of the key, {subject.ending}"
-    )
-    looks = (request.shared, request.width, request.banner)
-    if len(maps) > 1:
-        figure = draw_sheet(maps, request.heads, caption, *looks)
-    else:
-        figure = draw_heads(maps[0], request.heads, caption, None, *looks)
-        name_offsets(figure, maps[0].length)
-    numbers = picture_numbers(subject, maps, figure, request.heads, request.seed)
-    request.progress(1.0)
-    arrays = offset_arrays([layer.number for layer in subject.layers], subject.tables)
-    return Drawn(figure, caption, numbers | {"shows": "offsets"}, arrays, maps=maps)
 
 
 def offset_map(number: int, table: Tensor) -> Map:

@@ -1,50 +1,57 @@
-"""Draw any encoding or trained model: what `relpos draw` does."""
+"""A picture and the numbers behind it: named arrays for .npz and .safetensors files, and measures for a JSON file.
 
-from collections.abc import Callable, Sequence
+The name of an array is `layer4.mean`: the layer, and what the array holds. Of several encodings or models, the label in
+the legend comes first: `kerple_log.layer1.mean`. All heads are there, also those that were not drawn.
+"""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
 
-from relpos.encodings.registry import names
-from relpos.forms.encoding import Encoding
 from relpos.maps.heads.head_classes import HeadClass
 from relpos.maps.heads.mass_profiles import MassProfile
-from relpos.maps.layer import Quantity
-from relpos.maps.map import PIXELS, Map, compute_map, map_of_layer
-from relpos.maps.tensors import TensorLayers, is_tensor, open_tensor
-from relpos.pictures.attention_pictures import WINDOWS, Drawn, Request, mass_picture, position_picture
-from relpos.pictures.captions import make_caption, untrained_line
-from relpos.pictures.contact_sheet import draw_sheet
-from relpos.pictures.figures import WIDTHS, save, write
-from relpos.pictures.heatmaps import draw_heads
-from relpos.pictures.offset_tables import offsets_picture
-from relpos.pictures.options import COLUMNS, MOST_LABELS, DrawOptions
-from relpos.pictures.picture_arrays import ARRAY_FORMATS, Arrays, describe_arrays, map_arrays, save_arrays
-from relpos.pictures.picture_checks import (
-    BY_DISTANCE,
-    check_arguments,
-    check_directions,
-    check_files,
-    check_tensor_arguments,
-    chosen_heads,
-    token_labels,
-    values_shown,
-)
-from relpos.pictures.picture_json import picture_numbers, save_json
-from relpos.pictures.profiles import draw_profiles, draw_together
-from relpos.pictures.subjects import (
-    Subject,
-    encoding_subject,
-    label_apart,
-    layer_numbers,
-    model_subject,
-    token_name,
-)
-from relpos.system.options import takes
+from relpos.maps.map import Map
+from relpos.pictures.head_notes import head_note
+from relpos.pictures.map_figures import bar_ticks
+from relpos.pictures.printed_page import FORMATS, write
+from relpos.pictures.subjects import Subject
+from relpos.system.files import write_bytes
+from relpos.system.versions import versions
 
-SHEET_PIXELS = 128  # most cells per side of a small panel
+PACKAGES = ("torch", "numpy", "matplotlib")  # whose versions are recorded
+Arrays = dict[str, NDArray[Any]]
+ARRAY_FORMATS = (".npz", ".safetensors")
+NUMBER_FORMATS = (".json", *ARRAY_FORMATS)
+AXES = {  # what an array holds: its axes. docs/figures.md has the meanings and units
+    "minimum": ("heads", "queries", "keys"),
+    "mean": ("heads", "queries", "keys"),
+    "maximum": ("heads", "queries", "keys"),
+    "distances": ("distances",),
+    "profile_minimum": ("heads", "distances"),
+    "profile_mean": ("heads", "distances"),
+    "profile_maximum": ("heads", "distances"),
+    "offset_bias": ("heads", "rows", "columns"),
+    "mass": ("heads", "distances"),
+    "first_key": ("heads",),
+    "sink": ("heads",),
+    "fitted_mass": ("heads", "absolute distances"),
+    "mean_score": ("heads", "distances"),
+    "standard_deviation": ("heads", "distances"),
+    "kernel": ("heads", "distances"),
+    "frequencies": ("bands",),
+    "amplitude": ("heads", "bands"),
+    "phase": ("heads", "bands"),
+    "constant": ("heads",),
+}
+SMALL = 4096  # values of an array up to which a JSON file has them
 
 
 @dataclass(frozen=True)
@@ -63,12 +70,12 @@ class Picture:
     """
 
     figure: Figure
-    maps: list[Map]  # one per layer, or one per encoding
+    maps: list[Map]
     caption: str
-    numbers: dict[str, Any]  # the JSON: what was drawn and measured
+    numbers: dict[str, Any]
     arrays: Arrays
-    profiles: list[MassProfile] = field(default_factory=list)  # one per layer, if the mass is drawn
-    classes: list[list[HeadClass]] = field(default_factory=list)  # likewise, one per head
+    profiles: list[MassProfile] = field(default_factory=list)
+    classes: list[list[HeadClass]] = field(default_factory=list)
 
     def save(self, path: str | Path) -> Path:
         """Write the figure or its numbers to a file, creating its folder.
@@ -85,156 +92,155 @@ class Picture:
         """
         file = Path(path)
         check_files(file)
-        if file.suffix.lower() == ".json":
-            return save_json(file, {**self.numbers, "arrays": describe_arrays(self.arrays)})
-        if file.suffix.lower() in ARRAY_FORMATS:
-            return save_arrays(file, self.arrays, self.numbers)
-        return save(self.figure, file)
+        suffix = file.suffix.lower()
+        if suffix == ".json":
+            numbers = {**self.numbers, "arrays": describe_arrays(self.arrays)}
+            data = (json.dumps(numbers, indent=1, ensure_ascii=False) + "\n").encode()
+        elif suffix in ARRAY_FORMATS:
+            data = _array_file(suffix, self.arrays, json.dumps(self.numbers, ensure_ascii=False))
+        else:
+            data = write(self.figure, suffix)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(file, data)
+        return file
 
     def _repr_png_(self) -> bytes:
         return write(self.figure, ".png")
 
 
-@takes(DrawOptions)
-def draw(options: DrawOptions) -> Picture:
-    """Draw what an encoding adds to attention, untrained or in a trained model.
+def check_files(picture: Path, numbers: Path | None = None) -> None:
+    """Refuse names of files that do not end in a format of pictures or numbers, or of numbers alone."""
+    for kind, file, endings in (
+        ("a picture", picture, (*FORMATS, *NUMBER_FORMATS)),
+        ("the numbers of a picture", numbers, NUMBER_FORMATS),
+    ):
+        if file is not None and file.suffix.lower() not in endings:
+            raise ValueError(f"cannot write {kind} to {file.name!r}: the name must end in {', '.join(endings)}.")
 
-    Returns:
-        The picture, with its maps, arrays and numbers.
 
-    Raises:
-        ValueError: If an argument is unknown or out of range, or if arguments exclude each other.
-        FileNotFoundError: If there is no such folder, or no finished model in it.
+def layer_arrays(layer: int, values: Mapping[str, Any], label: str = "") -> Arrays:
+    """The arrays of a layer by name; `label` is that of one subject among several."""
+    prefix = f"{label}." if label else ""
+    return {
+        f"{prefix}layer{layer}.{name}": x.detach().cpu().numpy() if isinstance(x, Tensor) else x
+        for name, x in values.items()
+    }
 
-    Example:
-        >>> picture = draw("alibi", heads=4, length=64, causal=False)
-        >>> picture.arrays["layer1.mean"].shape
-        (4, 64, 64)
-        >>> picture.save("alibi.png"), picture.save("alibi.npz")
-        (PosixPath('alibi.png'), PosixPath('alibi.npz'))
-    """
-    what, show, layer, head, length, causal = (
-        *(options.what, options.show, options.layer, options.head),
-        *(options.length, options.causal),
-    )
-    seed, log, shared_scale, title, progress = (
-        *(options.seed, options.log, options.shared_scale),
-        *(options.title, options.progress),
-    )
-    width = options.width or WIDTHS[COLUMNS]
-    text = None if options.text is None else (options.text, options.text_name)
-    if is_tensor(what):
-        others = {"length": length, "causal": causal, "text": text, "heads": options.heads, "log": log}
-        check_tensor_arguments(others | {"head_dim": options.head_dim, "options": options.options})
-        values = open_tensor(what, show, options.tokens)
-        return _tensor_picture(values, layer, head, shared_scale, width, title, seed, progress)
-    if options.tokens is not None:
-        raise ValueError("tokens are the names of a tensor's tokens: leave them out, or add label_tokens=True.")
-    several: list[Any] = list(what) if isinstance(what, Sequence) and not isinstance(what, str) else [what]
-    check_arguments(several, show, layer, shared_scale, log)
-    request = (options.heads, options.head_dim, options.options or {}, length, seed, layer, text)
-    subjects = [
-        encoding_subject(item, *request, causal=causal is not False)
-        if isinstance(item, Encoding) or item in names()
-        else model_subject(
-            item,
-            *request,
-            input_free=show not in ("scores", "weights", "mass"),
-            windows=WINDOWS if show in ("mass", "position") else 1,
-            bos=options.bos,
-        )
-        for item in several
-    ]
-    subjects = label_apart(subjects)
-    check_directions(subjects, causal)
-    chosen = [chosen_heads(head, subject.layers[0].heads) for subject in subjects]
-    labels = token_labels(subjects[0], options.label_tokens, layer == "all" or show in BY_DISTANCE)
-    how = Request(chosen[0], width, log, untrained_line(subjects), title, seed, progress, shared_scale)
-    if subjects[0].tables is not None and show in (None, "position"):
-        return _picture(offsets_picture(subjects[0], how))
-    if show == "mass" or (show == "position" and _has_no_bias(subjects[0])):
-        return _picture((mass_picture if show == "mass" else position_picture)(subjects[0], how))
-    show = "profile" if show == "position" else show
-    maps = _compute_maps(subjects, values_shown(subjects, show), progress)
-    caption = title + make_caption(subjects, maps, show == "profile")
-    banner = untrained_line(subjects)
-    if len(subjects) > 1:
-        by_label = dict(zip((subject.label for subject in subjects), maps, strict=True))
-        figure = draw_together(by_label, [number - 1 for number in head] or None, caption, width, log, banner)
-    elif show == "profile":
-        figure = draw_profiles(maps, chosen[0], caption, width, log, banner)
-    elif layer == "all":
-        figure = draw_sheet(maps, chosen[0], caption, shared_scale, width, banner)
-    else:
-        figure = draw_heads(maps[0], chosen[0], caption, labels, shared_scale, width, banner)
-    if len(subjects) == 1:
-        numbers = picture_numbers(subjects[0], maps, figure, chosen[0], seed)
-        return Picture(figure, maps, caption, numbers, map_arrays(maps))
-    profiles = [
-        picture_numbers(subject, [layer_map], figure, its_heads, seed)
-        for subject, layer_map, its_heads in zip(subjects, maps, chosen, strict=True)
-    ]
+
+def map_arrays(maps: Sequence[Map], label: str = "") -> Arrays:
+    """The cells and profiles of heat maps."""
     arrays: Arrays = {}
-    for subject, layer_map in zip(subjects, maps, strict=True):
-        arrays |= map_arrays([layer_map], subject.label)
-    return Picture(figure, maps, caption, {"profiles": profiles}, arrays)
+    for layer_map in maps:
+        low, mean, high = layer_map.profile  # (heads, distances) each
+        values = {
+            "minimum": layer_map.low,
+            "mean": layer_map.mean,
+            "maximum": layer_map.high,
+            "distances": layer_map.distances,
+            "profile_minimum": low,
+            "profile_mean": mean,
+            "profile_maximum": high,
+        }
+        arrays |= layer_arrays(layer_map.layer, values, label)
+    return arrays
 
 
-def _tensor_picture(
-    tensor: TensorLayers,
-    layer: int | str,
-    head: Sequence[int],
-    shared_scale: bool,
-    width: float,
-    title: str,
-    seed: int,
-    progress: Callable[[float], None],
-) -> Picture:
-    """Draw values that are there already: heat maps of one layer, or a contact sheet of all."""
-    depth, heads = len(tensor.layers), len(tensor.layers[0])
-    numbers = layer_numbers(layer, depth)
-    chosen = chosen_heads(head, heads)
-    maps = []
-    for place, number in enumerate(numbers):
-        pixels = SHEET_PIXELS if len(numbers) > 1 else PIXELS
-        maps.append(compute_map(tensor.layers[number - 1], tensor.show, number, pixels=pixels))
-        progress((place + 1) / len(numbers))
-    which = "all layers" if len(numbers) > 1 else f"layer {numbers[0]} of {depth}"
-    about = {"model": None, "heads": heads, "tokens": tensor.tokens, "input": None}
-    subject = Subject(
-        "tensor", "score", [], None, "tensor", f"Tensor, {which}", f"of {tensor.length:,} tokens", about, []
-    )
-    caption = title + make_caption([subject], maps, False)
-    if len(maps) > 1:
-        figure = draw_sheet(maps, chosen, caption, shared_scale, width)
-    else:
-        labels = tensor.tokens if tensor.length <= MOST_LABELS else None
-        labels = None if labels is None else [token_name(token) for token in labels]
-        figure = draw_heads(maps[0], chosen, caption, labels, shared_scale, width)
-    return Picture(figure, maps, caption, picture_numbers(subject, maps, figure, chosen, seed), map_arrays(maps))
+class ArrayEntry(TypedDict):
+    """An array in a JSON file."""
+
+    axes: list[str]
+    shape: list[int]
+    values: list[Any] | None  # nested, with None for NaN; None if there are more than `SMALL`
 
 
-def _has_no_bias(subject: Subject) -> bool:
-    """Whether the positional part of a model is not its bias. An encoding alone is its positional part."""
-    return subject.tokens is not None and any(layer.form is None for layer in subject.layers)
+def describe_arrays(arrays: Arrays) -> dict[str, ArrayEntry]:
+    """The arrays as a JSON file has them."""
+    return {
+        name: {
+            "axes": list(AXES[name.rpartition(".")[2]]),
+            "shape": list(x.shape),
+            "values": _nested_list(x) if x.size <= SMALL else None,
+        }
+        for name, x in arrays.items()
+    }
 
 
-def _picture(drawn: Drawn) -> Picture:
-    profiles, classes = list(drawn.profiles), [list(heads) for heads in drawn.classes]
-    return Picture(drawn.figure, list(drawn.maps), drawn.caption, drawn.numbers, drawn.arrays, profiles, classes)
+def _nested_list(x: NDArray[Any]) -> list[Any]:
+    """An array as nested lists; float32 with as many digits as it has, None for NaN."""
+    if x.ndim > 1:
+        return [_nested_list(row) for row in x]
+    if x.dtype.kind != "f":
+        return list(x.tolist())
+    return [float(str(value)) + 0.0 if np.isfinite(value) else None for value in x]
 
 
-def _compute_maps(subjects: list[Subject], values: Quantity, progress: Callable[[float], None]) -> list[Map]:
-    """The maps of all layers of all subjects."""
-    layers = [
-        (layer, None if subject.others is None else subject.others[place])
-        for subject in subjects
-        for place, layer in enumerate(subject.layers)
-    ]
-    pixels = SHEET_PIXELS if len(layers) > 1 else PIXELS
-    maps = []
-    for place, (layer, other) in enumerate(layers):
-        maps.append(
-            map_of_layer(layer, values, other, pixels, lambda done, place=place: progress((place + done) / len(layers)))  # type: ignore[misc]
-        )
-    return maps
+def _array_file(suffix: str, arrays: Arrays, about: str) -> bytes:
+    """The contents of an array file, which also says what was drawn: a .npz file as the string `about`."""
+    if suffix == ".safetensors":
+        from safetensors.numpy import save  # comes with transformers, which drawing an encoding does not need
+
+        return bytes(save({name: np.ascontiguousarray(x) for name, x in arrays.items()}, {"about": about}))
+    file = io.BytesIO()
+    named: Any = {**arrays, "about": np.array(about)}
+    np.savez_compressed(file, **named)
+    return file.getvalue()
+
+
+class HeadNumbers(TypedDict, total=False):
+    """A head of a map in a JSON file."""
+
+    head: int  # 1 is the first
+    minimum: float
+    maximum: float
+    ticks: list[float]  # of its colour bar, if it is drawn with one
+    uniformity: float | None
+    context_dependence: float | None
+    note: str | None
+
+
+class LayerNumbers(TypedDict):
+    """A layer of maps in a JSON file."""
+
+    layer: int
+    uniformity: float | None
+    context_dependence: float | None
+    heads: list[HeadNumbers]
+
+
+def describe_subject(
+    subject: Subject, shows: str, causal: bool, length: int, seed: int, **more: object
+) -> dict[str, Any]:
+    """The beginning of the JSON of every picture: what is drawn, its input and training, and versions."""
+    values = {"encoding": subject.encoding, "shows": shows, "causal": causal, "length": length, **more}
+    return {**values, **subject.about, "seed": seed, "versions": versions(PACKAGES)}
+
+
+def map_numbers(
+    subject: Subject, maps: Sequence[Map], figure: Figure, heads: Sequence[int], seed: int
+) -> dict[str, Any]:
+    """What was drawn and measured on maps, one per layer: range, ticks and measures of every head."""
+    bars = bar_ticks(figure)
+    ticks = dict(zip(heads, bars if len(bars) > 1 else bars * len(heads), strict=False))
+    first = maps[0]
+    about = describe_subject(subject, first.show, first.causal, first.length, seed, cell=first.cell)
+    return {**about, "layers": [_layer_numbers(layer_map, ticks) for layer_map in maps]}
+
+
+def _layer_numbers(layer_map: Map, ticks: Mapping[int, list[float]]) -> LayerNumbers:
+    context = layer_map.context
+    heads: list[HeadNumbers] = []
+    for head in range(layer_map.heads):
+        low, high = layer_map.range(head)
+        entry: HeadNumbers = {"head": head + 1, "minimum": low + 0.0, "maximum": high + 0.0}  # no −0
+        if head in ticks:
+            entry["ticks"] = [tick + 0.0 for tick in ticks[head]]
+        entry["uniformity"] = layer_map.uniformity.heads[head]
+        entry["context_dependence"] = None if context is None else context.heads[head]
+        entry["note"] = head_note(layer_map, head)
+        heads.append(entry)
+    return {
+        "layer": layer_map.layer,
+        "uniformity": layer_map.uniformity.overall,
+        "context_dependence": None if context is None else context.overall,
+        "heads": heads,
+    }

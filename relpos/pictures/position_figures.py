@@ -1,130 +1,131 @@
 """The positional part of rotary heads: mean score by distance, the rotation's kernel, and its terms by frequency."""
 
-import math
-from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from relpos.maps.bins import bin_centres, bin_means, distance_edges
-from relpos.maps.heads.positional_part import RotationKernel, ScoreProfile
+from relpos.maps.heads.positional_part import (
+    RotationKernel,
+    ScoreProfile,
+    layer_scores,
+    mean_scores,
+    rotation_kernel,
+    token_means,
+)
 from relpos.pictures.colours import BOTH_SIGNS, linear_ticks, tick_words
-from relpos.pictures.figures import WIDTHS
-from relpos.pictures.heatmaps import draw_bar
-from relpos.pictures.printed_page import NAME, TICK, TITLE, Page, text_scale
-from relpos.pictures.profiles import label_distances
+from relpos.pictures.map_figures import draw_bar
+from relpos.pictures.mass_figures import binned, distance_ranges, mean_ending
+from relpos.pictures.options import DrawOptions
+from relpos.pictures.picture import Picture, describe_subject, layer_arrays
+from relpos.pictures.printed_page import COLUMNS, TICK, TITLE, Grid, Look, Page, distance_axis, distance_word
+from relpos.pictures.subjects import Subject
 
-COLUMNS = 3  # heads beside each other
 SCORE, KERNEL = "#0072B2", "#D55E00"  # Okabe and Ito's blue and vermilion
 BAND = 0.15  # opacity of the standard deviation
 GAP = 0.1  # inches between the two panels of a head
 
 
-def draw_position(
-    scores: ScoreProfile,
-    kernel: RotationKernel | None,
-    chosen: Sequence[int] | None = None,
-    caption: str = "",
-    width: float = WIDTHS[2],
-    log: bool = False,
-    banner: str = "",
-) -> Figure:
-    """Draw the mean score of each head by distance, and below it the terms of the rotation's kernel by frequency.
+def scores_picture(subject: Subject, look: Look, options: DrawOptions) -> Picture:
+    """Draw mean scores by distance, and the rotation's kernel where there is one, of one layer."""
+    if len(subject.layers) > 1:
+        raise ValueError("the scores and the rotation of one layer fill a page: give one layer, not all.")
+    profiles, means = [], []
+    for (layer,) in subject.windows():
+        profiles.append(layer_scores(layer))
+        if layer.turned is not None:
+            means.append(token_means(layer))
+        options.progress(len(profiles) / (len(subject.more) + 1))
+    scores, kernel = mean_scores(profiles), rotation_kernel(means) if means else None
+    caption = (
+        f"{options.title}{subject.heading}: the positional part of the scores {mean_ending(subject)} Line: mean "
+        "score at each distance before the softmax, without the first key; band: its standard deviation."
+    )
+    if kernel is not None:
+        caption += (
+            " Dashed: the expected score of an independent query and key, which is what the rotation does to their "
+            "means; below, how far each of its terms is from its value at distance 0, by wavelength (tokens per turn)."
+        )
+    figure = draw_position(scores, kernel, replace(look, caption=caption))
+    layer = subject.layers[0]
+    edges = distance_edges(layer.length, True, layer.causal)
+    curves: dict[str, Any] = {"mean_score": scores.mean, "standard_deviation": scores.deviation}
+    terms: dict[str, Any] = {}
+    if kernel is not None:
+        curves["kernel"] = kernel.total(scores.distances)
+        terms = {name: getattr(kernel, name) for name in ("frequencies", "amplitude", "phase", "constant")}
+    by_bin = {name: binned(values, edges, scores.distances) for name, values in curves.items()}
+    heads = [
+        {
+            "head": head + 1,
+            **{name: values[head] for name, values in by_bin.items()},
+            **{name: values[head].tolist() for name, values in terms.items() if name != "frequencies"},
+        }
+        for head in range(len(scores.mean))
+    ]
+    numbers = {
+        **describe_subject(subject, "position", layer.causal, layer.length, options.seed, windows=len(profiles)),
+        "distances": distance_ranges(edges),
+        "frequencies": None if kernel is None else kernel.frequencies.tolist(),
+        "layers": [{"layer": scores.layer, "heads": heads}],
+    }
+    arrays = layer_arrays(scores.layer, {"distances": scores.distances, **curves, **terms})
+    return Picture(figure, [], caption, numbers, arrays)
 
-    Args:
-        scores: Mean and standard deviation by distance of one layer.
-        kernel: The rotation's kernel; None for a layer that does not rotate.
-        chosen: Heads to draw; 0 is the first. All by default.
-        caption: Text below the panels.
-        width: Width of the page in inches.
-        log: Whether the distance axis is logarithmic.
-        banner: Text above the panels.
 
-    Returns:
-        The figure.
-    """
-    heads = list(range(len(scores.mean))) if chosen is None else list(chosen)
-    columns = min(COLUMNS, len(heads))
-    scale = text_scale(width)
-    names, title, axis_label, bar = 0.33 * scale, 0.2 * scale, 0.17 * scale, (0.5 * scale if kernel else 0.08 * scale)
-    across = (width - axis_label) / max(columns, 2)
+def draw_position(scores: ScoreProfile, kernel: RotationKernel | None, look: Look) -> Figure:
+    """Draw the mean score of each head by distance, and below it the terms of the rotation's kernel by frequency."""
+    heads, scale = look.chosen(len(scores.mean)), look.scale
+    names, title, margin, bar = 0.33 * scale, 0.2 * scale, 0.17 * scale, (0.5 if kernel else 0.08) * scale
+    across = (look.width - margin) / max(min(COLUMNS, len(heads)), 2)
     wide = across - names - bar
-    upper, lower = 0.62 * wide, (0.55 * wide if kernel else 0.0)
-    down = title + upper + lower + (GAP * scale if kernel else 0) + 0.24 * scale
-    legend = 0.2 * scale
-    rows = math.ceil(len(heads) / columns)
-    page = Page(axis_label + across * columns, legend + down * rows + axis_label, scale, caption, banner)
+    upper, lower, gap = 0.62 * wide, (0.55 * wide if kernel else 0.0), (GAP * scale if kernel else 0.0)
+    down = title + upper + lower + gap + 0.24 * scale
+    page = Grid(look, len(heads), across, down, left=margin, above=0.2 * scale, below=margin)
     length, causal = int(scores.distances[-1]) + 1, int(scores.distances[0]) == 0
-    edges = distance_edges(length, log, causal)
-    for place, head in enumerate(heads):
-        left = axis_label + place % columns * across + names
-        top = legend + place // columns * down + title
+    edges = distance_edges(length, look.log, causal)
+    for number, head in enumerate(heads):
+        left, top = page.place(number)
+        left, top = left + names, top + title
         axes = page.put(left, top, wide, upper)
-        _draw_scores(axes, scores, kernel, head, edges, log, scale)
-        label_distances(axes, length, causal, log, scale, wide)
+        _draw_scores(axes, scores, kernel, head, edges, look)
+        distance_axis(axes, length, causal, look.log, scale, wide)
         axes.set_title(f"Head {head + 1}", fontsize=TITLE * scale, pad=3 * scale)
-        last = place + columns >= len(heads)
-        if kernel is not None:
-            axes.set(xlabel="", xticklabels=[])
-            below = page.put(left, top + upper + GAP * scale, wide, lower)
-            _draw_bands(
-                page, below, kernel, head, edges, (left + wide + 0.06 * scale, top + upper + GAP * scale, lower)
-            )
-            label_distances(below, length, causal, log, scale, wide)
-            below.set_xlim(axes.get_xlim())
-            if not last:
-                below.set_xlabel("")
-            if place % columns == 0:
-                below.set_ylabel("wavelength", fontsize=NAME * scale, labelpad=2 * scale)
-        elif not last:
-            axes.set_xlabel("")
-        if place % columns == 0:
-            axes.set_ylabel("score", fontsize=NAME * scale, labelpad=2 * scale)
-    _draw_legend(page, kernel is not None, scale)
+        if kernel is None:
+            page.name_outer_axes(axes, number, "score", distance_word(causal))
+            continue
+        axes.set(xticklabels=[])
+        page.name_outer_axes(axes, number, "score", "")
+        below = page.put(left, top + upper + gap, wide, lower)
+        _draw_bands(page, below, kernel, head, edges, (left + wide + 0.06 * scale, top + upper + gap, lower))
+        distance_axis(below, length, causal, look.log, scale, wide)
+        below.set_xlim(axes.get_xlim())
+        page.name_outer_axes(below, number, "wavelength", distance_word(causal))
+    lines: dict[str, Any] = {"mean score ± standard deviation": {"color": SCORE, "linewidth": 1.2 * scale}}
+    if kernel is not None:
+        dashed = {"color": KERNEL, "linewidth": 1.2 * scale, "linestyle": "--"}
+        lines["kernel of the rotation alone; below, its terms by wavelength"] = dashed
+    page.add_legend(lines, ncols=2, fontsize=TICK * scale, handlelength=2.4)
     return page.figure
 
 
-def _draw_legend(page: Page, rotates: bool, scale: float) -> None:
-    lines = [Line2D([], [], color=SCORE, linewidth=1.2 * scale)]
-    words = ["mean score ± standard deviation"]
-    if rotates:
-        lines.append(Line2D([], [], color=KERNEL, linewidth=1.2 * scale, linestyle="--"))
-        words.append("kernel of the rotation alone; below, its terms by wavelength")
-    page.figure.legend(
-        lines,
-        words,
-        loc="upper center",
-        bbox_to_anchor=(0.5, 1 - page.top / page.height),
-        ncols=2,
-        frameon=False,
-        fontsize=TICK * scale,
-        handlelength=2.4,
-        borderaxespad=0.0,
-    )
-
-
 def _draw_scores(
-    axes: Axes,
-    scores: ScoreProfile,
-    kernel: RotationKernel | None,
-    head: int,
-    edges: NDArray[np.int64],
-    log: bool,
-    scale: float,
+    axes: Axes, scores: ScoreProfile, kernel: RotationKernel | None, head: int, edges: NDArray[np.int64], look: Look
 ) -> None:
-    centres, lowest = bin_centres(edges, log), int(scores.distances[0])
+    centres, lowest = bin_centres(edges, look.log), int(scores.distances[0])
     mean, deviation = (bin_means(x[head].numpy(), edges, lowest) for x in (scores.mean, scores.deviation))
     axes.fill_between(centres, mean - deviation, mean + deviation, color=SCORE, alpha=BAND, linewidth=0)
-    axes.plot(centres, mean, color=SCORE, linewidth=1.1 * scale)
+    axes.plot(centres, mean, color=SCORE, linewidth=1.1 * look.scale)
     drawn = [mean - deviation, mean + deviation]
     if kernel is not None:
         total = bin_means(kernel.total(scores.distances)[head].numpy(), edges, lowest)
-        axes.plot(centres, total, color=KERNEL, linewidth=1.1 * scale, linestyle="--")
+        axes.plot(centres, total, color=KERNEL, linewidth=1.1 * look.scale, linestyle="--")
         drawn.append(total)
     low, high = min(float(np.nanmin(x)) for x in drawn), max(float(np.nanmax(x)) for x in drawn)
     margin = 0.04 * (high - low) or 0.1

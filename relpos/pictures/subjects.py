@@ -18,8 +18,7 @@ from relpos.system.errors import unknown
 from relpos.system.memory import check_memory
 
 if TYPE_CHECKING:
-    from relpos.runs.inputs import ModelInput
-    from relpos.runs.run import Run
+    from relpos.runs.run import ModelInput, Run
 
 
 @dataclass(frozen=True)
@@ -275,7 +274,7 @@ def _inputs(
     run: "Run", length: int | None, seed: int, text: tuple[str, str] | None, windows: int
 ) -> "list[ModelInput]":
     """The input that the model reads, and others of the same length as far as there are: one at least to compare it."""
-    from relpos.runs.inputs import heldout_samples, text_sample
+    from relpos.runs.run import heldout_samples, text_sample
 
     if text is None:
         trained = run.trained_length or LENGTH

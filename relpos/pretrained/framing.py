@@ -12,18 +12,16 @@ not scored.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
-from relpos.pretrained.gguf_header import ADDS_BOS, read_metadata
-from relpos.pretrained.source import Source
-from relpos.system.mappings import read_json
+from relpos.pretrained.source import Source, read_metadata
+from relpos.system.files import read_json
 
 SAMPLE = "the"  # a text to look at what a tokenizer puts around it
-TOKENIZER = "tokenizer_config.json"
 
 
 class SpecialToken(NamedTuple):
@@ -35,12 +33,7 @@ class SpecialToken(NamedTuple):
 
 @dataclass(frozen=True)
 class Framing:
-    """The special tokens around each window of text.
-
-    Attributes:
-        before: Those at its beginning.
-        after: Those at its end.
-    """
+    """The special tokens at the beginning and at the end of each window of text."""
 
     before: tuple[SpecialToken, ...] = ()
     after: tuple[SpecialToken, ...] = ()
@@ -63,14 +56,7 @@ class Framing:
         return {"before": [token.name for token in self.before], "after": [token.name for token in self.after]}
 
     def room(self, length: int) -> int:
-        """How many tokens of text a window has.
-
-        Args:
-            length: Tokens of the window, these included.
-
-        Raises:
-            ValueError: There is no room for text.
-        """
+        """How many tokens of text a window of `length` tokens has, these included."""
         if length <= len(self):
             names = " and ".join(token.name for token in (*self.before, *self.after))
             raise ValueError(
@@ -81,16 +67,14 @@ class Framing:
 
     def around(self, ids: Tensor) -> Tensor:
         """A text with the special tokens before and after it: (length,) to (length + special tokens,)."""
-        before, after = ([token.id for token in tokens] for tokens in (self.before, self.after))
-        return torch.cat([ids.new_tensor(before), ids, ids.new_tensor(after)])
+        before, after = (ids.new_tensor([token.id for token in tokens]) for tokens in (self.before, self.after))
+        return torch.cat([before, ids, after])
 
     def over(self, ids: Tensor) -> Tensor:
         """Windows whose first and last tokens give way to the special tokens, (batch, length)."""
         framed = ids.clone()
-        for place, token in enumerate(self.before):
+        for place, token in (*enumerate(self.before), *enumerate(self.after, -len(self.after))):
             framed[:, place] = token.id
-        for place, token in enumerate(reversed(self.after)):
-            framed[:, -1 - place] = token.id
         return framed
 
 
@@ -100,14 +84,7 @@ NO_FRAMING = Framing()
 def framing_of(
     source: Source, tokenizer: PreTrainedTokenizerFast | None, config: PreTrainedConfig, causal: bool
 ) -> Framing:
-    """The special tokens around each window of a model that other people trained; the rule stands above.
-
-    Args:
-        source: Its files.
-        tokenizer: Its tokenizer; None if it reads no text.
-        config: Its configuration.
-        causal: Whether it predicts the next token.
-    """
+    """The special tokens around each window of a model that other people trained, by the rule above."""
     if tokenizer is None:
         return NO_FRAMING
     before, after = _put_by(tokenizer)
@@ -118,7 +95,8 @@ def framing_of(
             before = [token for token in before if token not in (bos, tokenizer.bos_token_id)]
         elif not before and isinstance(bos, int) and tokenizer.convert_ids_to_tokens(bos) is not None:
             before = [bos]
-    return Framing(*(tuple(_named(tokenizer, token) for token in tokens) for tokens in (before, after)))
+    name = tokenizer.convert_ids_to_tokens
+    return Framing(*(tuple(SpecialToken(token, str(name(token))) for token in tokens) for tokens in (before, after)))
 
 
 def _put_by(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
@@ -134,11 +112,6 @@ def _put_by(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
 def _refuses_bos(source: Source) -> bool:
     """Whether the files say explicitly that BOS is not put before a text."""
     if source.gguf is not None:
-        return read_metadata(source.folder / source.gguf)[0].get(ADDS_BOS) is False
-    file = source.folder / TOKENIZER
-    entries: dict[str, Any] = read_json(file) if file.exists() else {}
-    return entries.get("add_bos_token") is False
-
-
-def _named(tokenizer: PreTrainedTokenizerFast, token: int) -> SpecialToken:
-    return SpecialToken(token, str(tokenizer.convert_ids_to_tokens(token)))
+        return read_metadata(source.folder / source.gguf)[0].get("tokenizer.ggml.add_bos_token") is False
+    file = source.folder / "tokenizer_config.json"
+    return file.exists() and read_json(file).get("add_bos_token") is False

@@ -1,30 +1,60 @@
-"""Which keys each query sees, described in linear memory, in the shape in which transformers passes masks around."""
+"""Which keys each query sees, described in linear memory: transformers' masks as arguments of `relpos.attention`.
 
+transformers describes a mask by a function (batch, head, query, key) -> seen, composed of a few known ones. They are
+recognised by their names, and their settings are read from their closures; tests/pretrained/test_use.py notices when
+transformers changes them. What is not recognised is evaluated: row by row if the function takes index tensors, else
+materialised.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
+from transformers import masking_utils
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    eager_mask,
+    prepare_padding_mask,
+    sdpa_mask,
+)
 
-from relpos.forms.call import Call, MaskFunction
+from relpos.forms.call import Call
 
 ATTRIBUTE = "_relpos_key_mask"  # of a tensor, in traced graphs
+ADDITIVE = {"deepseek_v4"}  # model types that join an additive bias to their mask, so that it has to be additive too
+BOTH_DIRECTIONS = "allow_is_bidirectional_skip"  # the argument that transformers passes for masks of both directions
+NO_SKIP = {"allow_is_causal_skip": False, BOTH_DIRECTIONS: False}
+DEFAULTS = {  # of `sdpa_mask`
+    "q_offset": 0,
+    "kv_offset": 0,
+    "mask_function": causal_mask_function,
+    "attention_mask": None,
+    "local_size": None,
+    "allow_is_causal_skip": True,
+    BOTH_DIRECTIONS: None,  # not passed
+    "use_vmap": False,
+    "device": "cpu",
+}
+KNOWN = {  # by the name of the function: our name, and the variables of its closure
+    "sliding_window_overlay.<locals>.inner_mask": ("window", {"sliding_window"}),
+    "sliding_window_bidirectional_overlay.<locals>.inner_mask": ("window of both directions", {"sliding_window"}),
+    "chunked_overlay.<locals>.inner_mask": ("chunks", {"chunk_size", "left_padding"}),
+    "packed_sequence_mask_function.<locals>.inner_mask": ("documents", {"packed_sequence_mask"}),
+    "padding_mask_function.<locals>.inner_mask": ("padding", {"padding_mask"}),
+}
+Parts = list[tuple[str, dict[str, Any]]]  # ("causal", {}), ("window", {"sliding_window": w}), …
 
 
 @dataclass(frozen=True)
-class KeyMask:
-    """What `relpos.attention` needs to know of a mask; the fields have the names of its arguments."""
-
-    batch: int
-    queries: int
-    keys: int
-    start: int = 0
-    causal: bool = False
-    window: tuple[int, int] | None = None
-    documents: Tensor | None = None  # (batch, keys)
-    padding: Tensor | None = None  # (batch, keys)
-    function: MaskFunction | Tensor | None = None
+class KeyMask(Call):
+    """A call of attention of which only the sizes and what masks it are known."""
 
     ndim = 0  # a model that would add something to a 4-D mask leaves this alone
 
@@ -32,55 +62,21 @@ class KeyMask:
         """Itself: models outside the interface convert their masks, and this one holds what its reader needs."""
         return self
 
-    def contiguous(self) -> "KeyMask":
-        """Itself, as `to`."""
-        return self
-
-    @property
-    def everything(self) -> bool:
-        """Whether every query sees every key."""
-        return not self.causal and (self.window, self.documents, self.padding, self.function) == (None,) * 4
+    contiguous = to
 
     def arguments(self, batch: int, keys: int) -> dict[str, Any]:
-        """The arguments of `relpos.attention`, for this many rows and keys.
-
-        Args:
-            batch: Rows of the batch; a mask of one row serves all.
-            keys: Number of keys. A mask for more keys is cut.
-
-        Raises:
-            ValueError: The mask is for fewer keys.
-        """
+        """The arguments of `relpos.attention`: a mask of one row serves all rows, a mask for more keys is cut."""
         if keys > self.keys:
             raise ValueError(f"the mask is for {self.keys} keys, but there are {keys}.")
-        per_key = {
-            name: None if value is None else value[:, :keys].expand(batch, -1)
-            for name, value in (("documents", self.documents), ("padding", self.padding))
-        }
-        return {
-            "start": self.start,
-            "causal": self.causal,
-            "window": self.window,
-            "mask": self.function,
-            **per_key,
-        }
+        documents, padding = (
+            None if value is None else value[:, :keys].expand(batch, -1) for value in (self.documents, self.padding)
+        )
+        where = {"start": self.start, "causal": self.causal, "window": self.window, "mask": self.mask}
+        return {**where, "documents": documents, "padding": padding}
 
     def materialise(self) -> Tensor:
         """Materialise the mask: boolean (batch, 1, queries, keys)."""
-        device = next((x.device for x in (self.padding, self.documents) if x is not None), torch.device("cpu"))
-        call = Call(
-            self.queries,
-            self.keys,
-            causal=self.causal,
-            documents=self.documents,
-            padding=self.padding,
-            device=device,
-            start=self.start,
-            window=self.window,
-            mask=self.function,
-            batch=self.batch,
-        )
-        return call.visible(call.i).expand(self.batch, 1, self.queries, self.keys)
+        return self.visible(self.i).expand(self.batch, 1, self.queries, self.keys)
 
 
 class KeyMaskTensor(Tensor):
@@ -95,30 +91,30 @@ class KeyMaskTensor(Tensor):
     key_mask: KeyMask
 
     @staticmethod
-    def __new__(cls, key_mask: KeyMask, device: torch.device) -> "KeyMaskTensor":
+    def __new__(cls, key_mask: KeyMask) -> "KeyMaskTensor":
         shape = (key_mask.batch, 1, key_mask.queries, key_mask.keys)
-        mask = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
+        mask = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=key_mask.device)
         mask.key_mask = key_mask
         return mask
 
-    def __init__(self, key_mask: KeyMask, device: torch.device) -> None:
+    def __init__(self, key_mask: KeyMask) -> None:
         """All is done in `__new__`."""
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"KeyMaskTensor({self.key_mask})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "KeyMaskTensor":
-        return KeyMaskTensor(self.key_mask, self.device)
+        return KeyMaskTensor(self.key_mask)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):  # reentrant checkpoints detach
-            return KeyMaskTensor(args[0].key_mask, args[0].device)
+            return KeyMaskTensor(args[0].key_mask)
 
         def materialised(x: Any) -> Any:
-            return x.key_mask.materialise().to(x.device) if isinstance(x, KeyMaskTensor) else x
+            return x.key_mask.materialise() if isinstance(x, KeyMaskTensor) else x
 
         result = func(*tree_map(materialised, args), **tree_map(materialised, kwargs or {}))
         if changes_meaning(func, args, result):
@@ -131,34 +127,214 @@ class KeyMaskTensor(Tensor):
 
 def changes_meaning(func: Any, args: tuple[Any, ...], result: Any) -> bool:
     """Whether an operation on a `KeyMaskTensor` yields something that is no longer a boolean mask, or fills it."""
-    aten = torch.ops.aten
-    chosen_by = {aten.where: 0, aten.masked_fill: 1, aten.masked_fill_: 1}.get(func.overloadpacket)
+    aten, operation = torch.ops.aten, func.overloadpacket
+    chosen_by = {aten.where: 0, aten.masked_fill: 1, aten.masked_fill_: 1}.get(operation)
     if chosen_by is not None and isinstance(args[chosen_by], KeyMaskTensor):
         return False
-    if func.overloadpacket in (aten.masked_fill, aten.masked_fill_):
+    if operation in (aten.masked_fill, aten.masked_fill_):
         return isinstance(args[2], float)
-    if func.overloadpacket == aten.cat:  # T5Gemma 2 joins the masks of two kinds of keys
+    if operation == aten.cat:  # T5Gemma 2 joins the masks of two kinds of keys
         return not all(isinstance(x, KeyMaskTensor) for x in args[0])
-    if func.overloadpacket == aten.constant_pad_nd:
+    if operation == aten.constant_pad_nd:
         return True
     return any(isinstance(x, Tensor) and x.is_floating_point() for x in tree_leaves(result))
 
 
-def traced_mask(key_mask: KeyMask, device: torch.device | str) -> Tensor:
-    """The same for a traced graph, in which tensors keep attributes but subclasses cannot be made.
+def key_mask_of(mask: Any) -> KeyMask | None:
+    """The description that a mask is or carries, or None."""
+    if isinstance(mask, KeyMask):
+        return mask
+    key_mask = mask.key_mask if isinstance(mask, KeyMaskTensor) else getattr(mask, ATTRIBUTE, None)
+    return key_mask if isinstance(key_mask, KeyMask) else None
+
+
+def interval_mask(config: Any = None, **arguments: Any) -> Any:
+    """A mask of transformers' mask interface, as a tensor that takes no memory or one value per key.
+
+    The arguments are those of transformers' `sdpa_mask`. The result is None where nothing is masked; a boolean row per
+    sequence for a single query; else a mask that carries its description (`key_mask_of`). Model types in `ADDITIVE` get
+    the mask that they would get in "eager".
+    """
+    arguments = {**DEFAULTS, **arguments}
+    if getattr(config, "model_type", None) in ADDITIVE:
+        return eager_mask(**arguments)
+    if arguments["q_length"] == 1:  # one row: nothing can be saved
+        return one_row(arguments)
+    key_mask = described(arguments, config)
+    if torch.compiler.is_compiling():
+        return sdpa_mask(**arguments) if key_mask is None else traced_mask(key_mask)
+    if key_mask is None:
+        return sdpa_mask(**{**arguments, **NO_SKIP})
+    hides = (key_mask.window, key_mask.documents, key_mask.padding, key_mask.mask)
+    nothing = not key_mask.causal and hides == (None,) * 4
+    return None if nothing and arguments[BOTH_DIRECTIONS] else KeyMaskTensor(key_mask)
+
+
+def traced_mask(key_mask: KeyMask) -> Tensor:
+    """A mask that carries its description in a traced graph, where subclasses of tensors cannot be made.
 
     It is uint8, as no real mask is: if the attribute is lost on the way, attention notices.
     """
-    mask = torch.ones(1, 1, 1, 1, dtype=torch.uint8, device=device)
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.uint8, device=key_mask.device)
     setattr(mask, ATTRIBUTE, key_mask)
     return mask
 
 
-def key_mask_of(mask: Any) -> KeyMask | None:
-    """The description that a mask carries, or None."""
-    if isinstance(mask, KeyMask):
-        return mask
-    if isinstance(mask, KeyMaskTensor):
-        return mask.key_mask
-    key_mask = getattr(mask, ATTRIBUTE, None)
-    return key_mask if isinstance(key_mask, KeyMask) else None
+def described_mask(attention_mask: Any = None, **arguments: Any) -> KeyMask:
+    """The same for models outside the interface whose attention we replaced: always the description itself.
+
+    It is not a tensor, so that such a model cannot add anything to it: Falcon would add ALiBi.
+    """
+    if isinstance(attention_mask, KeyMask):  # generate makes the mask before the model does
+        return attention_mask
+    arguments = {**DEFAULTS, **arguments, "attention_mask": attention_mask}
+    key_mask = described(arguments, None)
+    if key_mask is not None:
+        return key_mask
+    return sized(arguments, start=0, mask=sdpa_mask(**{**arguments, **NO_SKIP}))
+
+
+def described(arguments: dict[str, Any], config: Any) -> KeyMask | None:
+    """The description of a mask; None if it must be materialised."""
+    return traced(arguments, config) if torch.compiler.is_compiling() else recognised(arguments)
+
+
+def sized(arguments: dict[str, Any], causal: bool = False, **fields: Any) -> KeyMask:
+    """A description with the sizes of transformers' arguments."""
+    sizes = {"batch": arguments["batch_size"], "device": torch.device(arguments["device"])}
+    return KeyMask(arguments["q_length"], arguments["kv_length"], **sizes, causal=causal, **fields)
+
+
+def one_row(arguments: dict[str, Any]) -> Tensor | None:
+    """The mask of a single query: boolean (batch, 1, 1, keys), or None if it sees all keys."""
+    padding, window = arguments["attention_mask"], arguments["local_size"]
+    if padding is not None and arguments["kv_length"] == 1 and padding.shape[1] > arguments["kv_offset"] + 1:
+        # Recurrent Gemma's cache tells no length, since its first layers keep no keys: transformers makes a mask of one
+        # key, the first token, for all. The keys are the last ones.
+        keys = min(padding.shape[1], window or padding.shape[1])
+        seen: Tensor = padding[:, None, None, padding.shape[1] - keys :].bool()
+        return seen
+    mask: Tensor | None = sdpa_mask(**arguments)
+    return mask
+
+
+def padding_of(arguments: dict[str, Any]) -> Tensor | None:
+    """Which keys are not padding, (batch, keys); None if the caller gave none."""
+    first_key, keys = arguments["kv_offset"], arguments["kv_length"]
+    padding = prepare_padding_mask(arguments["attention_mask"], keys, first_key)
+    return None if padding is None else padding[:, first_key : first_key + keys]
+
+
+def recognised(arguments: dict[str, Any]) -> KeyMask | None:
+    """The description of a mask whose values can be read."""
+    function, first_key = arguments["mask_function"], int(arguments["kv_offset"])
+    start = int(arguments["q_offset"]) - first_key
+    parts = recognise(function)
+    if start >= 0 and parts is not None:
+        key_mask = composed(parts, arguments, start)
+        if key_mask is not None:
+            return key_mask
+    if start >= 0 and not arguments["use_vmap"]:
+
+        def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:  # for one block of queries at a time
+            visible: Tensor = function(b, h, i + first_key, j + first_key)
+            return visible
+
+        return sized(arguments, start=start, padding=padding_of(arguments), mask=seen)
+    warnings.warn(
+        "this model masks attention by a function that relpos does not know as intervals: the mask is materialised, "
+        "which takes memory of queries × keys. The result is exact.",
+        stacklevel=4,
+    )
+    return None
+
+
+def recognise(function: Callable[..., Any]) -> Parts | None:
+    """The parts that a mask function is the conjunction of, each by name with its settings, in any order.
+
+    Nothing for a mask that hides nothing; None if there is a part that is not known.
+    """
+    if function is causal_mask_function:
+        return [("causal", {})]
+    if function is bidirectional_mask_function:
+        return []
+    if getattr(function, "__module__", None) != masking_utils.__name__:
+        return None
+    settings = inspect.getclosurevars(function).nonlocals
+    if function.__qualname__ == "and_masks.<locals>.and_mask":
+        parts = [recognise(part) for part in settings["mask_functions"]]
+        return None if None in parts else [item for part in parts if part is not None for item in part]
+    name, keys = KNOWN.get(function.__qualname__, ("", set()))
+    return [(name, {key: settings[key] for key in keys})] if name and keys <= settings.keys() else None
+
+
+def composed(parts: Parts, arguments: dict[str, Any], start: int) -> KeyMask | None:
+    """The recognised parts of a mask as one description; None if documents do not cover the queries."""
+    first_key, keys = arguments["kv_offset"], arguments["kv_length"]
+    last = start + arguments["q_length"]
+    far = last + keys  # wider than any distance
+    windows = [(far, far)]
+    documents: Tensor | None = None
+    padding = padding_of(arguments)
+    for name, settings in parts:
+        if name == "causal":
+            windows.append((far, 0))
+        elif name == "window":
+            windows.append((settings["sliding_window"] - 1, far))
+        elif name == "window of both directions":
+            windows.append((settings["sliding_window"],) * 2)
+        elif name == "padding":
+            counts = settings["padding_mask"][:, first_key : first_key + keys].bool()
+            padding = counts if padding is None else counts & padding
+        else:
+            if name == "documents":
+                ids = settings["packed_sequence_mask"][:, first_key : first_key + keys].long()
+            else:
+                before = settings["left_padding"][:, None]
+                position = torch.arange(first_key, first_key + keys, device=before.device)
+                ids = torch.div(position - before, settings["chunk_size"], rounding_mode="floor")
+            # Both kinds of ids never decrease along a row, so that pairs of them are again contiguous documents.
+            documents = ids if documents is None else documents * (keys + far) + (ids - ids.amin())
+    if documents is not None and (last > keys or documents.shape[1] != keys):
+        return None
+    if padding is not None and bool(padding.all()):
+        padding = None
+    left, right = (min(sides) for sides in zip(*windows, strict=True))
+    window = None if left >= far and right in (0, far) else (left, right)
+    return sized(arguments, right == 0, start=start, window=window, documents=documents, padding=padding)
+
+
+def traced(arguments: dict[str, Any], config: Any) -> KeyMask | None:
+    """The description of a mask in a traced graph, where neither values nor closures can be read.
+
+    A causal mask that is a conjunction hides a token's predecessor only where a document or a chunk begins, so the
+    ids of the documents are counted from there.
+    """
+    function, offset, first_key = arguments["mask_function"], arguments["q_offset"], arguments["kv_offset"]
+    window, device = arguments["local_size"], arguments["device"]
+    batch, keys = arguments["batch_size"], arguments["kv_length"]
+    chunked = window is not None and getattr(config, "attention_chunk_size", None) is not None
+    both_directions = arguments[BOTH_DIRECTIONS] is not None
+    if (
+        arguments["use_vmap"]
+        or isinstance(offset, Tensor)
+        or first_key > offset
+        or getattr(function, "__name__", "") == "or_mask"
+        or (window is not None and window < 2)
+        or (chunked and getattr(config, "sliding_window", None) is not None)
+    ):
+        return None
+    start = offset - first_key
+    documents = None
+    if not both_directions and function is not causal_mask_function:
+        if start + arguments["q_length"] > keys:
+            return None
+        token = torch.arange(1, keys, device=device)[None] + first_key
+        row = torch.arange(batch, device=device)[:, None]
+        sees_the_last = function(row, torch.zeros_like(row), token, token - 1)  # (batch or 1, keys − 1)
+        documents = F.pad((~sees_the_last).long().expand(batch, -1).cumsum(1), (1, 0))
+    sides = None
+    if window is not None and not chunked:
+        sides = (window, window) if both_directions else (window - 1, 0)
+    padding = padding_of(arguments)
+    return sized(arguments, not both_directions, start=start, window=sides, documents=documents, padding=padding)

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from relpos.attend.arguments import RotaryFrequencies
 from relpos.forms.rotation import turn_pairs
 from relpos.pretrained.probe import attention_layers
 
@@ -29,22 +30,25 @@ TABLES = ("position_embeddings", "position_embedding", "embed_positions", "wpe",
 
 
 @dataclass(frozen=True)
-class Rotary:
+class Rotary(RotaryFrequencies):
     """The rotation of queries and keys in one layer, as they reach attention.
 
     Dimensions `start` to `start + rotated` of a head are rotated in pairs: with the layout "half", pair m is
     (m, m + rotated / 2); with "interleaved" it is (2m, 2m + 1). A pair (a, b) of the token at position i becomes
 
         factor · (a·cos(i·θ_m) − b·sin(i·θ_m),  a·sin(i·θ_m) + b·cos(i·θ_m)).
+
+    θ is `frequencies`, in radians per token with the scaling applied; negative where a model turns backwards.
     """
 
-    frequencies: Tensor  # θ: (rotated / 2,), radians per token, scaling applied; negative where a model turns backwards
-    rotated: int
     head_dim: int
-    layout: Literal["half", "interleaved"]
     factor: float = 1.0  # of cosines and sines: YaRN's and LongRoPE's attention factor
     scaling: Mapping[str, Any] = field(default_factory=dict)  # the model's own rope parameters
     start: int = 0  # the first rotated dimension; above 0 where a head ends with its rotated part
+
+    @property
+    def rotated(self) -> int:
+        return 2 * self.frequencies.shape[-1]
 
     def apply(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate projected queries or keys as the model does.
@@ -60,20 +64,17 @@ class Rotary:
             >>> rotary = layer_positions(model)[0].rotary
             >>> rotary.apply(torch.randn(4, 10, rotary.head_dim), torch.arange(10))
         """
-        return self._turn(x, positions, self.factor)
-
-    def undo(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate queries or keys back: the inverse of `apply`, with the same arguments."""
-        return self._turn(x, -positions, 1.0 / self.factor)
-
-    def _turn(self, x: Tensor, positions: Tensor, factor: float) -> Tensor:
         if x.shape[-1] != self.head_dim:
             raise ValueError(f"the heads of this layer have {self.head_dim} dimensions, not {x.shape[-1]}.")
         exact = torch.promote_types(x.dtype, torch.float32)
         angle = positions.to(exact)[..., None] * self.frequencies.to(x.device, exact)
-        before, turning = x[..., : self.start], x[..., self.start :].to(exact)
-        turned = turn_pairs(turning, angle.cos() * factor, angle.sin() * factor, self.layout)
-        return torch.cat([before, turned.to(x.dtype)], dim=-1)
+        cos, sin = angle.cos() * self.factor, angle.sin() * self.factor
+        turned = turn_pairs(x[..., self.start :].to(exact), cos, sin, self.layout)
+        return torch.cat([x[..., : self.start], turned.to(x.dtype)], dim=-1)
+
+    def undo(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate queries or keys back: the inverse of `apply`, with the same arguments."""
+        return replace(self, factor=1.0 / self.factor).apply(x, -positions)
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,6 @@ class LayerPosition:
 
     @property
     def acts_on(self) -> str:
-        """Where it acts, in the words of the encodings."""
         return ACTS_ON.get(self.kind, "unknown")
 
     @property
@@ -119,27 +119,20 @@ class ModelLayer:
     parts: tuple[PreTrainedModel, ...]  # the models of its type around it, from the innermost outward
     stack: str  # name of the innermost one in the complete model; "" for a model of one stack
     index: int  # in the stack; 0 is the first
-    length: int | None = None  # of the input, for what depends on it
+    cross: bool  # see `is_cross`
+    length: int | None  # of the input, for what depends on it
 
     @property
     def part(self) -> PreTrainedModel:
-        """The innermost model around it."""
         return self.parts[0]
 
     @property
     def config(self) -> Any:
-        """The configuration of the part."""
         return self.part.config
 
     @property
     def model_type(self) -> str:
-        """The model type of the part."""
         return str(self.config.model_type)
-
-    @property
-    def cross(self) -> bool:
-        """Whether its keys come from another stack, or its query is a learned one that pools all tokens."""
-        return is_cross(self.name, self.module)
 
     @property
     def layer_type(self) -> str | None:
@@ -154,66 +147,49 @@ class ModelLayer:
         config, kind = self.config, self.layer_type
         if self.model_type == "gpt_neo":
             return int(config.window_size) if config.attention_layers[self.index] == "local" else None
-        if kind is not None and kind != "sliding_attention":
+        slides = getattr(config, "use_sliding_window", True) if kind is None else kind == "sliding_attention"
+        if not slides:
             return None
         size = getattr(config, "sliding_window", None)
         if size is None and kind is not None:
             size = getattr(self.module, "sliding_window", None)
-        if kind is None and not getattr(config, "use_sliding_window", True):
-            return None
         return size if isinstance(size, int) and size > 0 else None
 
+    @property
     def table(self) -> tuple[Tensor, int] | None:
-        """The table that is added to the embedding of its stack.
+        """The table that is added to the embedding: its rows from the first token's on, and the number of that row.
 
         OPT and BART have two unused rows at the start (`offset`); RoBERTa-style models have a row for the padding token
-        and start after it (`padding_idx`).
-
-        Returns:
-            The rows from the first token's on, (positions, width), and the number of the first one; None if there is no
-            table.
+        and start after it (`padding_idx`). None if there is no table.
         """
-        return next((table for table in map(_table_in, self.parts) if table is not None), None)
+        for part in self.parts:
+            for name, module in part.named_modules():
+                if name.rpartition(".")[2] in TABLES and isinstance(module, nn.Embedding):
+                    first = getattr(module, "offset", 0 if module.padding_idx is None else module.padding_idx + 1)
+                    return module.weight[first:].detach(), int(first)
+            for name, parameter in part.named_parameters():
+                if name.rpartition(".")[2] in TABLES and parameter.dim() == 3:  # (1, positions, width) of images
+                    return parameter[0].detach(), 0
+        return None
 
     def position(self, kind: str, words: str, **fields: Any) -> LayerPosition:
         """Its position, with what else changes its scores (windows, softcaps, sinks, norms) added to the words."""
         return LayerPosition(self.name, kind, "; ".join([words, *self._score_changes()]), **fields)
 
-    def alibi(self, slopes: Tensor, note: str) -> LayerPosition:
-        """ALiBi: a penalty proportional to the distance.
-
-        Args:
-            slopes: What the scores of each head lose per token of distance, after the model's own scale: (heads,).
-            note: Further words.
-        """
-
-        def bias(length: int) -> Tensor:
-            return -slopes[:, None] * torch.arange(1 - length, length)
-
-        return self.position("alibi", f"ALiBi, slopes {slopes.max():.3g} to {slopes.min():.3g}; {note}", bias=bias)
-
-    def _score_changes(self) -> list[str]:
+    def _score_changes(self) -> Iterator[str]:
         module, window = self.module, self.window
-        words = []
         if window is not None:
-            causal = getattr(module, "is_causal", True)
-            words.append(f"window {window:,}" if causal else f"window {window:,} to each side")
+            yield f"window {window:,}" + ("" if getattr(module, "is_causal", True) else " to each side")
         if self.layer_type == "chunked_attention":
-            words.append(f"chunks of {self.config.attention_chunk_size:,} tokens")
+            yield f"chunks of {self.config.attention_chunk_size:,} tokens"
         if any(getattr(module, name, None) is not None for name in NORMS):
-            last = self.model_type in NORM_LAST
-            words.append("q and k normalised after the rotation" if last else "q and k normalised")
-        softcap = getattr(module, "attn_logit_softcapping", None)
-        if softcap:
-            words.append(f"softcap {softcap:g}")
+            yield "q and k normalised" + (" after the rotation" if self.model_type in NORM_LAST else "")
+        if softcap := getattr(module, "attn_logit_softcapping", None):
+            yield f"softcap {softcap:g}"
         if getattr(module, "sinks", None) is not None:
-            words.append("a learned sink per head")
+            yield "a learned sink per head"
         if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True):
-            words.append(f"temperature by position from {self.config.floor_scale:,} tokens on")
-        return words
-
-
-Methods = Mapping[str, Callable[..., Any]]  # by the name of the method
+            yield f"temperature by position from {self.config.floor_scale:,} tokens on"
 
 
 @dataclass(frozen=True)
@@ -222,7 +198,8 @@ class Adapter:
 
     types: Collection[str] = ()  # model types whose layers `describe` knows
     describe: Callable[[ModelLayer], LayerPosition | None] = lambda layer: None  # None: not the kind of this adapter
-    methods: Mapping[str, Methods] = field(default_factory=dict)  # by file and class: what replaces a class's methods
+    # By file and class: attributes of its instances on ours, functions as methods.
+    attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def words_of_table(rows: Tensor, kind: str = "learned") -> str:
@@ -232,32 +209,33 @@ def words_of_table(rows: Tensor, kind: str = "learned") -> str:
 
 def is_cross(name: str, module: nn.Module) -> bool:
     """Whether the keys of a layer come from another stack, or the query is a learned one that pools all tokens."""
-    if isinstance(module, nn.MultiheadAttention) or any(
-        word in part for word in CROSS for part in (*name.split("."), type(module).__name__)
-    ):
+    parts = (*name.split("."), type(module).__name__)
+    if isinstance(module, nn.MultiheadAttention) or any(word in part for word in CROSS for part in parts):
         return True
     return bool(getattr(module, "is_cross_attention", False))
 
 
-def model_layers(model: PreTrainedModel, length: int | None = None) -> Iterator[ModelLayer]:
+def model_layers(model: PreTrainedModel, length: int | None = None) -> list[ModelLayer]:
     """The attention layers of a model, in order, for inputs of a length."""
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"positions are read from a model of transformers, not from {type(model).__name__}.")
     parts = {name: module for name, module in model.named_modules() if isinstance(module, PreTrainedModel)}
     layers = attention_layers(model)
-
-    def parts_of(name: str) -> list[str]:
-        around = [part for part in parts if not part or name.startswith(f"{part}.")]
-        return sorted(around, key=len, reverse=True)
-
-    groups: dict[tuple[str, bool], list[str]] = {}
+    around = {  # the names of the models around each layer, the innermost first
+        layer: sorted((part for part in parts if not part or layer.startswith(f"{part}.")), key=len, reverse=True)
+        for layer in layers
+    }
+    stacks: dict[tuple[str, bool], list[str]] = {}
     for name, module in layers.items():
-        groups.setdefault((parts_of(name)[0], is_cross(name, module)), []).append(name)
-    several = len({part for part, _ in groups}) > 1
-    numbers = {name: number for (part, _), names in groups.items() for name, number in _numbered(names, part).items()}
-    for name, module in layers.items():
-        inner, *_ = around = parts_of(name)
-        family = parts[inner].config.model_type
-        same = tuple(parts[part] for part in around if parts[part].config.model_type == family)
-        yield ModelLayer(name, module, same, inner.rpartition(".")[2] if several else "", numbers[name], length)
+        stacks.setdefault((around[name][0], is_cross(name, module)), []).append(name)
+    several = len({part for part, _ in stacks}) > 1
+    ordered = {}
+    for (inner, cross), names in stacks.items():
+        family, stack = parts[inner].config.model_type, inner.rpartition(".")[2] if several else ""
+        for name, number in _numbered(names, inner).items():
+            same = tuple(parts[part] for part in around[name] if parts[part].config.model_type == family)
+            ordered[name] = ModelLayer(name, layers[name], same, stack, number, cross, length)
+    return [ordered[name] for name in layers]
 
 
 def _numbered(names: list[str], part: str) -> dict[str, int]:
@@ -266,15 +244,3 @@ def _numbered(names: list[str], part: str) -> dict[str, int]:
     numbers = [-1 if match is None else int(match[1]) for match in matches]
     unique = len(set(numbers)) == len(numbers) and min(numbers) >= 0
     return dict(zip(names, numbers if unique else range(len(names)), strict=True))
-
-
-def _table_in(part: PreTrainedModel) -> tuple[Tensor, int] | None:
-    """See `ModelLayer.table`, of one model."""
-    for name, module in part.named_modules():
-        if name.rpartition(".")[2] in TABLES and isinstance(module, nn.Embedding):
-            first = getattr(module, "offset", 0 if module.padding_idx is None else module.padding_idx + 1)
-            return module.weight[first:].detach(), int(first)
-    for name, parameter in part.named_parameters():
-        if name.rpartition(".")[2] in TABLES and parameter.dim() == 3:  # (1, positions, width) of images
-            return parameter[0].detach(), 0
-    return None

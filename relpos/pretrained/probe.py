@@ -69,10 +69,8 @@ def probe_tokens(model: Any) -> int:
 def token_ids(model: Any, rows: int, tokens: int, seed: int) -> Tensor:
     """Different ids (rows, tokens), without those that have a meaning of their own, such as an image's."""
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None) or TOKENS
-    usual = torch.ones(vocabulary, dtype=torch.bool)
-    special = [n for n in numbers_of(model, ("token_id", "token_index")) if n < vocabulary]
-    usual[[0, *special]] = False
-    usual = usual.nonzero()[:, 0] if bool(usual.any()) else torch.arange(vocabulary)
+    special = {0, *numbers_of(model, ("token_id", "token_index"))}
+    usual = torch.tensor([n for n in range(vocabulary) if n not in special] or range(vocabulary))
     generator = torch.Generator().manual_seed(seed)
     return usual[torch.randint(len(usual), (rows, tokens), generator=generator)]
 
@@ -80,11 +78,7 @@ def token_ids(model: Any, rows: int, tokens: int, seed: int) -> Tensor:
 def examples(model: Any, tokens: int = 4, padded: bool = False, seed: int = 0) -> Iterator[dict[str, Tensor]]:
     """Inputs for one small forward, the most likely first; none if the model's main input is of an unknown kind.
 
-    Args:
-        model: The model.
-        tokens: Length of a text.
-        padded: Whether texts are two rows, of which the second is padded on the right.
-        seed: Of what is drawn.
+    If padded, texts are two rows, of which the second is padded on the right.
     """
     parameter = next(model.parameters())
     config, main = model.config, model.main_input_name
@@ -112,9 +106,9 @@ def examples(model: Any, tokens: int = 4, padded: bool = False, seed: int = 0) -
         yield {**pixels, **decoder}
     elif main == "input_values":
         yield {main: noise(1, 4000), **decoder}
-    elif main == "input_features" and hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
-        yield {main: noise(1, config.num_mel_bins, 2 * config.max_source_positions), **decoder}
-    if main == "input_features":
+    elif main == "input_features":
+        if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
+            yield {main: noise(1, config.num_mel_bins, 2 * config.max_source_positions), **decoder}
         for name in ("feature_projection_input_dim", "num_mel_bins"):  # conformers: frames, then features
             if hasattr(config, name):
                 yield {main: noise(1, 64, getattr(config, name)), **decoder}
@@ -151,15 +145,10 @@ class Forward:
     inputs: Mapping[str, Any]
     outputs: dict[str, list[Tensor]]  # by the name of the layer, in the order of its calls; the model's own under ""
     called: set[str]  # the attention layers that ran on relpos
-    ran: set[str]  # all that ran
 
 
 def run_own(model: nn.Module, candidates: Iterable[Mapping[str, Any]]) -> Forward:
-    """Run a model on the first of some inputs that it accepts.
-
-    Raises:
-        ValueError: It accepts none of them.
-    """
+    """Run a model on the first of some inputs that it accepts."""
     failure: Exception | None = None
     for inputs in candidates:
         try:
@@ -177,10 +166,9 @@ def run(model: nn.Module, inputs: Mapping[str, Any]) -> Forward:
     """Run one forward, and keep what the attention layers and the model return."""
     layers = attention_layers(model)
     names = {layer: name for name, layer in layers.items()}
-    forward = Forward(inputs, {}, set(), set())
+    forward = Forward(inputs, {}, set())
 
     def keep(layer: nn.Module, arguments: Any, output: Any) -> None:
-        forward.ran.add(names[layer])
         forward.outputs.setdefault(names[layer], []).extend(tensors(output)[:1])
 
     def listen(module: nn.Module, *_: object) -> None:
@@ -205,31 +193,34 @@ def tensors(output: Any) -> list[Tensor]:
 def silent_layers(model: nn.Module, forward: Forward) -> list[str]:
     """The names of attention layers that did not run on ours in a forward.
 
-    A layer that did not run (a vision tower, given text) counts as running on ours if its code asks for transformers'
-    interface.
+    A layer that did not run at all (a vision tower, given text) counts as running on ours if its code asks for
+    transformers' interface.
     """
+
+    def asks_for_interface(layer: nn.Module) -> bool:
+        code = getattr(inspect.unwrap(type(layer).forward), "__code__", None)
+        return code is not None and "get_interface" in code.co_names
+
     return [
         name
         for name, layer in attention_layers(model).items()
-        if name not in forward.called and (name in forward.ran or not asks_for_interface(layer))
+        if name not in forward.called and (name in forward.outputs or not asks_for_interface(layer))
     ]
 
 
 def difference(own: Forward, ours: Forward) -> tuple[str, float] | None:
     """The first attention layer, or "" for the model's output, whose numbers differ on our attention.
 
-    Args:
-        own: The forward by the model's own implementation.
-        ours: The same on relpos.
-
-    Returns:
-        Its name and the difference relative to its output, as Euclidean norms over the tokens that are not padding.
-        None if all agree to rounding: 1e-3, or 16 times the precision of a half-precision dtype.
+    With the difference relative to its output, as Euclidean norms over the tokens that are not padding. None if all
+    agree to rounding: 1e-3, or 16 times the precision of a half-precision dtype.
     """
     mask = own.inputs.get("attention_mask")
     for name, outputs in [*((name, x) for name, x in own.outputs.items() if name), ("", own.outputs[""])]:
         for expected, computed in zip(outputs, ours.outputs.get(name, []), strict=True):
-            off = relative_difference(real_tokens(expected, mask), real_tokens(computed, mask))
+            values, ours_values = (real_tokens(x, mask) for x in (expected, computed))
+            finite = values.isfinite()
+            values, ours_values = values[finite].double(), ours_values[finite].double()
+            off = float((ours_values - values).norm()) / (float(values.norm()) or 1.0)
             if not off <= max(1e-3, 16 * torch.finfo(expected.dtype).eps):
                 return name, off
     return None
@@ -242,18 +233,3 @@ def real_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
     if x.shape[:2] == mask.shape:
         return x[mask.bool()]
     return x[mask.flatten().bool()] if x.shape[0] == mask.numel() else x
-
-
-def relative_difference(expected: Tensor, computed: Tensor) -> float:
-    """‖computed − expected‖ / ‖expected‖, where the expected values are finite."""
-    finite = expected.isfinite()
-    expected, computed = expected[finite].double(), computed[finite].double()
-    size = float(expected.norm())
-    return float((computed - expected).norm()) / (size or 1.0)
-
-
-def asks_for_interface(layer: nn.Module) -> bool:
-    """Whether the code of a layer asks for transformers' attention interface."""
-    forward = inspect.unwrap(type(layer).forward)
-    code = getattr(forward, "__code__", None)
-    return code is not None and "get_interface" in code.co_names

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from relpos.attend.arguments import LayerCall, RotaryFrequencies
+from relpos.attend.arguments import LayerCall
 from relpos.forms.bias import Toeplitz
 from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
 from relpos.model_catalogue import PREFIX
 from relpos.models.family import Output, Reader, check_finite, family_of
 from relpos.pretrained.attention_interface import ModelBias, captured_calls, dense
-from relpos.pretrained.families.absolute import GROWING
-from relpos.pretrained.positions import LayerPosition, Rotary, layer_positions
+from relpos.pretrained.families.position_tables import GROWING
+from relpos.pretrained.layer_position import LayerPosition
+from relpos.pretrained.positions import layer_positions
 from relpos.pretrained.probe import evaluating, examples
 from relpos.pretrained.use import use
 
@@ -53,21 +54,13 @@ class LayerRecord:
 
 
 class TransformersReader(Reader):
-    """A model of transformers, on our attention where `relpos.use` can run it.
-
-    Args:
-        model: The model. `relpos.use` is applied to it; a model that it refuses keeps its own attention.
-
-    Attributes:
-        refusal: Why it keeps its own attention; None if it runs on ours.
-    """
+    """A model of transformers, on our attention where `relpos.use` can run it, which is applied to it."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.name = self.title = str(model.config.model_type)
-        kind = type(model).__name__
         self.causal = predicts_next_token(model)
-        self.predicts_tokens = self.causal or kind.endswith(MASKED)
-        self.refusal: str | None = None
+        self.predicts_tokens = self.causal or type(model).__name__.endswith(MASKED)
+        self.refusal: str | None = None  # why it keeps its own attention
         try:
             use(model)
         except ValueError as error:
@@ -94,16 +87,10 @@ class TransformersReader(Reader):
         self._checked = True
 
     def check_length(self, model: PreTrainedModel, length: int) -> None:
-        """Check that a model has positions for so many tokens.
-
-        Raises:
-            ValueError: Its table of positions is shorter, and does not grow.
-        """
-        rows = [
-            len(position.table)
-            for position in layer_positions(model)
-            if position.table is not None and model.config.model_type not in GROWING
-        ]
+        """Refuse more tokens than a table of positions has rows for, unless it grows."""
+        if model.config.model_type in GROWING:
+            return
+        rows = [len(position.table) for position in layer_positions(model) if position.table is not None]
         if rows and length > min(rows):
             raise ValueError(
                 f"{type(model).__name__} has a table of {min(rows):,} positions, and the input has {length:,} "
@@ -133,10 +120,8 @@ class TransformersReader(Reader):
     def output(self, model: PreTrainedModel, hidden: Tensor) -> Output:
         head: Any = model.get_output_embeddings()
         config = model.config.get_text_config()
-        factor = float(getattr(config, "logit_scale", None) or 1.0) / float(
-            getattr(config, "logits_scaling", None) or 1.0
-        )
-        states = hidden if factor == 1.0 else hidden * factor
+        scale, divisor = (float(getattr(config, name, None) or 1.0) for name in ("logit_scale", "logits_scaling"))
+        states = hidden if scale == divisor else hidden * (scale / divisor)
         return Output(states, head.weight, head.bias, getattr(config, "final_logit_softcapping", None))
 
     def depth(self, model: PreTrainedModel) -> int:
@@ -160,17 +145,16 @@ class TransformersReader(Reader):
         inputs = text_inputs(model, ids)
         self.check_length(model, len(ids))
         with evaluating(model):
-            recorded = {each.number: each.call for each in self._record(model, inputs, wanted)}
+            calls = {record.number: record.call for record in self._record(model, inputs, wanted)}
         positions = self.layer_positions(model, len(ids))
-        calls = []
-        for number in wanted:
-            check_finite(number, recorded[number].q)
+        for number, call in calls.items():
+            check_finite(number, call.q)
             rotary = None if positions is None else positions[number - 1].rotary
-            calls.append(replace(recorded[number], turned=turns_of(rotary)))
-        return calls
+            if rotary is not None and not rotary.start:  # heads that begin with their rotated dimensions
+                calls[number] = replace(call, turned=rotary)
+        return [calls[number] for number in wanted]
 
     def _record(self, model: PreTrainedModel, inputs: Mapping[str, Any], wanted: Container[int]) -> list[LayerRecord]:
-        """The self-attention layers of one forward that are wanted, in order."""
         return record(model, inputs, wanted) if self.refusal is None else eager_weights(model, inputs, wanted)
 
     def calls_without_input(
@@ -201,25 +185,16 @@ class TransformersReader(Reader):
     def layer_positions(self, model: PreTrainedModel, length: int | None = None) -> list[LayerPosition] | None:
         """Where position lives in its self-attention layers, in their order; None if they were not recognised."""
         known = {position.name: position for position in layer_positions(model, length)}
-        names = [each.name for each in self.layers(model)]
+        names = [record.name for record in self.layers(model)]
         if known.keys() >= set(names):
             return [known[name] for name in names]
         return list(known.values()) if len(known) == len(names) else None
 
 
-def turns_of(rotary: Rotary | None) -> RotaryFrequencies | None:
-    """The rotation of a layer whose heads begin with their rotated dimensions."""
-    if rotary is None or rotary.start:
-        return None
-    return RotaryFrequencies(rotary.frequencies, rotary.layout)
-
-
 def static_call(table: Tensor, causal: bool) -> LayerCall:
     """A call whose queries and keys are 0, and whose bias is a function of the distance.
 
-    Args:
-        table: The bias at the distances −(length − 1) to length − 1, (heads, 2 · length − 1).
-        causal: Whether a query sees only keys up to its own index.
+    The table has the bias at the distances −(length − 1) to length − 1, (heads, 2 · length − 1).
     """
     heads, length = len(table), (table.shape[1] + 1) // 2
 
@@ -231,11 +206,7 @@ def static_call(table: Tensor, causal: bool) -> LayerCall:
 
 
 def text_inputs(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
-    """Inputs of a forward on a text, for a decoder one token less, so that cross attention is recognised.
-
-    Raises:
-        ValueError: The model does not read text.
-    """
+    """Inputs of a forward on a text, for a decoder one token less, so that cross attention is recognised."""
     if model.main_input_name != "input_ids":
         raise ValueError(f"{type(model).__name__} reads {model.main_input_name}, not text.")
     inputs = {"input_ids": ids[None].to(model.device)}
@@ -245,16 +216,7 @@ def text_inputs(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
 
 
 def record(model: PreTrainedModel, inputs: Mapping[str, Any], wanted: Container[int]) -> list[LayerRecord]:
-    """Run a model that is on our attention, and keep what reaches it.
-
-    Args:
-        model: A model after `relpos.use`.
-        inputs: Of one forward.
-        wanted: Numbers of the self-attention layers to keep; 1 is the first.
-
-    Returns:
-        The wanted calls of self-attention, in order.
-    """
+    """Run a model that is on our attention: the calls of the wanted self-attention layers, in order; 1 is the first."""
     names = {module: name for name, module in model.named_modules()}
     calls: list[LayerRecord] = []
     numbers = itertools.count(1)
@@ -274,18 +236,14 @@ def eager_weights(model: PreTrainedModel, inputs: Mapping[str, Any], wanted: Con
     """The attention weights that a model returns by its own code, as calls whose softmax they are."""
     out = model(**inputs, output_attentions=True)
     kinds = ("encoder_attentions", "decoder_attentions", "attentions")
-    weights = [each for kind in kinds for each in out.get(kind) or () if each is not None]
-    return [
-        LayerRecord(number, f"layer {number}", weights_call(each))
-        for number, each in enumerate(weights, 1)
-        if number in wanted
-    ]
-
-
-def weights_call(weights: Tensor) -> LayerCall:
-    """A call of attention that has these weights, (1, heads, length, length)."""
-    _, heads, length, _ = weights.shape
-    zeros = weights.new_zeros(1, heads, length, 1)
-    logits = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
-    causal = not bool(weights.triu(1).any())
-    return LayerCall(zeros, zeros, ModelBias(heads, 1, (dense(logits),)), {"causal": causal, "mask": weights > 0})
+    layers = (weights for kind in kinds for weights in out.get(kind) or () if weights is not None)
+    records = []
+    for number, weights in enumerate(layers, 1):  # (1, heads, length, length)
+        if number in wanted:
+            heads = weights.shape[1]
+            zeros = weights.new_zeros(*weights.shape[:3], 1)
+            logits = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
+            arguments = {"causal": not bool(weights.triu(1).any()), "mask": weights > 0}
+            call = LayerCall(zeros, zeros, ModelBias(heads, 1, (dense(logits),)), arguments)
+            records.append(LayerRecord(number, f"layer {number}", call))
+    return records

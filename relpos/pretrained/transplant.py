@@ -73,18 +73,7 @@ def transplant(
 
 
 def merge_position(own: Position, new: Position) -> dict[str, Any]:
-    """The position of a transplanted model.
-
-    Args:
-        own: That of the model before.
-        new: The requested one.
-
-    Returns:
-        The new one; if it is the same encoding, with the model's own options where none are given.
-
-    Raises:
-        ValueError: Options are given that the model's own would override, or a learned table would get another length.
-    """
+    """The position of a transplanted model; of the same encoding, with the model's own options where none are given."""
     if new["name"] != own["name"]:
         return dict(new)
     requested = new.keys() - {"name", "plan", "window"}
@@ -171,7 +160,7 @@ def _start_encodings(family: Family, config: PreTrainedConfig, seed: int) -> Pre
 def _encodings(model: nn.Module) -> dict[str, Encoding]:
     """The encodings of a model by path, without the parts of an encoding."""
     modules = model.named_modules()
-    return {path: each for path, each in modules if isinstance(each, Encoding) and hasattr(each, "origin")}
+    return {path: module for path, module in modules if isinstance(module, Encoding) and hasattr(module, "origin")}
 
 
 @torch.no_grad()

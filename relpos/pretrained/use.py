@@ -10,28 +10,24 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.utils import logging
 
 from relpos.model_catalogue import PREFIX
-from relpos.pretrained.attention_interface import CHECKED, NO_WEIGHTS, relpos_attention
-from relpos.pretrained.families import replacements, t5_models
-from relpos.pretrained.mask_functions import described_mask, interval_mask
+from relpos.pretrained.attention_interface import EARLIER, NO_WEIGHTS, relpos_attention
+from relpos.pretrained.families import replacements
+from relpos.pretrained.key_mask import described_mask, interval_mask
 from relpos.pretrained.probe import Forward, configurations, difference, probe_inputs, run, run_own, silent_layers
 
 NAME = "relpos.use"  # of our implementation, in transformers' interfaces
 REPLACED = "relpos_replaced"  # the same, for families outside the interface whose attention we replaced
-BEFORE = "_relpos_before"  # the implementations of a model's configurations before
-HOOK = "_relpos_hook"  # the hook of a model that refuses output_attentions
+BEFORE = "_relpos_before"  # attribute of a model: the implementations of its configurations before, and our hook
 Model = TypeVar("Model")
 
 ATTEMPTS = 3  # inputs on which a model's numbers may differ before it is refused
 REFERENCES = {"falcon": "sdpa"}  # by model type: its "eager" adds ALiBi twice
-
 OWN_LAYERS = {  # layers that keep their own code beside ours, by class
     "LongT5LocalAttention",  # blocks of the encoder: linear memory already
     "LongT5TransientGlobalAttention",
     "MultiheadAttention",  # PyTorch's own, in pooling heads of one query
 }
-REFUSED = {
-    "xlnet": "its two streams and its segment terms have no form in relpos",
-}
+REFUSED = {"xlnet": "its two streams and its segment terms have no form in relpos"}
 
 
 def use(model: Model, off: bool = False, *, example: Mapping[str, Any] | None = None) -> Model:
@@ -74,18 +70,16 @@ def use(model: Model, off: bool = False, *, example: Mapping[str, Any] | None = 
     elif not off and not in_use:
         if any(config.output_attentions for config in configs(inner)):
             raise ValueError(refusal(inner, "its configuration has output_attentions=True, and " + NO_WEIGHTS))
-        check_family(inner)
+        refused = refused_part(inner)
+        if refused is not None:
+            raise ValueError(refusal(*refused))
         register()
         switch(inner, example)
     return model
 
 
 def unwrap(model: Any) -> PreTrainedModel:
-    """The model of transformers that something is, wraps or holds.
-
-    Raises:
-        TypeError: There is none.
-    """
+    """The model of transformers that something is, wraps or holds."""
     if isinstance(model, PreTrainedModel):
         return model
     if callable(base := getattr(model, "get_base_model", None)):  # peft
@@ -103,24 +97,64 @@ def unwrap(model: Any) -> PreTrainedModel:
     raise TypeError(f"relpos.use takes a model of transformers (a PreTrainedModel), not {type(model).__name__}{hint}.")
 
 
+def register() -> None:
+    """Put our functions into transformers' interfaces. Doing it again changes nothing.
+
+    Any registered name is accepted for any model when it is built, also for one that would then run its own code.
+    "relpos" is therefore not registered: transformers refuses attn_implementation="relpos" for all models.
+    """
+    AttentionInterface.register(NAME, relpos_attention)
+    AttentionMaskInterface.register(NAME, interval_mask)
+    AttentionMaskInterface.register(REPLACED, described_mask)
+
+
+def refused_part(model: PreTrainedModel) -> tuple[PreTrainedModel, str] | None:
+    """The model, or the model inside it, that is known not to run on ours, and the reason; None if there is none."""
+    for part in submodels(model):
+        kind = part.config.model_type
+        if kind in REFUSED:
+            return part, REFUSED[kind]
+        if any(getattr(module, "talking_head", False) for module in part.modules()):
+            return part, "its talking heads mix the scores of different heads, which no form of ours expresses"
+        if not has_replacement(part) and not part._can_set_attn_implementation():
+            return part, "its attention does not call transformers' attention interface"
+    return None
+
+
+def has_replacement(model: PreTrainedModel) -> bool:
+    """Whether we have code for the attention layers of a model."""
+    return any(replacements(module) for module in model.modules())
+
+
+def refusal(model: PreTrainedModel, reason: str) -> str:
+    """The sentence with which a model is refused."""
+    name = f"{type(model).__name__} (model type {model.config.model_type!r})"
+    return f"relpos.use cannot run {name}: {reason}. The model is left as it was."
+
+
+def submodels(model: PreTrainedModel) -> list[PreTrainedModel]:
+    """The model and the models inside it."""
+    return [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+
+
+def configs(model: PreTrainedModel) -> list[Any]:
+    """All configurations of a model and of its parts, in a fixed order, each once."""
+    return list({id(config): config for part in submodels(model) for config in configurations(part.config)}.values())
+
+
 def switch(model: PreTrainedModel, example: Mapping[str, Any] | None) -> None:
     """Switch a model to our attention, if a small forward gives the numbers that it gave before.
 
     A selection (experts, top-k) may fall differently where two scores are equal to rounding. Such a difference is gone
     with other inputs; a mistake is not.
-
-    Raises:
-        ValueError: It does not. The model is as it was.
     """
     layer, size = "", 0.0
     for seed in range(ATTEMPTS):
         with reference(model):
             before = run_own(model, probe_inputs(model, seed) if example is None else [example])
-        vars(model)[BEFORE] = implementations(model)
         try:
             apply(model)
             after = run_ours(model, before.inputs)
-            check_calls(model, after)
             off = difference(before, after)
         except BaseException:
             restore(model)
@@ -153,133 +187,56 @@ def reference(model: PreTrainedModel) -> Iterator[None]:
 
 
 def run_ours(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Forward:
-    """Run a model on our attention, with inputs that its own implementation accepts.
-
-    Raises:
-        ValueError: It fails.
-    """
+    """Run a model on our attention, with inputs that its own implementation accepts; refused if a layer does not."""
     try:
-        return run(model, inputs)
+        forward = run(model, inputs)
     except Exception as error:  # a refusal of ours, or what a model's own code does with our masks
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
         raise ValueError(refusal(model, reason.rstrip("."))) from error
-
-
-def check_calls(model: PreTrainedModel, forward: Forward) -> None:
-    """Refuse a model with an attention layer that did not run on ours.
-
-    Raises:
-        ValueError: With the name of the layer.
-    """
     if not forward.called:
         raise ValueError(refusal(model, "none of its layers called us in a forward"))
     for name in silent_layers(model, forward):
         kind = type(model.get_submodule(name)).__name__
         if kind not in OWN_LAYERS:
             raise ValueError(refusal(model, f"{name} ({kind}) did not call us in a forward"))
-
-
-def register() -> None:
-    """Put our functions into transformers' interfaces. Doing it again changes nothing.
-
-    Any registered name is accepted for any model when it is built, also for one that would then run its own code.
-    "relpos" is therefore not registered: transformers refuses attn_implementation="relpos" for all models.
-    """
-    AttentionInterface.register(NAME, relpos_attention)
-    AttentionMaskInterface.register(NAME, interval_mask)
-    AttentionMaskInterface.register(REPLACED, described_mask)
-
-
-def check_family(model: PreTrainedModel) -> None:
-    """Refuse families that are known not to run on ours.
-
-    Raises:
-        ValueError: With the reason.
-    """
-    refused = refused_part(model)
-    if refused is not None:
-        raise ValueError(refusal(*refused))
-
-
-def refused_part(model: PreTrainedModel) -> tuple[PreTrainedModel, str] | None:
-    """The model, or the model inside it, that is known not to run on ours, and the reason; None if there is none."""
-    for part in submodels(model):
-        kind = part.config.model_type
-        if kind in REFUSED:
-            return part, REFUSED[kind]
-        if any(getattr(module, "talking_head", False) for module in part.modules()):
-            return part, "its talking heads mix the scores of different heads, which no form of ours expresses"
-        if not has_replacement(part) and not part._can_set_attn_implementation():
-            return part, "its attention does not call transformers' attention interface"
-    return None
-
-
-def has_replacement(model: PreTrainedModel) -> bool:
-    """Whether we have code for the attention layers of a model."""
-    return any(replacements(module) for module in model.modules())
-
-
-def refusal(model: PreTrainedModel, reason: str) -> str:
-    """The sentence with which a model is refused."""
-    name = f"{type(model).__name__} (model type {model.config.model_type!r})"
-    return f"relpos.use cannot run {name}: {reason}. The model is left as it was."
-
-
-def submodels(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """The model and the models inside it."""
-    return (module for module in model.modules() if isinstance(module, PreTrainedModel))
-
-
-def configs(model: PreTrainedModel) -> list[Any]:
-    """All configurations of a model and of its parts, in a fixed order, each once."""
-    return list({id(config): config for part in submodels(model) for config in configurations(part.config)}.values())
+    return forward
 
 
 def apply(model: PreTrainedModel) -> None:
     """Switch a model to our attention."""
+    hook = model.register_forward_pre_hook(refuse_weights, with_kwargs=True)
+    vars(model)[BEFORE] = implementations(model), hook
     replaced = [part for part in submodels(model) if has_replacement(part) and not part._can_set_attn_implementation()]
-    with quiet():
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # it warns of parts outside the interface, which we check ourselves
+    try:
         model.set_attn_implementation(NAME)
+    finally:
+        logging.set_verbosity(level)
     for part in replaced:
         part.config._attn_implementation_internal = REPLACED
     for module in model.modules():
-        vars(module)[CHECKED] = True
-        for method, function in replacements(module).items():
-            vars(module)[method] = MethodType(function, module)
-    t5_models.apply(model)
-    vars(model)[HOOK] = model.register_forward_pre_hook(refuse_weights, with_kwargs=True)
+        attributes = replacements(module)
+        vars(module)[EARLIER] = {name: vars(module).get(name) for name in attributes}
+        for name, value in attributes.items():
+            vars(module)[name] = MethodType(value, module) if callable(value) else value
 
 
 def refuse_weights(model: nn.Module, arguments: Any, keywords: Mapping[str, Any]) -> None:
-    """Refuse `output_attentions`: some models would silently return nothing.
-
-    Raises:
-        ValueError: The weights were asked for.
-    """
+    """Refuse `output_attentions`: some models would silently return nothing."""
     if keywords.get("output_attentions"):
         raise ValueError(f"output_attentions=True: {NO_WEIGHTS}.")
 
 
 def restore(model: PreTrainedModel) -> None:
     """Undo `apply`."""
-    for config, implementation in zip(configs(model), vars(model).pop(BEFORE), strict=True):
+    before, hook = vars(model).pop(BEFORE)
+    hook.remove()
+    for config, implementation in zip(configs(model), before, strict=True):
         config._attn_implementation_internal = implementation
-    hook = vars(model).pop(HOOK, None)
-    if hook is not None:
-        hook.remove()
     for module in model.modules():
-        vars(module).pop(CHECKED, None)
-        for method in replacements(module):
-            vars(module).pop(method, None)
-    t5_models.undo(model)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """transformers' log at errors only: it warns of parts outside the interface, which we check ourselves."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
+        for name, value in vars(module).pop(EARLIER, {}).items():
+            if value is None:  # it is the class's
+                del vars(module)[name]
+            else:
+                vars(module)[name] = value

@@ -16,11 +16,7 @@ LOSSES = ("loss", "heldout")
 
 
 def checkpoints(out: Path) -> list[Path]:
-    """List the checkpoint folders of a run, newest first, including damaged ones.
-
-    Args:
-        out: The run's folder.
-    """
+    """The checkpoint folders of a run, newest first, including damaged ones."""
     named = [folder for folder in out.glob("checkpoint-*") if re.fullmatch(r"checkpoint-[0-9]+", folder.name)]
     return sorted((folder for folder in named if folder.is_dir()), key=step_of, reverse=True)
 
@@ -31,12 +27,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def newest_undamaged(out: Path, say: Callable[[str], None] | None = None) -> Path | None:
-    """The newest checkpoint that is not damaged; None if there is none.
-
-    Args:
-        out: The run's folder.
-        say: Receives a message for every damaged checkpoint that is newer.
-    """
+    """The newest checkpoint that is not damaged, or None; `say` receives a message for every newer one that is."""
     for folder in checkpoints(out):
         reason = damage(folder)
         if reason is None:
@@ -47,13 +38,7 @@ def newest_undamaged(out: Path, say: Callable[[str], None] | None = None) -> Pat
 
 
 def install(temporary: Path, folder: Path, keep: int) -> None:
-    """Add checksums to a written checkpoint, rename it, and remove the oldest checkpoints.
-
-    Args:
-        temporary: The folder with the checkpoint's files.
-        folder: Its final name, checkpoint-N in the run's folder.
-        keep: How many undamaged checkpoints are kept.
-    """
+    """Add checksums to a written checkpoint, rename it to checkpoint-N, and keep so many undamaged checkpoints."""
     seal(temporary)
     if folder.is_dir() and not folder.is_symlink():  # a damaged one: the run has resumed before it and come here again
         shutil.rmtree(folder)
@@ -69,17 +54,7 @@ def install(temporary: Path, folder: Path, keep: int) -> None:
 
 
 def read_log(out: Path) -> list[dict[str, float]]:
-    """Read the log of a run. A line that was cut off when the process was killed is left out.
-
-    Args:
-        out: The run's folder.
-
-    Returns:
-        The entries, each with its step and tokens; an empty list if there is no log.
-
-    Raises:
-        ValueError: It is a folder, is not UTF-8, or has a line that is JSON but not an entry.
-    """
+    """The entries of a run's log, each with its step and tokens; a line that was cut off by a kill is left out."""
     file = out / FILE
     try:
         lines = file.read_text(encoding="utf-8").split("\n") if file.exists() else []

@@ -1,6 +1,5 @@
 """Check settings, and fill in the defaults that depend on other settings."""
 
-import dataclasses
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,32 +20,19 @@ from relpos.runs.settings import (
     DataSettings,
     ModelSettings,
     Settings,
-    flatten,
-    known_settings,
 )
 from relpos.system.errors import unknown
 from relpos.system.memory import check_memory
 from relpos.tasks import task
-from relpos.text.tokenizer_names import bpe_entries
+from relpos.text.corpus import bpe_entries
 
 if TYPE_CHECKING:
     from relpos.forms.encoding import Encoding
 
 
 def resolve(settings: Settings) -> Settings:
-    """Check settings, and fill in every default that depends on another setting.
-
-    Args:
-        settings: They are changed in place.
-
-    Returns:
-        The same settings.
-
-    Raises:
-        ValueError: Settings are out of range, unknown, or contradict each other.
-    """
+    """Refuse settings that contradict each other, and fill in, in place, the defaults that depend on others."""
     model, data, optimizer, run = settings.model, settings.data, settings.optimizer, settings.run
-    _check_values(settings)
     if model.start is None:
         _resolve_model(settings)
     else:
@@ -132,14 +118,7 @@ def _default_folder(settings: Settings) -> str:
 
 
 def check_encoding(settings: Settings) -> None:
-    """Build the encodings once, so that options they refuse are refused before any work. Imports torch.
-
-    Raises:
-        TypeError: An option has a value of another type than the encoding takes.
-        ValueError: An option has a value that the encoding does not take, a rule of the plan is not valid, the
-            encoding is not defined for attention in both directions and the family needs it, or it cannot embed as
-            many positions as a window has tokens.
-    """
+    """Build the encodings once, so that options they refuse are refused before any work. Imports torch."""
     from relpos.models.plan import make_positions
 
     model = settings.model
@@ -160,16 +139,7 @@ def check_encoding(settings: Settings) -> None:
 
 
 def check_window(settings: Settings, positions: Iterable["Encoding"], width: int) -> None:
-    """Refuse encodings that cannot embed every position of a window.
-
-    Args:
-        settings: The settings of the run.
-        positions: The encodings of its model.
-        width: Size of the embedding.
-
-    Raises:
-        ValueError: The windows are longer than a table of positions, or than fits into memory.
-    """
+    """Refuse encodings that cannot embed every position of a window."""
     import torch
 
     length = settings.data.length
@@ -187,11 +157,7 @@ def check_window(settings: Settings, positions: Iterable["Encoding"], width: int
 
 
 def check_context(settings: Settings) -> None:
-    """Refuse to divide windows among processes where that cannot be.
-
-    Raises:
-        ValueError: The windows cannot be divided evenly, or the family attends in both directions.
-    """
+    """Refuse to divide windows among processes where that cannot be."""
     processes, length, family = settings.run.context_parallel, settings.data.length, settings.model.family
     if processes == 1:
         return
@@ -205,17 +171,6 @@ def check_context(settings: Settings) -> None:
             f"run.context_parallel divides windows of causal models, and {entry(family).title} attends in both "
             "directions: leave it at 1."
         )
-
-
-def _check_values(settings: Settings) -> None:
-    """Refuse numbers that are out of range, and words that are not among the choices."""
-    values = flatten(dataclasses.asdict(settings))
-    for key, (_, about) in known_settings().items():
-        value = values[key]
-        if about.range is not None and value is not None and not about.range.holds(value):
-            raise ValueError(f"{key} must be {about.range}, not {value}.")
-        if about.choices and value is not None and value not in about.choices:
-            raise unknown(key.split(".")[1], value, about.choices)
 
 
 def _resolve_data(data: DataSettings, tokenizer: str | None) -> None:

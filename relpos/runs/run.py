@@ -1,43 +1,45 @@
 """Opening a trained model: the folder of a run, any model of transformers in a folder or on the hub, a GGUF file."""
 
 import hashlib
+import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from relpos.model_catalogue import PREFIX, family_of_type, model_types, opens
 from relpos.models.family import Family, Reader, get_family
 from relpos.models.saved import MissingTensorsError
-from relpos.pretrained.facts import check_sizes, longest
 from relpos.pretrained.framing import NO_FRAMING, Framing, framing_of
-from relpos.pretrained.open import only_head, open_model, open_tokenizer
+from relpos.pretrained.open import check_sizes, only_head, open_model, open_tokenizer
+from relpos.pretrained.positions import longest
 from relpos.pretrained.reader import predicts_next_token, reader_of
 from relpos.pretrained.source import Source, check_weights, find_source, source_config
 from relpos.pretrained.transplant import ORIGINALS, transplant
 from relpos.runs.checkpoints import CLOCK, WEIGHTS, read_log, step_of
-from relpos.runs.results import RunResult
-from relpos.runs.settings import Settings, flatten, load_settings
+from relpos.runs.results import ABOUT, EVALUATION, RESULT, About, RunResult, read_about
+from relpos.runs.settings import CORPUS, Settings
 from relpos.system.errors import check_not_empty
-from relpos.system.mappings import read_json, read_yaml
+from relpos.system.files import read_json
 from relpos.system.seal import SEAL, damage
 from relpos.text.corpus import Corpus, open_corpus
 from relpos.text.tokenizers import published_tokenizer
 from relpos.text.tokens import Tokens, tokenize
 
-ABOUT, RESULT = "run.yaml", "result.json"  # in a run's folder: its settings with versions and data, and its result
-EVALUATION = "evaluation"  # the folder in it of what was measured
+WORDS = 12  # of a text, in captions
 
 
 @dataclass
 class Run:
-    """A model with its tokenizer, and how it was trained, if that is known.
+    """A model with its tokenizer. What `relpos train` wrote is a `TrainedRun`, which knows how it was trained.
 
     Attributes:
         folder: What it was opened from: a folder, a .gguf file, or a name on the hub.
@@ -52,9 +54,9 @@ class Run:
     folder: Path
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
-    settings: Settings | None
-    about: dict[str, Any]
-    result: RunResult
+    settings: Settings | None = None
+    about: About = field(default_factory=About)
+    result: RunResult = field(default_factory=RunResult)
     framing: Framing = NO_FRAMING
 
     @cached_property
@@ -78,8 +80,6 @@ class Run:
     @property
     def trained_length(self) -> int | None:
         """The length of the windows it was trained on, as far as its folder says; None if it is not known."""
-        if self.settings is not None:
-            return self.settings.data.length
         return longest(self.model)
 
     @property
@@ -97,70 +97,75 @@ class Run:
         return digest.hexdigest()
 
     def training(self) -> dict[str, Any]:
-        """How long the model was trained, as far as its folder says.
+        """Steps, tokens, seconds, held-out loss, learning rates and versions of the training; empty if unknown."""
+        return {}
 
-        Returns:
-            Steps, tokens, seconds, held-out loss, learning rates and versions; empty for a folder that is not a run's.
-        """
-        settings, folder = self.settings, self.folder
-        if settings is None:
-            return {}
+    def corpus(self, name: str | None = None, split: str = "heldout") -> Corpus:
+        """The corpus it was trained on, or another by name."""
+        if self.model.main_input_name != "input_ids":
+            raise ValueError(f"{type(self.model).__name__} reads {self.model.main_input_name}, not text.")
+        return open_corpus(name or CORPUS, split=split)
+
+    def trained_on(self, name: str | None = None) -> bool:
+        """Whether a corpus is the one it was trained on: by its name, its path or its content."""
+        return False  # how it was trained is not known
+
+    def heldout(self, corpus: str | None = None) -> Tokens:
+        """The held-out tokens of its corpus, or of another."""
+        return tokenize(self.corpus(corpus), self.tokenizer)["heldout"]
+
+
+@dataclass
+class TrainedRun(Run):
+    """The folder of a run of `relpos train`, or one of its checkpoints."""
+
+    settings: Settings
+
+    @property
+    def trained_length(self) -> int:
+        return self.settings.data.length
+
+    def training(self) -> dict[str, Any]:
         rates = ("lr", "position_lr", "table_lr", "table_eps")
         origin = {
-            "corpus": self.about.get("corpus", {}).get("name"),
+            "corpus": self.about["corpus"]["name"] if "corpus" in self.about else None,
             "versions": self.about.get("versions"),
             "threads": self.about.get("threads"),
-            **{key: getattr(settings.optimizer, key) for key in rates},
+            **{key: getattr(self.settings.optimizer, key) for key in rates},
         }
-        if (folder / ABOUT).exists():
-            kept = ("tokens", "seconds", "loss", "heldout", "heldout_at_start")
-            return {"steps": self.result.get("step"), **{key: self.result.get(key) for key in kept}, **origin}
-        step = step_of(folder)  # a checkpoint: what was known then
-        losses = [entry["heldout"] for entry in read_log(folder.parent) if entry["step"] == step and "heldout" in entry]
+        if (self.folder / ABOUT).exists():
+            measured = ("tokens", "seconds", "loss", "heldout", "heldout_at_start")
+            return {"steps": self.result.get("step"), **{key: self.result.get(key) for key in measured}, **origin}
+        step, log = step_of(self.folder), read_log(self.folder.parent)  # a checkpoint: what was known then
+        losses = [entry["heldout"] for entry in log if entry["step"] == step and "heldout" in entry]
         return {
             "steps": step,
-            "tokens": step * settings.run.batch_size * settings.data.length,
-            "seconds": round(read_json(folder / CLOCK)["seconds"], 1),
+            "tokens": step * self.settings.run.batch_size * self.settings.data.length,
+            "seconds": round(read_json(self.folder / CLOCK)["seconds"], 1),
             "heldout": losses[-1] if losses else None,
             **origin,
         }
 
     def corpus(self, name: str | None = None, split: str = "heldout") -> Corpus:
-        """The corpus it was trained on, or another by name.
-
-        Raises:
-            ValueError: The model does not read this text, or none at all.
-        """
-        if self.model.main_input_name != "input_ids":
-            raise ValueError(f"{type(self.model).__name__} reads {self.model.main_input_name}, not text.")
-        data = None if self.settings is None else self.settings.data
-        if data is not None and data.task is not None:
+        data = self.settings.data
+        if data.task is not None or data.source is None:
             raise ValueError(
                 f"{self.folder} was trained on the task {data.task} and its vocabulary has no other words: "
                 f"evaluate it with relpos evaluate {self.folder} --task {data.task}."
             )
-        keep = data is not None and data.keep_line_ends
-        if data is None or data.source is None:
-            return open_corpus(name or "sotu", split=split, keep_line_ends=keep)
-        if name is None or name == data.source:
-            return open_corpus(data.source, data.text_field, data.subset, split=split, keep_line_ends=keep)
-        return open_corpus(name, split=split, keep_line_ends=keep)
+        own = (data.text_field, data.subset) if name in (None, data.source) else ()
+        return open_corpus(name or data.source, *own, split=split, keep_line_ends=data.keep_line_ends)
 
     def trained_on(self, name: str | None = None) -> bool:
-        """Whether a corpus is the one it was trained on: by its name, its path or its content."""
-        if self.settings is None or "corpus" not in self.about:
-            return False  # how it was trained is not known
-        own = str(self.settings.data.source)
-        if name is None or name == own or Path(name).resolve() == Path(own).resolve():
+        if "corpus" not in self.about:
+            return False
+        source = str(self.settings.data.source)
+        if name is None or name == source or Path(name).resolve() == Path(source).resolve():
             return True
         try:
             return self.corpus(name).hash == str(self.about["corpus"]["hash"])
         except ValueError:  # too short to be split, so it was not trained on
             return False
-
-    def heldout(self, corpus: str | None = None) -> Tokens:
-        """The held-out tokens of its corpus, or of another."""
-        return tokenize(self.corpus(corpus), self.tokenizer)["heldout"]
 
 
 def open_run(what: str | Path, position: Mapping[str, Any] | None = None, *, trust_remote_code: bool = False) -> Run:
@@ -196,8 +201,7 @@ def open_run(what: str | Path, position: Mapping[str, Any] | None = None, *, tru
         return _open_published(source, position, trust_remote_code)
     family, config = _read_config(folder, position)
     home = folder if (folder / ABOUT).exists() else folder.parent  # a checkpoint lies in its run's folder
-    settings, about = read_about(home) if (home / ABOUT).exists() else (None, {})
-    result = cast(RunResult, read_json(home / RESULT) if about and (home / RESULT).exists() else {})
+    known = read_about(home) if (home / ABOUT).exists() else None
     tokenizer = _read_tokenizer(folder, int(config.vocab_size), family.tokenizer)
     wrong = damage(folder, only=WEIGHTS) if (folder / SEAL).exists() else None
     if wrong is not None:
@@ -207,12 +211,15 @@ def open_run(what: str | Path, position: Mapping[str, Any] | None = None, *, tru
     try:
         model = family.model_class.from_pretrained(folder, config=config).eval()
     except MissingTensorsError as error:
-        if settings is not None or position is not None or not only_head(family.model_class, error.names):
+        if known is not None or position is not None or not only_head(family.model_class, error.names):
             raise
         return _open_published(source, position, trust_remote_code)  # without its head
     trained_here = str(read_json(folder / "config.json")["model_type"]).startswith(PREFIX)
     framing = NO_FRAMING if trained_here else framing_of(source, tokenizer, config, predicts_next_token(model))
-    return Run(Path(what), model, tokenizer, settings, about, result, framing)
+    if known is None:
+        return Run(Path(what), model, tokenizer, framing=framing)
+    result = cast(RunResult, read_json(home / RESULT) if (home / RESULT).exists() else {})
+    return TrainedRun(Path(what), model, tokenizer, *known, result, framing)
 
 
 def _is_ours(folder: Path) -> bool:
@@ -237,7 +244,7 @@ def _open_published(source: Source, position: Mapping[str, Any] | None, trust_re
     if tokenizer is None and model.main_input_name == "input_ids":
         raise FileNotFoundError(f"there is no tokenizer in {source.what}: it has no tokenizer.json.")
     framing = framing_of(source, tokenizer, config, predicts_next_token(model))
-    return Run(Path(source.what), model, tokenizer, None, {}, {}, framing)
+    return Run(Path(source.what), model, tokenizer, framing=framing)
 
 
 def _replace_rope(source: Source, config: PreTrainedConfig, position: Mapping[str, Any]) -> None:
@@ -249,29 +256,6 @@ def _replace_rope(source: Source, config: PreTrainedConfig, position: Mapping[st
         has = "rope parameters that differ by layer" if own else "no rope parameters"
         raise ValueError(f"the rope of {source.what} cannot be scaled: its configuration has {has}.")
     config.rope_parameters = {**own, **position["rope_parameters"]}
-
-
-def read_about(folder: Path) -> tuple[Settings, dict[str, Any]]:
-    """Read a run's run.yaml: its settings, and versions, data and sizes.
-
-    Raises:
-        FileNotFoundError: There is no run.yaml.
-        ValueError: It is damaged, or entries are missing.
-    """
-    file = folder / ABOUT
-    tree = read_yaml(file)
-    flat = flatten({key: value for key, value in tree.items() if key != "about"})
-    about = tree.get("about")
-    lacking = [] if isinstance(about, dict) and about else ["about"]
-    lacking += [key for key in ("model.encoding", "data.length") if flat.get(key) is None]
-    if flat.get("data.source") is None and flat.get("data.task") is None:
-        lacking.append("data.source")
-    if lacking or not isinstance(about, dict):
-        raise ValueError(
-            f"{file} is not what relpos train wrote: it has no {' and no '.join(lacking)}. "
-            "Restore the file, or train in another folder."
-        )
-    return load_settings(str(file), {}), about
 
 
 def _read_config(folder: Path, position: Mapping[str, Any] | None) -> tuple[Family, PreTrainedConfig]:
@@ -309,3 +293,56 @@ def _read_tokenizer(folder: Path, vocabulary: int, usual: str | None) -> PreTrai
             f"{file} belongs to another model: it has {len(tokenizer)} entries, and the model has {vocabulary}."
         )
     return tokenizer
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """Token ids for a picture, and where they come from."""
+
+    ids: Tensor  # (length,), with the special tokens of the run around those of the text
+    document: str
+    offset: int  # position in the document of the first token of the text
+    words: str  # the first words of the text
+    framing: Framing = NO_FRAMING
+
+
+def heldout_samples(run: Run, length: int, seed: int, count: int = 2) -> list[ModelInput]:
+    """Draw windows of a run's held-out text at random; fewer if the text has fewer.
+
+    The windows do not overlap, and each lies in one document, unless no document is long enough.
+    """
+    room = run.framing.room(length)
+    corpus = run.corpus()
+    tokens = tokenize(corpus, run.tokenizer)["heldout"]
+    ends = np.append(tokens.starts[1:], len(tokens)) - 1  # the separators are left out
+    windows = [
+        (document, offset)
+        for document, (start, end) in enumerate(zip(tokens.starts, ends, strict=True))
+        for offset in range(0, int(end - start) - room + 1, room)
+    ] or [(0, offset) for offset in range(0, len(tokens) - room + 1, room)]
+    if not windows:
+        raise ValueError(f"the held-out text of {corpus.name} has {len(tokens)} tokens, fewer than {room}.")
+    samples = []
+    for number in np.random.default_rng(seed).permutation(len(windows))[:count]:
+        document, offset = windows[number]
+        start = int(tokens.starts[document]) + offset
+        ids = torch.from_numpy(tokens.ids[start : start + room].astype(np.int64))
+        name = next(itertools.islice(corpus.portion("heldout"), document, None)).name
+        samples.append(_model_input(run, ids, room, name, offset))
+    return samples
+
+
+def text_sample(run: Run, text: str, name: str, length: int | None) -> ModelInput:
+    """The first tokens of the user's own text: `length` of them, special tokens included, or all."""
+    ids = torch.tensor(run.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
+    if len(ids) == 0:
+        raise ValueError(f"{name} has no tokens: give some text.")
+    room = len(ids) if length is None else run.framing.room(length)
+    if room > len(ids):
+        raise ValueError(f"{name} has {len(ids)} tokens, fewer than the length {room}.")
+    return _model_input(run, ids, room, name, 0)
+
+
+def _model_input(run: Run, ids: Tensor, room: int, name: str, offset: int) -> ModelInput:
+    words = " ".join(run.tokenizer.decode(ids[: 4 * WORDS].tolist()).split()[:WORDS])
+    return ModelInput(run.framing.around(ids[:room]), name, offset, words, run.framing)

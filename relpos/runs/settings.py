@@ -192,9 +192,9 @@ FREE = {"run.out", "run.steps", "run.tokens", "run.minutes", "run.keep_checkpoin
 def known_settings() -> dict[str, tuple[Any, Option]]:
     """The type of each setting and what is known of it, by dotted key."""
     return {
-        f"{section.name}.{each.name}": (each.type, about)
+        f"{section.name}.{item.name}": (item.type, about)
         for section in dataclasses.fields(Settings)
-        for each, about in options_of(section.type)
+        for item, about in options_of(section.type)
     }
 
 
@@ -206,34 +206,25 @@ def setting(key: str, **more: Any) -> Any:
 
 def settings_by_key(options: Any) -> dict[str, Any]:
     """The settings that an options object gives, by dotted key, without those that are None."""
-    values = {about.key: getattr(options, each.name) for each, about in options_of(options) if about.key}
+    values = {about.key: getattr(options, item.name) for item, about in options_of(options) if about.key}
     return {key: str(value) if isinstance(value, Path) else value for key, value in values.items() if value is not None}
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one dictionary by dotted key; the options of the encoding stay a dictionary."""
+def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of all sections as one dictionary by dotted key."""
     flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and prefix + str(key) != "model.options":
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
+    for section, values in tree.items():
+        nested = isinstance(values, Mapping)
+        flat |= {f"{section}.{name}": value for name, value in values.items()} if nested else {str(section): values}
     return flat
 
 
 def load_settings(file: str | None, overrides: Mapping[str, Any]) -> Settings:
-    """Settings from their defaults, then a file, then overrides.
+    """Settings from their defaults, then a file, then overrides, checked and with every default filled in.
 
     Args:
         file: A YAML file, or the name of a recipe; None for neither.
         overrides: Values by dotted key, as in {"data.length": 1024}.
-
-    Returns:
-        The settings, checked, with every default filled in.
-
-    Raises:
-        ValueError: A key is unknown, or a value has the wrong type or is out of range.
-        FileNotFoundError: There is no such file.
     """
     from relpos.runs.resolve import resolve
 
@@ -244,19 +235,18 @@ def load_settings(file: str | None, overrides: Mapping[str, Any]) -> Settings:
         values = {**START, **values}
     settings = Settings()
     for key, value in values.items():
-        _set(settings, key, value)
+        if key.startswith("model.options.") and key.count(".") == 2:
+            settings.model.options[key.rsplit(".", 1)[1]] = value
+            continue
+        if key not in known_settings():
+            raise unknown("setting", key, known_settings())
+        section, name = key.split(".")
+        setattr(getattr(settings, section), name, _checked(key, value))
     return resolve(settings)
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, Any]:
-    """Read overrides as they are written on the command line.
-
-    Args:
-        pairs: Each is key=value, as in data.length=1024; the value is YAML.
-
-    Raises:
-        ValueError: A pair has no equals sign, or its value is not YAML.
-    """
+    """Overrides as they are written on the command line: key=value, as in data.length=1024; the value is YAML."""
     import yaml
 
     overrides = {}
@@ -281,7 +271,7 @@ def recipes() -> list[str]:
 
 
 def _read(name: str) -> dict[str, Any]:
-    from relpos.system.mappings import read_yaml
+    from relpos.system.files import read_yaml
 
     path = Path(name)
     if not path.suffix and not path.exists():
@@ -297,20 +287,10 @@ def _read(name: str) -> dict[str, Any]:
     return tree
 
 
-def _set(settings: Settings, key: str, value: Any) -> None:
-    if key.startswith("model.options.") and key.count(".") == 2:
-        settings.model.options[key.rsplit(".", 1)[1]] = value
-        return
-    if key not in known_settings():
-        raise unknown("setting", key, known_settings())
-    section, name = key.split(".")
-    hint, _ = known_settings()[key]
-    setattr(getattr(settings, section), name, _typed(key, value, hint))
-
-
-def _typed(key: str, value: Any, hint: Any) -> Any:
-    """The value, if it is of the setting's type; YAML reads 1e-3 as text, and 3 is a fine float."""
+def _checked(key: str, value: Any) -> Any:
+    """The value, if the setting allows it; YAML reads 1e-3 as text, and 3 is a fine float."""
     check_not_empty(key, value)
+    hint, about = known_settings()[key]
     kinds = kinds_of(hint)
     if isinstance(value, str) and str not in kinds and (float in kinds or int in kinds):
         try:
@@ -318,10 +298,14 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
         except ValueError:
             raise ValueError(f"{key} must be a number, not {value!r}.") from None
     if int in kinds and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        value = int(value)
+    elif float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in kinds)
         raise ValueError(f"{key} must be {wanted}, not {value!r}.")
+    if about.range is not None and value is not None and not about.range.holds(value):
+        raise ValueError(f"{key} must be {about.range}, not {value}.")
+    if about.choices and value is not None and value not in about.choices:
+        raise unknown(key.split(".")[1], value, about.choices)
     return value

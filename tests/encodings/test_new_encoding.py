@@ -85,8 +85,6 @@ class Steep(Encoding):
 def test_one_file_and_one_line_are_all_that_an_encoding_needs(tmp_path, monkeypatch):
     (tmp_path / "steep.py").write_text(FILE)
     monkeypatch.setattr(encodings, "__path__", [*encodings.__path__, str(tmp_path)])
-    monkeypatch.setenv("RELPOS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(registry, "_cards", {})
     monkeypatch.setitem(registry.FILES, "steep", ("steep", "Steep"))  # the line
     assert encodings.Steep(2, 4).map(3)[1, 2].tolist() == [-4, -2, 0]
     assert relpos.card("steep").options["slope"].meaning == "How steep it is."

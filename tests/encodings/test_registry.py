@@ -1,4 +1,4 @@
-"""The registry, and what relpos derives from an encoding's class: its places, its form, its options."""
+"""The registry, and what relpos derives from an encoding's class: its places, its form, its options, its card."""
 
 import copy
 import pickle
@@ -9,22 +9,12 @@ import torch
 
 import relpos
 from relpos import encodings
+from relpos.encodings import registry
 from relpos.encodings.registry import FILES, encoding_class
-from relpos.forms.bias import Toeplitz
+from relpos.forms.call import Call
+from relpos.forms.cards import compute_card, meanings_of, options_of, type_text
 from relpos.forms.encoding import Encoding
-from relpos.forms.options import meanings_of, options_of, type_text
-from relpos.forms.rope_scaling import SCALINGS, Scaling
-
-SUMS = [
-    (["rope"], "query and key", "none"),
-    (["learned", "alibi"], "embedding, score", "Toeplitz"),
-    (["alibi", "learned"], "embedding, score", "Toeplitz"),
-    (["rope", "forgetting"], "query and key, score", "RankOne"),
-    (["sinusoidal", "xpos", "t5", "cable"], "embedding, query and key, score", "Toeplitz + RankOne"),
-    (["rope", "ssmax", "temperature"], "query and key", "none"),
-    (["nope"], "nowhere", "none"),
-    (["sum", "fire"], "score", "Toeplitz + RankOne + Scaled"),
-]
+from relpos.forms.rotation import SCALINGS, Scaling
 
 
 def build(name, **options):
@@ -44,7 +34,7 @@ def test_an_encoding_acts_in_the_places_that_it_reports(name):
     x, (q, k) = torch.randn(1, length, 8), torch.randn(2, 1, 2, length, 4)
     gates = position.gates(x)
     positions = torch.arange(20000, 20000 + length)[None]
-    call = relpos.forms.call.Call(length, length, gates=gates, q=q, scale=0.5, token_positions=positions)
+    call = Call(length, length, gates=gates, q=q, scale=0.5, token_positions=positions)
     rotated_q, _ = position.rotate(q, k, call)
     form = position.bias(call)
     effects = {
@@ -56,30 +46,33 @@ def test_an_encoding_acts_in_the_places_that_it_reports(name):
     assert relpos.card(name).places == position.places
 
 
-@pytest.mark.parametrize(("parts", "place", "form"), SUMS)
-def test_a_sum_acts_where_its_parts_act(parts, place, form):
-    position = build("sum", parts=parts)
-    assert position.place == place
+@pytest.mark.parametrize(
+    ("name", "parts", "place", "form"),
+    [
+        ("alibi", None, "score", "Toeplitz"),
+        ("cable", None, "score", "RankOne"),
+        ("fire", None, "score", "Scaled"),
+        ("dape", None, "score", "Scored"),
+        ("rope", None, "query and key", "none"),
+        ("learned", None, "embedding", "none"),
+        ("nope", None, "nowhere", "none"),
+        ("sum", ["rope"], "query and key", "none"),
+        ("sum", ["learned", "alibi"], "embedding, score", "Toeplitz"),
+        ("sum", ["alibi", "learned"], "embedding, score", "Toeplitz"),
+        ("sum", ["rope", "forgetting"], "query and key, score", "RankOne"),
+        ("sum", ["sinusoidal", "xpos", "t5", "cable"], "embedding, query and key, score", "Toeplitz + RankOne"),
+        ("sum", ["rope", "ssmax", "temperature"], "query and key", "none"),
+        ("sum", ["nope"], "nowhere", "none"),
+        ("sum", ["sum", "fire"], "score", "Toeplitz + RankOne + Scaled"),
+    ],
+)
+def test_places_and_form_as_text(name, parts, place, form):
+    position = build(name, **({} if parts is None else {"parts": parts}))
+    assert (position.place, position.form) == (place, form)
     assert position.places == tuple(place.split(", ") if place != "nowhere" else ())
-    assert position.form == form
-
-
-def test_known_encodings_have_their_known_places_and_forms():
-    for name, place, form in (
-        ("alibi", "score", "Toeplitz"),
-        ("cable", "score", "RankOne"),
-        ("fire", "score", "Scaled"),
-        ("dape", "score", "Scored"),
-        ("rope", "query and key", "none"),
-        ("learned", "embedding", "none"),
-        ("nope", "nowhere", "none"),
-    ):
+    assert position.to("meta").form == form
+    if parts is None:
         assert (relpos.card(name).place, relpos.card(name).form) == (place, form)
-        assert (build(name).place, build(name).form) == (place, form)
-
-
-def test_the_form_of_an_encoding_on_the_meta_device_is_known_too():
-    assert build("cable").to("meta").form == "RankOne"
 
 
 @pytest.mark.parametrize(("parts", "place"), [(["rope", "alibi"], "query and key, score"), (["nope"], "nowhere")])
@@ -89,44 +82,43 @@ def test_dape_refuses_a_sum_that_does_more_than_add_a_bias(parts, place):
     assert build("dape", base="sum", base_options={"parts": ["t5", "cable"]}).place == "score"
 
 
-def test_the_map_of_a_sum_is_its_bias_alone():
-    position = build("sum", parts=["rope", "alibi"])
-    assert torch.equal(position.map(7), build("alibi").map(7))
-    with pytest.raises(ValueError, match="acts on the embedding, query and key and adds no bias"):
-        build("sum", parts=["learned", "rope"]).map(7)
-
-
 # The trained length
 
-
-def test_the_trained_length_reaches_the_encodings_that_have_an_option_for_it():
-    def filled(name, **options):
-        return encoding_class(name).options_for_length(options, 77)
-
-    assert filled("fire") == filled("learned") == filled("rope") == {"length": 77}
-    assert filled("fire", length=9) == {"length": 9}
-    assert filled("alibi", slopes="press") == {"slopes": "press"}
-    assert filled("dape") == {}
-    assert filled("dape", base="fire") == {"base": "fire", "base_options": {"length": 77}}
-    assert filled("dape", base="fire", base_options={"length": 9, "c": 1.0})["base_options"] == {"length": 9, "c": 1.0}
-    assert filled("dapev2", base="dape", base_options={"base": "fire"})["base_options"] == {
-        "base": "fire",
-        "base_options": {"length": 77},
-    }
-    assert filled("sum", parts=["alibi", "fire"])["part_options"] == {"fire": {"length": 77}}
-    assert filled("sum", parts=["alibi"]) == {"parts": ["alibi"]}
-    assert filled("rope", base=5e5) == {"base": 5e5, "length": 77}  # a number, not the name of an encoding
+FIRE = {"length": 77}
 
 
-def test_filling_in_the_length_changes_nothing_of_the_caller():
-    for name, options in (
-        ("fire", {"c": 1.0}),
-        ("dape", {"base": "fire", "base_options": {"c": 1.0}}),
-        ("sum", {"parts": ["fire", "alibi"], "part_options": {"fire": {"c": 1.0}}}),
-    ):
-        before = copy.deepcopy(options)
-        encoding_class(name).options_for_length(options, 77)
-        assert options == before
+@pytest.mark.parametrize(
+    ("name", "options", "filled"),
+    [
+        *[(name, {}, {"length": 77}) for name in ("fire", "learned", "rope")],
+        ("fire", {"length": 9}, {"length": 9}),
+        ("alibi", {"slopes": "press"}, {"slopes": "press"}),
+        ("dape", {}, {}),
+        ("dape", {"base": "fire"}, {"base": "fire", "base_options": FIRE}),
+        (
+            "dape",
+            {"base": "fire", "base_options": {"length": 9, "c": 1.0}},
+            {"base": "fire", "base_options": {"length": 9, "c": 1.0}},
+        ),
+        (
+            "dapev2",
+            {"base": "dape", "base_options": {"base": "fire"}},
+            {"base": "dape", "base_options": {"base": "fire", "base_options": FIRE}},
+        ),
+        ("sum", {"parts": ["alibi", "fire"]}, {"parts": ["alibi", "fire"], "part_options": {"fire": FIRE}}),
+        ("sum", {"parts": ["alibi"]}, {"parts": ["alibi"]}),
+        (
+            "sum",
+            {"parts": ["fire"], "part_options": {"fire": {"c": 1.0}}},
+            {"parts": ["fire"], "part_options": {"fire": {"c": 1.0, **FIRE}}},
+        ),
+        ("rope", {"base": 5e5}, {"base": 5e5, "length": 77}),  # a number, not the name of an encoding
+    ],
+)
+def test_the_trained_length_reaches_the_encodings_that_have_an_option_for_it(name, options, filled):
+    before = copy.deepcopy(options)
+    assert encoding_class(name).options_for_length(options, 77) == filled
+    assert options == before  # those of the caller are not changed
 
 
 @pytest.mark.parametrize("name", relpos.names())
@@ -135,17 +127,18 @@ def test_the_options_for_a_length_make_an_encoding(name):
     assert build(name, **options).options.get("length", 33) == 33
 
 
-# Options
+# Options and cards
 
 
 @pytest.mark.parametrize("name", relpos.names())
-def test_every_option_is_explained_in_the_docstring_and_nothing_else(name):
-    assert list(meanings_of(encoding_class(name))) == list(options_of(encoding_class(name)))
+def test_every_option_is_explained_in_a_docstring_and_nothing_else(name):
+    explained = set(meanings_of(encoding_class(name))) - {"heads", "head_dim", "width"}
+    assert explained == set(options_of(encoding_class(name))) - {"width"}
     assert all(len(option.meaning) > 10 and option.type for option in relpos.card(name).options.values())
     assert relpos.card(name).summary.endswith(".")
 
 
-def test_meanings_are_read_from_a_docstring_in_google_style():
+def test_meanings_are_read_from_docstrings_in_google_style():
     class Documented:
         """A summary.
 
@@ -158,7 +151,15 @@ def test_meanings_are_read_from_a_docstring_in_google_style():
             nothing: at all.
         """
 
+    class Derived(Documented):
+        """Another.
+
+        Args:
+            leak: Another slope.
+        """
+
     assert meanings_of(Documented) == {"heads": "Not this one: that is certain.", "leak": "A slope."}
+    assert meanings_of(Derived) == {"heads": "Not this one: that is certain.", "leak": "Another slope."}
     assert meanings_of(type("Bare", (), {})) == {}
 
 
@@ -184,40 +185,42 @@ def test_every_choice_of_an_option_is_accepted(name, option, choice):
     factors = {"short_factor": [1.0, 1.0], "long_factor": [2.0, 2.0]}
     more = {"rope_parameters": factors} if choice == "longrope" else {}
     assert build(name, **{option: choice}, **more).options[option] == choice
-
-
-def test_the_scalings_of_rope_are_the_choices_of_its_option():
     assert set(get_args(Scaling)) == set(SCALINGS)
 
 
-def test_a_wrong_choice_is_refused_by_the_class_itself():
-    with pytest.raises(ValueError, match=r"unknown step 'gelu'\..* Allowed: relu, softplus\."):
-        encodings.Cable(2, 4, step="gelu")
+def test_the_file_of_cards_is_current():
+    """After a change of an encoding, `make readme` writes it again."""
+    assert registry.written_cards() == {name: compute_card(name, encoding_class(name)) for name in FILES}
 
 
-# Printing, copying and importing
+def test_learned_values_as_text():
+    texts = {name: relpos.card(name).learned for name in ("alibi", "fire", "cope", "learned")}
+    assert texts == {"alibi": "0", "fire": "38.5", "cope": "341.3", "learned": "65,536"}
+
+
+def test_computing_a_card_does_not_change_what_is_drawn_next():
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    compute_card("kerple_log", encoding_class("kerple_log"))
+    assert torch.equal(torch.rand(3), expected)
+
+
+# Printing, copying, importing, and what is refused
 
 
 def test_an_encoding_prints_its_options_as_passed_or_by_default():
     assert repr(build("alibi")) == "Alibi(heads=2, head_dim=4, slopes='geometric', learned_per_head=0)"
     assert repr(encodings.Alibi(2, 4, slopes="press")).startswith("Alibi(heads=2, head_dim=4, slopes='press',")
     assert "heads=2, head_dim=4, width=None, step='softplus', learned" in repr(build("cable", step="softplus"))
-    assert "base='fire', base_options={'c': 1.0}, units=32," in repr(
-        build("dape", base="fire", base_options={"c": 1.0})
-    )
+    dape = build("dape", base="fire", base_options={"c": 1.0})
+    assert "base='fire', base_options={'c': 1.0}, units=32," in repr(dape)
 
 
 @pytest.mark.parametrize("name", relpos.names())
 def test_a_copy_and_an_unpickled_encoding_print_the_same(name):
     position = build(name)
     assert repr(copy.deepcopy(position)) == repr(pickle.loads(pickle.dumps(position))) == repr(position)
-
-
-def test_wrong_arguments_of_a_class_are_refused_as_python_refuses_them():
-    with pytest.raises(TypeError, match="missing 2 required positional arguments: 'heads' and 'head_dim'"):
-        encodings.Alibi()
-    with pytest.raises(TypeError, match="unexpected keyword argument 'slope'"):
-        encodings.Alibi(2, 4, slope="press")
 
 
 @pytest.mark.parametrize(("file", "cls"), FILES.values())
@@ -227,24 +230,26 @@ def test_every_class_can_be_imported_from_the_package(file, cls):
     assert cls in dir(encodings)
 
 
-def test_what_the_package_does_not_have_is_an_attribute_error():
-    with pytest.raises(AttributeError, match=r"module 'relpos\.encodings' has no attribute 'Alibbi'"):
-        _ = encodings.Alibbi
+class Needy(Encoding):
+    """A class with an option that has no default."""
+
+    paper = formula = "none"
+
+    def __init__(self, heads, head_dim, *, table):
+        super().__init__(heads, head_dim)
 
 
-def test_a_class_that_needs_an_option_cannot_be_registered():
-    class Needy(Encoding):
-        """A class with an option that has no default."""
-
-        paper = formula = "none"
-
-        def __init__(self, heads, head_dim, *, table):
-            super().__init__(heads, head_dim)
-            self.table = table
-
-        def bias(self, call):
-            return Toeplitz(self.table, call.zero)
-
-    with pytest.raises(TypeError, match="Needy must have a default value for its option table"):
-        relpos.register("needy", Needy)
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: encodings.Cable(2, 4, step="gelu"), ValueError, r"unknown step 'gelu'\..* Allowed: relu, softplus\."),
+        (encodings.Alibi, TypeError, "missing 2 required positional arguments: 'heads' and 'head_dim'"),
+        (lambda: encodings.Alibi(2, 4, slope="press"), TypeError, "unexpected keyword argument 'slope'"),
+        (lambda: encodings.Alibbi, AttributeError, r"module 'relpos\.encodings' has no attribute 'Alibbi'"),
+        (lambda: relpos.register("needy", Needy), TypeError, "Needy must have a default value for its option table"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
     assert "needy" not in relpos.names()

@@ -1,15 +1,20 @@
-"""The same numbers as transformers: T5's buckets, BLOOM's and MPT's ALiBi, every RoPE, whole attention layers."""
+"""The same numbers as transformers: T5's buckets, ALiBi, every RoPE, temperatures, and attention layers as a whole."""
 
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import BloomConfig, GPTNeoXConfig, LlamaConfig, T5Config
+from transformers import BloomConfig, GPTNeoXConfig, Llama4TextConfig, LlamaConfig, T5Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gptj import modeling_gptj
+from transformers.models.inkling import modeling_inkling
+from transformers.models.inkling.configuration_inkling import InklingTextConfig
 from transformers.models.llama import modeling_llama
+from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+from transformers.models.ministral3 import modeling_ministral3
+from transformers.models.ministral3.configuration_ministral3 import Ministral3Config
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -30,7 +35,27 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-# T5
+def future(length, value=-torch.inf):
+    """A causal mask as transformers adds it."""
+    return torch.full((length, length), value).triu(1)[None, None]
+
+
+def eager(config):
+    config._attn_implementation = "eager"
+    return config
+
+
+def project(layer, x, head_dim):
+    """Queries, keys and values of a layer of transformers."""
+    projections = (layer.q_proj, layer.k_proj, layer.v_proj)
+    return [projection(x).view(*x.shape[:2], -1, head_dim).transpose(1, 2) for projection in projections]
+
+
+def output(layer, out):
+    return layer.o_proj(out.transpose(1, 2).flatten(2))
+
+
+# T5 and ALiBi
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -42,87 +67,56 @@ def test_t5_buckets_are_those_of_transformers(causal, buckets, limit):
     assert theirs.unique().numel() == (buckets if causal else buckets - 1)  # all in use: the future has no distance 0
 
 
-def t5_attention(causal, buckets=32, limit=128):
-    torch.manual_seed(0)
-    config = T5Config(
-        d_model=32,
-        d_kv=8,
-        num_heads=4,
-        is_decoder=causal,
-        dropout_rate=0.0,
-        relative_attention_num_buckets=buckets,
-        relative_attention_max_distance=limit,
-    )
-    config._attn_implementation = "eager"
-    theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).eval()
-    ours = relpos.encoding("t5", heads=4, head_dim=8, buckets=buckets, max_distance=limit)
-    with torch.no_grad():
-        theirs.relative_attention_bias.weight.normal_()
-        ours.table.copy_(theirs.relative_attention_bias.weight.T)
-    return theirs, ours
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("buckets", "limit"), [(32, 128), (16, 40)])
-def test_t5_bias_is_that_of_transformers(causal, buckets, limit):
-    theirs, ours = t5_attention(causal, buckets, limit)
-    expected = theirs.compute_bias(300, 300)[0].detach()
-    if causal:
-        expected = expected.masked_fill(torch.ones(300, 300).triu(1).bool(), -torch.inf)
+@torch.no_grad()
+def test_t5s_bias_and_attention_layer_are_those_of_transformers(causal, buckets, limit):
+    torch.manual_seed(0)
+    sizes = {"relative_attention_num_buckets": buckets, "relative_attention_max_distance": limit}
+    config = eager(T5Config(d_model=32, d_kv=8, num_heads=4, is_decoder=causal, dropout_rate=0.0, **sizes))
+    theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).eval()
+    ours = relpos.encoding("t5", heads=4, head_dim=8, buckets=buckets, max_distance=limit)
+    theirs.relative_attention_bias.weight.normal_()
+    ours.table.copy_(theirs.relative_attention_bias.weight.T)
+    expected = theirs.compute_bias(300, 300)[0] + (future(300)[0] if causal else 0)
     assert torch.equal(ours.map(300, causal=causal), expected)  # a table read at the same places: exact
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_whole_t5_attention_layer_is_that_of_transformers(causal):
-    theirs, ours = t5_attention(causal)
     x = normal(2, 40, 32)
-    mask = torch.zeros(1, 1, 40, 40)
-    if causal:
-        mask = mask.masked_fill(torch.ones(40, 40).triu(1).bool(), torch.finfo(torch.float32).min)
-    with torch.no_grad():
-        expected = theirs(x, mask=mask)[0]
-        q, k, v = (project(x).view(2, 40, 4, 8).transpose(1, 2) for project in (theirs.q, theirs.k, theirs.v))
-        out = relpos.attention(q, k, v, ours, causal=causal, scale=1.0)  # T5 does not scale its scores
-        assert_close(theirs.o(out.transpose(1, 2).reshape(2, 40, 32)), expected, **OUTPUT)
-
-
-# ALiBi
+    mask = future(40, torch.finfo(torch.float32).min) if causal else torch.zeros(1, 1, 40, 40)
+    q, k, v = (projection(x).view(2, 40, 4, 8).transpose(1, 2) for projection in (theirs.q, theirs.k, theirs.v))
+    out = relpos.attention(q, k, v, ours, causal=causal, scale=1.0)  # T5 does not scale its scores
+    assert_close(theirs.o(out.transpose(1, 2).reshape(2, 40, 32)), theirs(x, mask=mask)[0], **OUTPUT)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 20, 25, 32, 40, 71, 112])
-def test_press_slopes_are_blooms_up_to_a_constant_a_row(heads):
+def test_press_slopes_are_those_of_bloom_and_mpt(heads):
     length = 50
-    theirs = build_alibi_tensor(torch.ones(1, length), heads, torch.float32)  # (heads, 1, length)
-    ours = relpos.encoding("alibi", heads=heads, head_dim=8, slopes="press").map(length)
-    last = ours[:, -1]  # sees every key
-    # The constant is slope · distance ≤ 50; float32 keeps 4e-6 of it.
-    assert_close(last - last[:, :1], theirs[:, 0] - theirs[:, 0, :1], rtol=0.0, atol=1e-5)
+    last = relpos.encoding("alibi", heads=heads, head_dim=8, slopes="press").map(length)[:, -1]  # sees every key
+    bloom = build_alibi_tensor(torch.ones(1, length), heads, torch.float32)  # (heads, 1, length)
+    # BLOOM differs by a constant per row, slope · distance ≤ 50; float32 keeps 4e-6 of it.
+    assert_close(last - last[:, :1], bloom[:, 0] - bloom[:, 0, :1], rtol=0.0, atol=1e-5)
+    mpt = build_mpt_alibi_tensor(heads, length)  # (heads, 1, length), distances of the last query
+    assert_close(last, mpt[:, 0], rtol=1e-6, atol=0.0)
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 20, 25, 32, 40, 71, 112])
-def test_press_slopes_are_those_of_mpt(heads):
-    length = 50
-    theirs = build_mpt_alibi_tensor(heads, length)  # (heads, 1, length), distances of the last query
-    ours = relpos.encoding("alibi", heads=heads, head_dim=8, slopes="press").map(length)
-    assert_close(ours[:, -1], theirs[:, 0], rtol=1e-6, atol=0.0)
-
-
-def test_a_whole_bloom_attention_layer_is_that_of_transformers():
+@torch.no_grad()
+def test_blooms_attention_layer_is_that_of_transformers():
     heads, head_dim, length = 6, 8, 30
     torch.manual_seed(0)
     theirs = BloomAttention(BloomConfig(hidden_size=heads * head_dim, n_head=heads), layer_idx=0).eval()
     x = normal(2, length, heads * head_dim)
     alibi = build_alibi_tensor(torch.ones(2, length), heads, torch.float32)
-    mask = torch.full((length, length), torch.finfo(torch.float32).min).triu(1)[None, None]
-    with torch.no_grad():
-        expected = theirs(x, torch.zeros_like(x), alibi=alibi, attention_mask=mask)[0]
-        q, k, v = theirs.query_key_value(x).view(2, length, heads, 3, head_dim).permute(3, 0, 2, 1, 4)
-        out = relpos.attention(q, k, v, relpos.encoding("alibi", heads, head_dim, slopes="press"))
-        assert_close(theirs.dense(out.transpose(1, 2).reshape(2, length, -1)), expected, **OUTPUT)
+    mask = future(length, torch.finfo(torch.float32).min)
+    expected = theirs(x, torch.zeros_like(x), alibi=alibi, attention_mask=mask)[0]
+    q, k, v = theirs.query_key_value(x).view(2, length, heads, 3, head_dim).permute(3, 0, 2, 1, 4)
+    out = relpos.attention(q, k, v, relpos.encoding("alibi", heads, head_dim, slopes="press"))
+    assert_close(theirs.dense(out.transpose(1, 2).reshape(2, length, -1)), expected, **OUTPUT)
 
 
 # RoPE: frequencies and amplitude under every scaling
 
+MAXIMUM = 2048
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 256}
 LONG = {
     "rope_type": "longrope",
@@ -139,22 +133,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 1024,
 }
+PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
 PARAMETERS = {
-    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
-    "linear, another base": {"rope_type": "linear", "rope_theta": 500000.0, "factor": 2.5},
-    "linear, half the head": {
-        "rope_type": "linear",
-        "rope_theta": 1e4,
-        "factor": 4.0,
-        "partial_rotary_factor": 0.5,
-    },
-    "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
-    "dynamic, half the head": {
-        "rope_type": "dynamic",
-        "rope_theta": 1e4,
-        "factor": 4.0,
-        "partial_rotary_factor": 0.5,
-    },
+    "linear": LINEAR,
+    "linear, another base": {**LINEAR, "rope_theta": 500000.0, "factor": 2.5},
+    "linear, half the head": {**LINEAR, "partial_rotary_factor": 0.5},
+    "dynamic": DYNAMIC,
+    "dynamic, half the head": {**DYNAMIC, "factor": 4.0, "partial_rotary_factor": 0.5},
     "yarn": YARN,
     "yarn, factor 1": {**YARN, "factor": 1.0},
     "yarn, factor null": {**YARN, "factor": None},
@@ -174,120 +159,86 @@ PARAMETERS = {
     "longrope, no factor, as Phi-3": LONG,
     "longrope, factor null": {**LONG, "factor": None},
     "longrope, attention factor": {**LONG, "factor": 8.0, "attention_factor": 1.5},
-    "proportional": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
-    "proportional, with a factor": {
-        "rope_type": "proportional",
-        "rope_theta": 1e4,
-        "partial_rotary_factor": 0.75,
-        "factor": 4.0,
-    },
+    "proportional": PROPORTIONAL,
+    "proportional, with a factor": {**PROPORTIONAL, "partial_rotary_factor": 0.75, "factor": 4.0},
     "proportional, the whole head": {"rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0},
+    "the old key type": {"type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    # An attention factor counts only where transformers reads it.
+    **{
+        f"{kind}, attention factor": {**LLAMA3, "rope_type": kind, "attention_factor": 0.5}
+        for kind in ("linear", "dynamic", "llama3", "proportional")
+    },
 }
-MAXIMUM = 2048
 
 
-def llama_config(parameters, **more):
+def llama_config(parameters, maximum=MAXIMUM):
     """A Llama of one small layer with these rope_parameters, eager attention."""
-    config = LlamaConfig(
-        hidden_size=HEADS * HEAD_DIM,
-        num_attention_heads=HEADS,
-        num_key_value_heads=2,
-        head_dim=HEAD_DIM,
-        max_position_embeddings=MAXIMUM,
-        rope_parameters=dict(parameters),
-        **more,
+    sizes = {"hidden_size": HEADS * HEAD_DIM, "num_attention_heads": HEADS, "num_key_value_heads": 2}
+    rope_parameters = dict(parameters)
+    return eager(
+        LlamaConfig(**sizes, head_dim=HEAD_DIM, max_position_embeddings=maximum, rope_parameters=rope_parameters)
     )
-    config._attn_implementation = "eager"
-    return config
 
 
 def rope(parameters, **options):
-    return relpos.encoding("rope", HEADS, HEAD_DIM, length=MAXIMUM, rope_parameters=parameters, **options)
+    return relpos.encoding("rope", HEADS, HEAD_DIM, **{"length": MAXIMUM, "rope_parameters": parameters, **options})
 
 
 def frequencies(position, length):
     """What relpos turns each pair by at position 1 of a document of this length, in float32."""
-    theta = position.rope.frequencies(torch.tensor([[length]]), torch.float32)
-    return theta.reshape(-1)
+    return position.rope.frequencies(torch.tensor([[length]]), torch.float32).reshape(-1)
 
 
 @pytest.mark.parametrize("which", PARAMETERS)
 def test_rope_frequencies_and_amplitude_are_those_of_transformers(which):
     parameters = PARAMETERS[which]
     config, position = llama_config(parameters), rope(parameters)
+    kind = parameters.get("rope_type") or parameters["type"]
     for length in (100, 256, 257, 2048, 2049, 5000, 20000):  # within and past both trained lengths, 256 and 2048
-        theirs, amplitude = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, seq_len=length)
+        theirs, amplitude = ROPE_INIT_FUNCTIONS[kind](config, seq_len=length)
         assert_close(frequencies(position, length), theirs, **FREQUENCY)
         assert position.rope.amplitude == pytest.approx(amplitude, rel=1e-12)  # Python floats on both sides
 
 
-def test_an_attention_factor_counts_only_where_transformers_reads_it():
-    for kind in ("linear", "dynamic", "llama3", "proportional"):
-        parameters = {**LLAMA3, "rope_type": kind, "attention_factor": 0.5}
-        _, amplitude = ROPE_INIT_FUNCTIONS[kind](llama_config(parameters))
-        assert amplitude == 1.0
-        assert rope(parameters).rope.amplitude == amplitude, kind
-
-
 def test_options_of_our_own_mean_the_same_as_the_dictionary():
     # Ours: the trained length is `length`; theirs: original_max_position_embeddings. rope_theta is `base`.
-    given = relpos.encoding("rope", HEADS, HEAD_DIM, scaling="yarn", factor=8.0, length=256, base=10000.0)
-    assert torch.equal(frequencies(given, 100), frequencies(rope(YARN), 100))
+    options = relpos.encoding("rope", HEADS, HEAD_DIM, scaling="yarn", factor=8.0, length=256, base=10000.0)
+    assert torch.equal(frequencies(options, 100), frequencies(rope(YARN), 100))
     half = relpos.encoding("rope", HEADS, HEAD_DIM, scaling="linear", factor=4.0, fraction=0.5)
     assert torch.equal(frequencies(half, 100), frequencies(rope(PARAMETERS["linear, half the head"]), 100))
 
 
-def test_the_old_key_type_is_read_like_rope_type():
-    parameters = {"type": "linear", "factor": 4.0, "rope_theta": 10000.0}
-    theirs, _ = ROPE_INIT_FUNCTIONS["linear"](llama_config(parameters))
-    assert_close(frequencies(rope(parameters), 10), theirs, **FREQUENCY)
-
-
-# RoPE: the rotation itself
-
-
-def rotated(position, q, k, documents=None):
-    call = Call(q.shape[2], k.shape[2], documents=documents)
-    return position.rotate(q, k, call)
-
+# RoPE: the rotation itself, and attention layers
 
 ROTATIONS = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},
-    **{name: PARAMETERS[name] for name in ("linear", "dynamic", "yarn", "llama3", "proportional")},
-    "longrope": {**LONG, "factor": 8.0},
+    **{name: PARAMETERS[name] for name in ("linear", "dynamic", "yarn", "llama3", "proportional", "longrope")},
 }
+
+
+def rotated(position, q, k, documents=None):
+    return position.rotate(q, k, Call(q.shape[2], k.shape[2], documents=documents))
 
 
 @pytest.mark.parametrize("length", [90, 300])
 @pytest.mark.parametrize("which", ROTATIONS)
 def test_half_layout_rotates_like_llama(which, length):
-    config = llama_config(ROTATIONS[which])
-    config.max_position_embeddings = maximum = 128  # 300 is past it, and past the trained length of longrope
+    maximum = 128  # 300 is past it, and past the trained length of longrope
     q, k = normal(2, HEADS, length, HEAD_DIM), normal(2, 2, length, HEAD_DIM, seed=1)
-    cos, sin = modeling_llama.LlamaRotaryEmbedding(config)(q, torch.arange(length)[None])
-    theirs = modeling_llama.apply_rotary_pos_emb(q, k, cos, sin)
-    position = relpos.encoding("rope", HEADS, HEAD_DIM, length=maximum, rope_parameters=ROTATIONS[which])
-    for ours, expected in zip(rotated(position, q, k), theirs, strict=True):
+    waves = modeling_llama.LlamaRotaryEmbedding(llama_config(ROTATIONS[which], maximum))(q, torch.arange(length)[None])
+    theirs = modeling_llama.apply_rotary_pos_emb(q, k, *waves)
+    for ours, expected in zip(rotated(rope(ROTATIONS[which], length=maximum), q, k), theirs, strict=True):
         assert_close(ours, expected, rtol=0.0, atol=length * 5e-7 * 4)  # angles up to `length`, values up to 4
 
 
-def test_interleaved_layout_rotates_like_gpt_j():
+@pytest.mark.parametrize("turned", [24, HEAD_DIM])  # GPT-J's rotary_dim
+def test_interleaved_layout_rotates_like_gpt_j(turned):
     q, k = normal(2, HEADS, 70, HEAD_DIM), normal(2, HEADS, 70, HEAD_DIM, seed=1)
-    sin, cos = modeling_gptj.create_sinusoidal_positions(70, HEAD_DIM)[None].chunk(2, dim=-1)
-    position = relpos.encoding("rope", HEADS, HEAD_DIM, layout="interleaved")
-    for ours, x in zip(rotated(position, q, k), (q, k), strict=True):
-        theirs = modeling_gptj.apply_rotary_pos_emb(x.transpose(1, 2), sin, cos).transpose(1, 2)
-        assert_close(ours, theirs, **ROTATED)
-
-
-def test_partial_rotation_interleaved_is_that_of_gpt_j():
-    turned = 24  # GPT-J's rotary_dim
-    q = normal(2, HEADS, 70, HEAD_DIM)
     sin, cos = modeling_gptj.create_sinusoidal_positions(70, turned)[None].chunk(2, dim=-1)
-    theirs = modeling_gptj.apply_rotary_pos_emb(q[..., :turned].transpose(1, 2), sin, cos).transpose(1, 2)
     position = relpos.encoding("rope", HEADS, HEAD_DIM, layout="interleaved", fraction=turned / HEAD_DIM)
-    ours, _ = rotated(position, q, q)
-    assert_close(ours, torch.cat([theirs, q[..., turned:]], dim=-1), **ROTATED)
+    for ours, x in zip(rotated(position, q, k), (q, k), strict=True):
+        theirs = modeling_gptj.apply_rotary_pos_emb(x[..., :turned].transpose(1, 2), sin, cos).transpose(1, 2)
+        assert_close(ours, torch.cat([theirs, x[..., turned:]], dim=-1), **ROTATED)
 
 
 @pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
@@ -302,65 +253,106 @@ def test_partial_rotation_in_halves_is_that_of_gpt_neox(fraction):
         assert_close(ours, expected, **ROTATED)
 
 
-# Whole Llama attention layers
+DOCUMENTS = torch.tensor([[5] * 20 + [2] + [8] * 39, [5] * 33 + [2] * 17 + [8] * 10])
+RESTARTING = torch.tensor([[*range(20), 0, *range(39)], [*range(33), *range(17), *range(10)]])
 
 
-def llama_layer(parameters):
+@pytest.mark.parametrize("which", [*ROTATIONS, "packed"])
+@torch.no_grad()
+def test_llamas_attention_layer_is_that_of_transformers(which):
     torch.manual_seed(0)
+    parameters = ROTATIONS.get(which, ROTATIONS["default"])
     config = llama_config(parameters)
     layer = modeling_llama.LlamaAttention(config, layer_idx=0).eval()
-    return layer, modeling_llama.LlamaRotaryEmbedding(config)
-
-
-def llama_qkv(layer, x):
-    def split(y):
-        return y.view(*x.shape[:2], -1, HEAD_DIM).transpose(1, 2)
-
-    return split(layer.q_proj(x)), split(layer.k_proj(x)), split(layer.v_proj(x))
-
-
-@pytest.mark.parametrize("which", ["default", "linear", "yarn", "llama3", "proportional", "longrope"])
-@torch.no_grad()
-def test_a_whole_llama_attention_layer_is_that_of_transformers(which):
-    layer, rotary = llama_layer(ROTATIONS[which])
     x = normal(2, 60, HEADS * HEAD_DIM)
-    mask = torch.full((60, 60), -torch.inf).triu(1)[None, None]
-    embeddings = rotary(x, torch.arange(60)[None])
-    expected = layer(x, position_embeddings=embeddings, attention_mask=mask)[0]
-    q, k, v = llama_qkv(layer, x)
+    documents = DOCUMENTS if which == "packed" else None
+    ids, mask = torch.arange(60)[None], future(60)
+    if documents is not None:  # position ids that start anew
+        same = documents[:, None, :, None] == documents[:, None, None, :]
+        ids, mask = RESTARTING, mask.expand(2, -1, -1, -1).masked_fill(~same, -torch.inf)
+    waves = modeling_llama.LlamaRotaryEmbedding(config)(x, ids)
+    expected = layer(x, position_embeddings=waves, attention_mask=mask)[0]
+    q, k, v = project(layer, x, HEAD_DIM)
     assert k.shape[1] == 2  # grouped heads: two key heads serve four
-    out = relpos.attention(q, k, v, rope(ROTATIONS[which]))
-    assert_close(layer.o_proj(out.transpose(1, 2).flatten(2)), expected, rtol=0.0, atol=1e-5)
+    out = relpos.attention(q, k, v, rope(parameters), documents=documents)
+    assert_close(output(layer, out), expected, rtol=0.0, atol=1e-5)
+    if documents is not None:  # scores do not see a common shift, so the rotated queries are compared too
+        theirs, _ = modeling_llama.apply_rotary_pos_emb(q, q, *waves)
+        assert_close(rotated(rope(parameters), q, q, documents)[0], theirs, **ROTATED)
+
+
+# Temperatures: 4 heads, 2 key heads, head_dim 16
+
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+
+
+def temperature(**options):
+    return relpos.encoding("temperature", 4, 16, **options)
 
 
 @torch.no_grad()
-def test_packed_documents_are_position_ids_that_start_anew():
-    layer, rotary = llama_layer(ROTATIONS["default"])
-    sizes = ([20, 1, 39], [33, 17, 10])
-    documents = torch.stack([torch.repeat_interleave(torch.tensor([5, 2, 8]), torch.tensor(row)) for row in sizes])
-    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in sizes])
-    x = normal(2, 60, HEADS * HEAD_DIM)
-    seen = (documents[:, :, None] == documents[:, None, :]) & torch.ones(60, 60).tril().bool()
-    mask = torch.zeros(2, 1, 60, 60).masked_fill(~seen[:, None], -torch.inf)
-    expected = layer(x, position_embeddings=rotary(x, positions), attention_mask=mask)[0]
-    q, k, v = llama_qkv(layer, x)
-    out = relpos.attention(q, k, v, rope(ROTATIONS["default"]), documents=documents)
-    assert_close(layer.o_proj(out.transpose(1, 2).flatten(2)), expected, rtol=0.0, atol=1e-5)
+def test_llama4s_attention_layer_without_rope_is_that_of_transformers():
+    torch.manual_seed(0)
+    config = eager(Llama4TextConfig(**SIZES, floor_scale=4, attn_scale=0.3, no_rope_layers=[0], num_hidden_layers=1))
+    layer = Llama4TextAttention(config, layer_idx=0).eval()
+    assert not layer.use_rope
+    x = normal(2, 40, 64)
+    expected = layer(x, position_embeddings=None, attention_mask=future(40))[0]
+    out = relpos.attention(*project(layer, x, 16), temperature(rule="llama4", length=4, strength=0.3))
+    assert_close(output(layer, out), expected, **OUTPUT)
+    assert (output(layer, relpos.attention(*project(layer, x, 16))) - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("first", [0, 1000])
+@torch.no_grad()
+def test_ministral3s_attention_layer_is_rope_and_temperature(first):
+    torch.manual_seed(0)
+    scaling = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 8}
+    config = eager(Ministral3Config(**SIZES, rope_parameters={**scaling, "llama_4_scaling_beta": 0.2}))
+    layer = modeling_ministral3.Ministral3Attention(config, layer_idx=0).eval()
+    x, ids = normal(2, 40, 64), torch.arange(first, first + 40)[None]
+    waves = modeling_ministral3.Ministral3RotaryEmbedding(config)(x, ids)
+    expected = layer(x, position_embeddings=waves, attention_mask=future(40), position_ids=ids)[0]
+    options = {"rope": {"rope_parameters": scaling}}
+    options["temperature"] = {"rule": "ministral3", "length": 8, "strength": 0.2}
+    position = relpos.encoding("sum", 4, 16, parts=["rope", "temperature"], part_options=options)
+    out = relpos.attention(*project(layer, x, 16), position, positions=ids)
+    # Angles up to 1,040 carry errors of 1,040 · 6e-8 · factor.
+    assert_close(output(layer, out), expected, rtol=0.0, atol=2e-6 if first == 0 else 1e-4)
 
 
 @torch.no_grad()
-def test_the_rotation_starts_anew_in_each_document_like_position_ids():
-    # Scores within a document do not see a common shift, so the rotated queries themselves are compared.
-    q = normal(1, HEADS, 30, HEAD_DIM)
-    documents = torch.tensor([[1] * 12 + [2] * 18])
-    positions = torch.cat([torch.arange(12), torch.arange(18)])[None]
-    _, rotary = llama_layer(ROTATIONS["default"])
-    cos, sin = rotary(q, positions)
-    theirs, _ = modeling_llama.apply_rotary_pos_emb(q, q, cos, sin)
-    assert_close(rotated(rope(ROTATIONS["default"]), q, q, documents)[0], theirs, **ROTATED)
+def test_inklings_factor_is_that_of_transformers(monkeypatch):
+    """The queries that its layer passes to attention, with and without the factor."""
+    queries = []
+
+    def attention(module, query, key, value, *arguments, **options):
+        queries.append(query)
+        return torch.zeros(*query.shape[:1], query.shape[2], *query.shape[1::2]), None
+
+    monkeypatch.setattr(modeling_inkling, "eager_attention_forward", attention)
+    for floor in (None, 5):
+        torch.manual_seed(0)
+        more = {"num_hidden_layers": 1, "layer_types": ["hybrid"], "log_scaling_alpha": 0.4}
+        config = eager(InklingTextConfig(**SIZES, **more, log_scaling_n_floor=floor))
+        layer = modeling_inkling.InklingAttention(config, layer_idx=0).eval()
+        assert not layer.is_sliding
+        layer(normal(1, 40, 64), attention_mask=None)
+    plain, scaled = queries
+    ours, _ = temperature(rule="inkling", length=5, strength=0.4).rotate(plain, plain, Call(40, 40))
+    assert_close(ours, scaled, rtol=1e-6, atol=1e-6)
+    assert (scaled - plain)[:, :, 5:].abs().max() > 0.1
+    assert torch.equal(scaled[:, :, :5], plain[:, :, :5])
 
 
-# Sinusoidal
+def test_the_defaults_of_temperatures_are_those_of_transformers():
+    llama4, ministral3 = Llama4TextConfig(), Ministral3Config().rope_parameters
+    assert (temperature().length, temperature().strength) == (llama4.floor_scale, llama4.attn_scale)
+    position = temperature(rule="ministral3")
+    assert position.length == ministral3["original_max_position_embeddings"]
+    assert position.strength == ministral3["llama_4_scaling_beta"]
+    assert temperature(rule="inkling", length=9).strength == InklingTextConfig().log_scaling_alpha
+    assert InklingTextConfig().log_scaling_n_floor is None  # it has no default length
 
 
 def test_sinusoidal_is_marians_table_up_to_the_order_of_dimensions():

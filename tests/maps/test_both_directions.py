@@ -16,8 +16,7 @@ from relpos.maps import map as maps
 from relpos.maps.layer import encoding_layer, open_layer
 from relpos.maps.map import map_of_layer
 from relpos.maps.scaled import has_pieces
-from relpos.pictures import draw
-from relpos.pictures.picture_checks import check_directions
+from relpos.pictures.draw import check_directions, draw
 
 HEADS, HEAD_DIM = 3, 8
 BOTH = [

@@ -14,10 +14,9 @@ from relpos.cli import app
 from relpos.maps.bins import bin_centres, bin_means, distance_edges
 from relpos.maps.heads.mass_profiles import layer_mass
 from relpos.maps.layer import model_layers
-from relpos.pictures import draw
+from relpos.pictures.draw import draw
 from relpos.pictures.mass_figures import COLOURS
-from relpos.runs.inputs import heldout_samples
-from relpos.runs.run import open_run
+from relpos.runs.run import heldout_samples, open_run
 from relpos.training.training import train
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]

@@ -4,7 +4,7 @@ import pytest
 from matplotlib.collections import PolyCollection
 
 from relpos.pictures.curves import draw_curves, draw_positions
-from relpos.pictures.figures import save
+from relpos.pictures.printed_page import save
 
 
 def row(length, perplexity, error=None):

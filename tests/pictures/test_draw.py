@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 from relpos.cli import app
 from relpos.maps.layer import model_layers
 from relpos.maps.map import map_of_layer
-from relpos.pictures import draw
-from relpos.runs.inputs import heldout_samples
-from relpos.runs.run import open_run
+from relpos.pictures.draw import draw
+from relpos.runs.run import heldout_samples, open_run
 from relpos.training.training import train
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]

@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 import relpos
 from relpos.cli import app
 from relpos.paper import figures as paper
-from relpos.pictures import blocks, draw, picture
+from relpos.pictures import blocks
+from relpos.pictures import draw as drawing
 from relpos.pictures.colours import BOTH_SIGNS, ONE_SIGN
-from relpos.pictures.figures import save
-from relpos.pictures.heatmaps import bar_ticks
+from relpos.pictures.draw import draw
+from relpos.pictures.map_figures import bar_ticks
+from relpos.pictures.printed_page import save
 
 pytestmark = pytest.mark.heavy
 
@@ -281,7 +283,7 @@ def test_the_command_and_the_function_have_the_same_defaults(arguments, tmp_path
     assert result.stdout == f"{out}: {picture.caption}\n"
 
 
-@pytest.mark.parametrize("module", [picture, blocks, paper], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [drawing, blocks, paper], ids=lambda module: module.__name__)
 def test_the_examples_in_the_docstrings_are_right(module, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = doctest.testmod(module)

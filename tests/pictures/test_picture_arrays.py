@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 
 import relpos
 from relpos.cli import app
-from relpos.pictures import draw
-from relpos.pictures.picture_arrays import AXES, SMALL
-from relpos.runs.inputs import heldout_samples
-from relpos.runs.run import open_run
+from relpos.pictures.draw import draw
+from relpos.pictures.picture import AXES, SMALL
+from relpos.runs.run import heldout_samples, open_run
 from relpos.training.training import train
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]

@@ -17,10 +17,9 @@ from transformers import (
 from transformers.masking_utils import eager_mask
 
 import relpos
-from relpos.pretrained.facts import facts
-from relpos.pretrained.families import falcon, rotary
-from relpos.pretrained.layer_position import model_layers
-from relpos.pretrained.positions import Rotary, layer_numbers, layer_positions, summary
+from relpos.pretrained.families import alibi_models, rotary
+from relpos.pretrained.layer_position import Rotary, model_layers
+from relpos.pretrained.positions import facts, layer_numbers, layer_positions, summary
 
 RECORDED = []
 
@@ -198,14 +197,14 @@ def test_rotation_of_gpt_j_equals_its_own(family):
 
 def test_rotation_of_falcon_equals_its_own(monkeypatch):
     seen = []
-    theirs = falcon.relpos_attention
+    theirs = alibi_models.relpos_attention
 
     def listen(module, query, key, *rest, **named):
         seen.append((module.query_key_value, query, key))
         return theirs(module, query, key, *rest, **named)
 
     model = relpos.use(small_model("falcon"))
-    monkeypatch.setattr(falcon, "relpos_attention", listen)
+    monkeypatch.setattr(alibi_models, "relpos_attention", listen)
     projected = []
     first = model.transformer.h[0].self_attention
     first.query_key_value.register_forward_hook(lambda _, __, out: projected.append(out))
@@ -537,7 +536,7 @@ def test_bad_input_gets_a_sentence():
     lying.num_attention_heads = 5
     with pytest.raises(ValueError, match="no model can be built from this BertConfig"):
         facts(lying)
-    rotary = Rotary(torch.ones(2), 4, 8, "half")
+    rotary = Rotary(torch.ones(2), "half", 8)
     with pytest.raises(ValueError, match="have 8 dimensions, not 6"):
         rotary.apply(torch.zeros(3, 6), torch.arange(3))
 

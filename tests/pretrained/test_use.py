@@ -32,10 +32,9 @@ from transformers.masking_utils import (
 )
 
 import relpos
-from relpos.pretrained import attention_interface, mask_functions, use
-from relpos.pretrained.attention_interface import relpos_attention
-from relpos.pretrained.key_mask import KeyMask, KeyMaskTensor, key_mask_of
-from relpos.pretrained.mask_functions import interval_mask, recognise
+from relpos.pretrained import attention_interface, key_mask, use
+from relpos.pretrained.attention_interface import captured_calls, relpos_attention
+from relpos.pretrained.key_mask import KeyMask, KeyMaskTensor, interval_mask, key_mask_of, recognise
 from relpos.pretrained.probe import probe_tokens
 from relpos.pretrained.use import NAME, configs, register
 
@@ -80,7 +79,7 @@ def test_logits_and_all_gradients_equal_eager_and_off_restores_the_bits(family, 
         assert relpos.use(model) is model
         with monkeypatch.context() as patch:
             patch.setattr(KeyMask, "materialise", never)
-            patch.setattr(mask_functions, "sdpa_mask", never)
+            patch.setattr(key_mask, "sdpa_mask", never)
             ours = logits_and_gradients(model, inputs)
         assert_same(ours, theirs)
         relpos.use(model, off=True)
@@ -350,13 +349,13 @@ def test_the_probe_leaves_windows_chunks_and_selections_as_far_as_it_may_cost():
     ],
 )
 def test_a_mask_refuses_what_would_change_its_meaning(convert):
-    mask = KeyMaskTensor(KeyMask(2, 4, 4, causal=True), torch.device("cpu"))
+    mask = KeyMaskTensor(KeyMask(4, 4, batch=2, causal=True))
     with pytest.raises(ValueError, match="would change the meaning"):
         convert(mask)
 
 
 def test_a_mask_can_be_sliced_joined_and_chosen_by():
-    mask = KeyMaskTensor(KeyMask(2, 4, 4, causal=True), torch.device("cpu"))
+    mask = KeyMaskTensor(KeyMask(4, 4, batch=2, causal=True))
     seen = torch.ones(4, 4).tril().bool().expand(2, 1, 4, 4)
     assert torch.equal(mask[:, 0, 1:], seen[:, 0, 1:])
     assert torch.equal(mask & ~mask[:, :, :1], seen & ~seen[:, :, :1])
@@ -438,12 +437,12 @@ def test_every_mask_function_is_described_exactly(name, sizes, padded):
     assert torch.equal(ours & True, theirs)
     parts = recognise(FUNCTIONS[name])
     assert (parts is None) == (name == "blocks"), "transformers has renamed its mask functions"
-    assert (ours.key_mask.function is None) == (name != "blocks")
+    assert (ours.key_mask.mask is None) == (name != "blocks")
 
 
 def test_all_of_transformers_mask_functions_are_known():
     named = {name for name in vars(masking_utils) if name.endswith(("_mask_function", "_overlay"))}
-    known = {name.split(".")[0] for name in mask_functions.KNOWN} | {
+    known = {name.split(".")[0] for name in key_mask.KNOWN} | {
         "causal_mask_function",
         "bidirectional_mask_function",
     }
@@ -467,18 +466,16 @@ def test_a_function_that_nobody_knows_is_materialised_with_a_warning():
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt_oss", "modernbert", "llama4_text"])
-def test_windows_and_chunks_reach_attention_as_intervals(family, monkeypatch):
+def test_windows_and_chunks_reach_attention_as_intervals(family):
     model = relpos.use(small_model(family))
-    masks = []
-    monkeypatch.setattr(
-        mask_functions, "KeyMaskTensor", lambda mask, device: masks.append(mask) or KeyMaskTensor(mask, device)
-    )
-    model(**batch(family))
+    calls = []
+    with captured_calls(model, lambda *call: calls.append(call[-1])):
+        model(**batch(family))
     if family == "llama4_text":
-        assert any(mask.documents is not None for mask in masks)
+        assert any(call["documents"] is not None for call in calls)
     else:
         expected = (WINDOW // 2, WINDOW // 2) if family == "modernbert" else (WINDOW - 1, 0)
-        assert any(mask.window == expected for mask in masks)
+        assert any(call["window"] == expected for call in calls)
 
 
 def test_every_generating_family_has_padding_on_the_left_in_its_test():

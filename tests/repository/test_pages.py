@@ -1,4 +1,4 @@
-"""Every code block and command of every page runs, in order; what is not run says why. The README: test_readme.py."""
+"""Every code block and command of every page runs, in order; what is not run says why."""
 
 import contextlib
 import os
@@ -11,12 +11,13 @@ import documents
 import pytest
 import torch
 
+import relpos
 from relpos.cli import app
 from relpos.encodings import registry
 
 pytestmark = pytest.mark.heavy
 
-PAGES = [document for document in documents.DOCUMENTS if documents.name(document) != "README.md"]
+PAGES = [document for document in documents.DOCUMENTS if documents.all_blocks(document)]
 RUN = {"python", "sh", "setup"}
 SHOWN = {"", "text", "cpp"}  # trees, outputs; cpp is compared with the sources
 SOURCES = re.sub(r"\s+", " ", "\n".join(file.read_text() for file in (documents.ROOT / "native/src").iterdir()))
@@ -31,6 +32,8 @@ REPLACED = {  # the same in Python
     ":20480]": ":1024]",
     "[64, 256, 1024], samples=200": "[64, 256], samples=2",
     '"alibi", length=512, minutes=5': '"alibi", length=32, steps=1, batch_size=1',
+    "length=512, out=": 'length=32, steps=1, batch_size=1, overrides={"run.eval_windows": 1}, out=',
+    "lengths=[512, 1024, 2048, 4096]": "lengths=[512, 1024, 2048, 4096], eval_tokens=64",
 }
 
 
@@ -60,10 +63,10 @@ def run_command(words: list[str]) -> None:
     app(shortened(words[1:]), standalone_mode=False)
 
 
-def run_block(block: documents.Block, names: dict[str, object], file: str) -> int:
-    """Run one block; returns 1, or 0 if there was nothing to run."""
+def run_block(block: documents.Block, names: dict[str, object], file: str) -> None:
+    """Run one block, if it is to be run."""
     if block.language not in RUN or block.reason is not None:
-        return 0
+        return
     if block.language == "sh":
         for words in documents.commands_of(block.code):
             run_command(words)
@@ -72,10 +75,20 @@ def run_block(block: documents.Block, names: dict[str, object], file: str) -> in
         for long, short in REPLACED.items():
             code = code.replace(long, short)
         exec(compile(code, file, "exec"), names)
-    return 1
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if documents.all_blocks(page)], ids=documents.name)
+def check_readme(names: dict[str, object]) -> None:
+    """What the README says of its results."""
+    assert names["out"].shape == names["near"].shape == (2, 12, 512, 64)
+    assert ([step.shape for step in names["new"]], len(names["cache"])) == ([(2, 12, 1, 64)] * 3, 3)
+    assert (names["share"].by_distance.shape, names["text"].shape) == ((2, 12, 512), (1, 8))
+    assert list(names["perplexity"]) == [512, 1024, 2048, 4096]
+    assert Path("cable.png").exists()
+    same = relpos.scores(names["q"], names["k"]).add(names["bias"]).softmax(-1) @ names["v"]
+    assert (names["same"] - same).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("page", PAGES, ids=documents.name)
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setattr(registry, "_registered", {})
@@ -84,12 +97,23 @@ def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
         warnings.filterwarnings("ignore", message=".*fewer than 10 documents.*")
         for block in documents.all_blocks(page):
             run_block(block, names, documents.name(page))
+        if documents.name(page) == "README.md":
+            check_readme(names)
     torch.set_num_threads(1)
 
 
-def test_every_block_has_a_language_that_is_run_or_shown():
-    languages = {block.language for page in documents.DOCUMENTS for block in documents.all_blocks(page)}
-    assert languages <= RUN | SHOWN
+def test_what_is_not_run_is_little_and_says_why():
+    """Counts what is run, so that a mistake in the parser cannot leave pages out unnoticed."""
+    blocks = [block for page in PAGES for block in documents.all_blocks(page)]
+    assert {block.language for block in blocks} <= RUN | SHOWN
+    code = [block for block in blocks if block.language in RUN]
+    left_out = [block for block in blocks if block.reason]
+    assert all(len(block.reason.split()) >= 3 for block in left_out)
+    text = "\n".join(page.read_text(encoding="utf-8") for page in documents.DOCUMENTS)
+    assert text.count("<!-- not run:") - text.count("`<!-- not run:") == len(left_out)  # each stands before a block
+    assert len(code) - len(left_out) > 100
+    assert sum(len(documents.commands_of(block.code)) for block in code if block.language == "sh") > 60
+    assert len(left_out) <= len(code) // 7  # servers, installations, hours of training, GPUs
 
 
 def test_cpp_blocks_stand_in_the_sources_of_the_kernel():
@@ -97,24 +121,6 @@ def test_cpp_blocks_stand_in_the_sources_of_the_kernel():
     assert shown
     for code in shown:
         assert re.sub(r"\s+", " ", code).strip() in SOURCES
-
-
-def test_what_is_not_run_says_why():
-    left_out = [block for page in documents.DOCUMENTS for block in documents.all_blocks(page) if block.reason]
-    assert all(len(block.reason.split()) >= 3 for block in left_out)
-    text = "\n".join(page.read_text(encoding="utf-8") for page in documents.DOCUMENTS)
-    assert text.count("<!-- not run:") - text.count("`<!-- not run:") == len(left_out)  # each stands before a block
-
-
-def test_most_blocks_are_run():
-    """Counts what is run, so that a mistake in the parser cannot leave pages out unnoticed."""
-    blocks = [block for page in documents.DOCUMENTS for block in documents.all_blocks(page) if block.language in RUN]
-    run = [block for block in blocks if block.reason is None]
-    commands = sum(len(documents.commands_of(block.code)) for block in run if block.language == "sh")
-    print(f"{len(run)} of {len(blocks)} blocks are run, with {commands} commands")
-    assert len(run) > 100
-    assert commands > 60
-    assert len(blocks) - len(run) <= len(blocks) // 7  # servers, installations, hours of training, GPUs
 
 
 def test_a_wrong_block_would_be_noticed(tmp_path):

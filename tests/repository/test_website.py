@@ -9,8 +9,8 @@ import documents
 import pytest
 
 import relpos
-from relpos.runs.settings import Settings
-from website import cards, export, mathematics, notebooks, pages, repository, settings_table
+from relpos.runs.settings import known_settings
+from website import cards, export, mathematics, notebooks, pages, repository
 
 pytestmark = pytest.mark.heavy
 
@@ -21,10 +21,10 @@ def test_a_page_has_a_place_for_its_generated_part(path):
     assert len(pages.complete(path, written)) > len(written) + 1000
 
 
-@pytest.mark.parametrize("name", pages.FILES)
+@pytest.mark.parametrize("name", relpos.names())
 def test_the_page_of_an_encoding(name):
     """A new encoding has a page without a hand-written middle; its code runs like that of the others."""
-    file = pages.ENCODINGS / f"{name}.md"
+    file = documents.ROOT / "docs/encodings" / f"{name}.md"
     page = cards.page(name, file.read_text(encoding="utf-8") if file.exists() else None)
     assert relpos.card(name).summary in page
     sections = ["The formula", "The idea", "Past the trained length", "Traps", "When to choose it", "Use it", "Options"]
@@ -34,17 +34,10 @@ def test_the_page_of_an_encoding(name):
     exec(cards.use(relpos.card(name)), {})
 
 
-def test_most_encodings_have_a_written_page():
-    print("without a hand-written page:", pages.unwritten())
-    assert len(pages.unwritten()) < len(relpos.names())
-    assert cards.UNWRITTEN in cards.page("alibi")
-
-
 def test_the_table_of_settings_has_every_setting_with_its_meaning():
-    table = settings_table.tables()
+    table = pages.settings_tables()
     rows = dict(re.findall(r"^\| `([\w.]+)` \| .* \| (.*) \|$", table, flags=re.MULTILINE))
-    settings = Settings()
-    assert set(rows) == {f"{group}.{name}" for group, part in vars(settings).items() for name in vars(part)}
+    assert set(rows) == set(known_settings())
     assert [name for name, meaning in rows.items() if not meaning.strip()] == []
     assert "| `optimizer.beta2` | float | `0.95` |" in table
 
@@ -61,17 +54,11 @@ def test_links_lead_to_pages_of_the_site():
         rewrite("[a](nowhere.md)", "attention.md")
 
 
-FORMULA = re.compile(r"\$\$(.+?)\$\$", flags=re.DOTALL)
-
-
-@pytest.mark.parametrize("document", documents.DOCUMENTS, ids=documents.name)
-def test_formulas_become_mathml(document):
-    for tex in FORMULA.findall(document.read_text(encoding="utf-8")):
-        result = mathematics.mathml(tex, "block")
-        assert result.startswith("<math")
-
-
-def test_an_unknown_command_in_a_formula_is_noticed():
+def test_formulas_become_mathml_and_an_unknown_command_is_noticed():
+    text = "".join(document.read_text(encoding="utf-8") for document in documents.DOCUMENTS)
+    formulas = re.findall(r"\$\$(.+?)\$\$", text, flags=re.DOTALL)
+    assert len(formulas) > 10
+    assert all(mathematics.mathml(tex, "block").startswith("<math") for tex in formulas)
     with pytest.raises(ValueError, match="nosuchcommand"):
         mathematics.mathml(r"\nosuchcommand x", "block")
     page = '<p><span class="arithmatex">\\(a &lt; b\\)</span></p>'
@@ -79,7 +66,10 @@ def test_an_unknown_command_in_a_formula_is_noticed():
 
 
 @pytest.mark.parametrize("notebook", notebooks.notebooks(), ids=lambda path: path.stem)
-def test_a_notebook_runs(notebook, tmp_path):
+def test_a_notebook_runs_and_is_committed_without_outputs(notebook, tmp_path):
+    content = json.loads(notebook.read_text(encoding="utf-8"))
+    assert content["nbformat"] == 4
+    assert all(not cell.get("outputs") and not cell.get("execution_count") for cell in content["cells"])
     done, names = notebooks.run(notebook, tmp_path)
     assert sum(cell.kind == "code" for cell in done) >= 4
     if notebook.stem == "own-model":
@@ -88,13 +78,6 @@ def test_a_notebook_runs(notebook, tmp_path):
     if notebook.stem == "compare":
         assert set(names["evaluation"].results) == {"alibi", "rope", "cable"}
     assert notebook.stem == "own-model" or any(png.startswith(b"\x89PNG") for cell in done for png in cell.pictures)
-
-
-@pytest.mark.parametrize("notebook", notebooks.notebooks(), ids=lambda path: path.stem)
-def test_a_notebook_is_committed_without_outputs(notebook):
-    content = json.loads(notebook.read_text(encoding="utf-8"))
-    assert content["nbformat"] == 4
-    assert all(not cell.get("outputs") and not cell.get("execution_count") for cell in content["cells"])
 
 
 def test_the_export_has_signatures_in_place_of_directives():
@@ -110,30 +93,15 @@ def test_the_export_has_signatures_in_place_of_directives():
 PUBLIC = sorted([*relpos.__all__, "open"])
 
 
-def documented() -> set[str]:
+def test_the_reference_has_every_public_name_and_names_what_exists():
     text = "\n".join(file.read_text(encoding="utf-8") for file in (documents.ROOT / "docs/reference").glob("*.md"))
-    return set(re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE))
+    documented = set(re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE))
+    public = [getattr(relpos, name) for name in PUBLIC]
+    assert {f"{thing.__module__}.{thing.__qualname__}" for thing in public} <= documented
+    assert [path for path in documented if not inspect.getdoc(export.resolve(path))] == []
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_a_public_name_is_in_the_reference(name):
-    thing = getattr(relpos, name)
-    assert f"{thing.__module__}.{thing.__qualname__}" in documented()
-
-
-def test_the_reference_names_what_exists():
-    for path in documented():
-        assert inspect.getdoc(export.resolve(path)), path
-
-
-ENCODING_METHODS = [
-    f"Encoding.{name}"
-    for name, member in vars(relpos.Encoding).items()
-    if not name.startswith("_") and name != "extra_repr" and inspect.isfunction(member)
-]
-
-
-@pytest.mark.parametrize("name", [*PUBLIC, *ENCODING_METHODS])
+@pytest.mark.parametrize("name", [*PUBLIC, "Encoding.map", "Encoding.embed", "Encoding.gates"])
 def test_a_docstring_has_arguments_results_and_an_example(name):
     thing = relpos
     for part in name.split("."):

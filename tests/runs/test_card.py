@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 from relpos.evaluation.evaluation import evaluate
 from relpos.evaluation.task_scoring import score_task
 from relpos.models import RelposGPT2ForCausalLM
-from relpos.runs.model_card import MARK
+from relpos.runs.results import MARK
 from relpos.runs.run import open_run
 from relpos.runs.settings import load_settings
 from relpos.training.training import train
@@ -28,6 +28,8 @@ class NoRelpos:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, NoRelpos())
 """
+OPEN = """from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained({folder!r}, trust_remote_code=True)"""
 
 
 def quiet(text):
@@ -55,13 +57,10 @@ def in_python(code, folder):
 
 
 class TestTheCard:
-    def test_has_the_metadata_of_the_hub(self, trained):
-        card = ModelCard.load(trained / "README.md")
-        assert card.data.library_name == "relpos"
-        assert card.data.pipeline_tag == "text-generation"
-        assert {"relpos", "rope"} <= set(card.data.tags)
-
-    def test_says_what_it_is_and_no_path_of_the_machine(self, trained, world):
+    def test_has_the_metadata_of_the_hub_and_says_what_it_is_without_paths_of_the_machine(self, trained, world):
+        data = ModelCard.load(trained / "README.md").data
+        assert (data.library_name, data.pipeline_tag) == ("relpos", "text-generation")
+        assert {"relpos", "rope"} <= set(data.tags)
         text = (trained / "README.md").read_text()
         result = json.loads((trained / "result.json").read_text())
         count = sum(parameter.numel() for parameter in open_run(trained).model.parameters())
@@ -84,23 +83,21 @@ class TestTheCard:
         row = evaluate(run, [16], say=quiet)["rows"][0]
         other = evaluate(run, [16], data=str(world / "text.txt"), split="all", say=quiet)
         text = (folder / "README.md").read_text()
-        assert (
-            f"| 16 (trained) | {row['perplexity']:.2f} | – | {row['bits_per_byte']:.4f} | {row['tokens']:,} |" in text
-        )
+        cells = ("16 (trained)", f"{row['perplexity']:.2f}", "–", f"{row['bits_per_byte']:.4f}", f"{row['tokens']:,}")
+        assert f"| {' | '.join(cells)} |" in text
         assert "held-out part of `text.txt`" in text
         assert "all of `text.txt`" in text
         assert f"{other['rows'][0]['perplexity']:.2f}" in text
         assert "was trained on most of this text" in text
         assert str(folder.parent) not in text
 
-    def test_keeps_nothing_of_an_earlier_model(self, world, settings):
-        out = world / "further"
-        train(settings(out, run__steps=2), say=quiet)
+    def test_keeps_nothing_of_an_earlier_model(self, trained, tmp_path, settings):
+        out = shutil.copytree(trained, tmp_path / "further")
         evaluate(open_run(out), [16], say=quiet)
         assert "| 16 (trained) |" in (out / "README.md").read_text()
-        train(settings(out, run__steps=3), say=quiet)
+        train(settings(out, model__encoding="rope", run__steps=4), say=quiet)
         text = (out / "README.md").read_text()
-        assert "3 steps" in text
+        assert "4 steps" in text
         assert "| 16 (trained) |" not in text
 
     def test_that_somebody_has_made_their_own_is_left_alone(self, folder):
@@ -129,24 +126,16 @@ class TestTheCard:
 
 class TestWithoutRelpos:
     def test_the_folder_says_what_to_install(self, folder):
-        code = f"""{WITHOUT_RELPOS}
-from transformers import AutoModelForCausalLM
-AutoModelForCausalLM.from_pretrained({str(folder)!r}, trust_remote_code=True)
-"""
-        ended = in_python(code, folder)
+        ended = in_python(f"{WITHOUT_RELPOS}\n{OPEN.format(folder=str(folder))}", folder)
         last = ended.stderr.strip().splitlines()[-1]
         assert ended.returncode == 1
         assert last.startswith("ImportError: this model needs the package relpos: pip install relpos")
 
+    @pytest.mark.slow  # a process that imports relpos and transformers
     def test_installed_but_not_imported_it_opens_by_trust_and_saves_no_code(self, folder, tmp_path):
         saved = tmp_path / "saved"
-        code = f"""
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained({str(folder)!r}, trust_remote_code=True)
-model.save_pretrained({str(saved)!r})
-print(type(model).__module__, type(model).__name__)
-"""
-        ended = in_python(code, folder)
+        save = f"model.save_pretrained({str(saved)!r}); print(type(model).__module__, type(model).__name__)"
+        ended = in_python(f"{OPEN.format(folder=str(folder))}\n{save}", folder)
         assert ended.stdout.split() == ["relpos.models.gpt2", "RelposGPT2ForCausalLM"], ended.stderr
         assert not list(saved.glob("*.py"))
         assert "auto_map" not in json.loads((saved / "config.json").read_text())

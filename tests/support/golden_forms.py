@@ -12,7 +12,7 @@ from relpos.forms.bias import Form, Projected, Sum
 from relpos.forms.call import Call
 from relpos.pretrained.attention_interface import ModelBias
 from relpos.pretrained.families import deberta
-from relpos.pretrained.families.swin import by_offset
+from relpos.pretrained.families.position_tables import by_offset
 
 Pairs = Iterator[tuple[Tensor, Tensor]]
 Content = dict[str, Any]

@@ -18,13 +18,13 @@ from relpos.cli import app
 from relpos.evaluation import task_scoring as score_module
 from relpos.evaluation.task_scoring import score_task, wilson
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
-from relpos.pictures.task_figures import draw_accuracy, draw_depths
+from relpos.pictures.curves import draw_accuracy, draw_depths
 from relpos.runs.run import Run, open_run
 from relpos.runs.settings import load_settings
 from relpos.tasks import task
 from relpos.tasks.windows import TaskWindows, task_tokenizer
+from relpos.training.model_and_data import open_data
 from relpos.training.training import train
-from relpos.training.training_data import open_data
 
 pytestmark = pytest.mark.heavy
 

@@ -17,8 +17,7 @@ from relpos.pretrained.layer_position import Adapter
 def forward(self: Any, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any) -> tuple[Tensor, None]:
     """In place of the forward of wav2vec2-conformer's, wav2vec2-bert's and SeamlessM4T's conformer attention."""
     if self.position_embeddings_type not in ("relative", "relative_key"):
-        out, _ = type(self).forward(self, hidden_states, attention_mask, **kwargs)
-        return out, None
+        return type(self).forward(self, hidden_states, attention_mask, **kwargs)[0], None
     query, key, value = (
         project(hidden_states).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
         for project in (self.linear_q, self.linear_k, self.linear_v)
@@ -31,17 +30,8 @@ def forward(self: Any, hidden_states: Tensor, attention_mask: Any = None, **kwar
         query = query + self.pos_bias_u[:, None]
     else:
         bias = clipped(self, query)
-    out, _ = relpos_attention(
-        self,
-        query,
-        key,
-        value,
-        attention_mask,
-        scaling=self.scaling,
-        dropout=self.dropout.p,
-        position_bias=bias,
-        **kwargs,
-    )
+    kwargs |= {"scaling": self.scaling, "dropout": self.dropout.p, "position_bias": bias}
+    out, _ = relpos_attention(self, query, key, value, attention_mask, **kwargs)
     return self.linear_out(out.flatten(2)), None
 
 
@@ -50,35 +40,22 @@ def parakeet_forward(
 ) -> tuple[Tensor, None]:
     """In place of `ParakeetEncoderAttention.forward`."""
     if self.training and self.config.dropout_positions:  # each row of the batch has a table of its own
-        out, _ = type(self).forward(self, hidden_states, position_embeddings, attention_mask, **kwargs)
-        return out, None
+        return type(self).forward(self, hidden_states, position_embeddings, attention_mask, **kwargs)[0], None
     query, key, value = (
         project(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         for project in (self.q_proj, self.k_proj, self.v_proj)
     )
     projected = self.relative_k_proj(position_embeddings[:1])  # one row serves the batch
     bias = over_distances(query + self.bias_v[:, None], projected, self.scaling)
-    out, _ = relpos_attention(
-        self,
-        query + self.bias_u[:, None],
-        key,
-        value,
-        attention_mask,
-        scaling=self.scaling,
-        dropout=self.attention_dropout,
-        position_bias=bias,
-        **kwargs,
-    )
+    kwargs |= {"scaling": self.scaling, "dropout": self.attention_dropout, "position_bias": bias}
+    out, _ = relpos_attention(self, query + self.bias_u[:, None], key, value, attention_mask, **kwargs)
     return self.o_proj(out.flatten(2)), None
 
 
 def over_distances(vectors: Tensor, projected: Tensor, scale: float) -> PositionBias:
-    """The bias of vectors with a table over distances.
+    """The bias of vectors, one per query: (batch, heads, tokens, size), with a table over distances.
 
-    Args:
-        vectors: One per query, (batch, heads, tokens, size).
-        projected: The table, (1, 2 · tokens − 1, heads × size), from distance tokens − 1 down to −(tokens − 1).
-        scale: Factor of the products.
+    The table is (1, 2 · tokens − 1, heads × size), from distance tokens − 1 down to −(tokens − 1).
     """
 
     def bias(call: Call) -> Projected:
@@ -101,12 +78,15 @@ def clipped(self: Any, query: Tensor) -> PositionBias:
     return PositionBias(bias, 0)
 
 
+LAYERS = (
+    "modeling_seamless_m4t.SeamlessM4TConformerSelfAttention",
+    "modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention",
+    "modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention",
+    "modeling_wav2vec2_conformer.Wav2Vec2ConformerSelfAttention",
+)
 ADAPTER = Adapter(
-    methods={
+    attributes={
+        **{layer: {"forward": forward} for layer in LAYERS},
         "modeling_parakeet.ParakeetEncoderAttention": {"forward": parakeet_forward},
-        "modeling_seamless_m4t.SeamlessM4TConformerSelfAttention": {"forward": forward},
-        "modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention": {"forward": forward},
-        "modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention": {"forward": forward},
-        "modeling_wav2vec2_conformer.Wav2Vec2ConformerSelfAttention": {"forward": forward},
     }
 )

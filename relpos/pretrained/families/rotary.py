@@ -1,6 +1,6 @@
 """Rotary positions: queries and keys turned by angles proportional to their positions."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,12 +39,10 @@ def describe(layer: ModelLayer) -> LayerPosition | None:
     if not rotates(layer):
         return layer.position("none", "no position (NoPE)")
     frequencies, factor = rotation
-    layout: Literal["half", "interleaved"] = "interleaved" if layer.model_type in INTERLEAVED else "half"
     rotary = Rotary(
         frequencies=-frequencies if layer.model_type in BACKWARDS else frequencies,
-        rotated=2 * frequencies.shape[-1],
+        layout="interleaved" if layer.model_type in INTERLEAVED else "half",
         head_dim=head_dim_of(layer),
-        layout=layout,
         factor=factor,
         scaling=parameters_of(layer),
         start=getattr(layer.module, "qk_nope_head_dim", 0),  # multi-head latent attention: the rotated part comes last
@@ -63,7 +61,7 @@ def rotates(layer: ModelLayer) -> bool:
 
 
 def rotation_of(layer: ModelLayer) -> tuple[Tensor, float] | None:
-    """The frequencies and the factor, from the model's own module or table."""
+    """The frequencies and the factor of a layer, from the model's own module or table."""
     table = getattr(layer.module, "embed_positions", None)  # GPT-J: the sines, then the cosines of each position
     if isinstance(table, Tensor):
         sin, cos = table[1].chunk(2)

@@ -1,0 +1,283 @@
+"""Draw any encoding, trained model or tensor: what `relpos draw` does."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast, get_args
+
+from matplotlib.figure import Figure
+
+from relpos.encodings.registry import names
+from relpos.forms.encoding import Encoding
+from relpos.maps.layer import Layer, Quantity
+from relpos.maps.map import PIXELS, Map, compute_map, map_of_layer
+from relpos.maps.tensors import is_tensor, open_tensor
+from relpos.pictures.captions import make_caption, untrained_line
+from relpos.pictures.map_figures import draw_maps, draw_profiles, draw_sheet, draw_together
+from relpos.pictures.mass_figures import mass_picture
+from relpos.pictures.offset_tables import name_offsets, offset_map
+from relpos.pictures.options import COLUMNS, MOST_LABELS, DrawOptions
+from relpos.pictures.picture import Arrays, Picture, layer_arrays, map_arrays, map_numbers
+from relpos.pictures.position_figures import scores_picture
+from relpos.pictures.printed_page import WIDTHS, Look
+from relpos.pictures.subjects import (
+    Subject,
+    encoding_subject,
+    label_apart,
+    layer_numbers,
+    model_subject,
+    token_name,
+)
+from relpos.system.options import takes
+
+WINDOWS = 4  # of held-out text, over which means are taken
+SHEET_PIXELS = 128  # most cells per side of a small panel
+BY_DISTANCE = ("profile", "mass", "position")  # pictures with an axis of distances
+NOT_OF_TENSORS = ("length", "causal", "text", "heads", "log", "head_dim", "options")
+
+
+@takes(DrawOptions)
+def draw(options: DrawOptions) -> Picture:
+    """Draw what an encoding adds to attention, untrained or in a trained model.
+
+    Returns:
+        The picture, with its maps, arrays and numbers.
+
+    Raises:
+        ValueError: If an argument is unknown or out of range, or if arguments exclude each other.
+        FileNotFoundError: If there is no such folder, or no finished model in it.
+
+    Example:
+        >>> picture = draw("alibi", heads=4, length=64, causal=False)
+        >>> picture.arrays["layer1.mean"].shape
+        (4, 64, 64)
+        >>> picture.save("alibi.png"), picture.save("alibi.npz")
+        (PosixPath('alibi.png'), PosixPath('alibi.npz'))
+    """
+    what, show = options.what, options.show
+    if is_tensor(what):
+        return _tensor_picture(options)
+    if options.tokens is not None:
+        raise ValueError("tokens are the names of a tensor's tokens: leave them out, or add label_tokens=True.")
+    several: list[Any] = list(what) if isinstance(what, Sequence) and not isinstance(what, str) else [what]
+    _check_options(several, options)
+    subjects = label_apart([_subject(item, options) for item in several])
+    check_directions(subjects, options.causal)
+    first = subjects[0]
+    heads = [_chosen_heads(options, subject.layers[0].heads) for subject in subjects]
+    labels, banner = _token_labels(first, options), untrained_line(subjects)
+    look = replace(_look(options, heads[0]), banner=banner, labels=labels)
+    if len(subjects) == 1:
+        return _subject_picture(first, look, options)
+    maps = _compute_maps(subjects, show, options.progress)
+    look = replace(look, caption=options.title + make_caption(subjects, maps, True))
+    by_label = dict(zip((subject.label for subject in subjects), maps, strict=True))
+    figure = draw_together(by_label, look if options.head else replace(look, heads=None))
+    profiles, arrays = [], Arrays()
+    for subject, layer_map, chosen in zip(subjects, maps, heads, strict=True):
+        profiles.append(map_numbers(subject, [layer_map], figure, chosen, options.seed))
+        arrays |= map_arrays([layer_map], subject.label)
+    return Picture(figure, maps, look.caption, {"profiles": profiles}, arrays)
+
+
+def _subject_picture(subject: Subject, look: Look, options: DrawOptions) -> Picture:
+    show = options.show
+    if subject.tables is not None and show in (None, "position"):
+        return _offsets_picture(subject, look, options)
+    if show == "mass":
+        return mass_picture(subject, look, options)
+    # The positional part of a model is its bias if it adds one; an encoding alone is its positional part.
+    if show == "position" and subject.tokens is not None and any(layer.form is None for layer in subject.layers):
+        picture = _term_picture if "embedding" in subject.place else scores_picture
+        return picture(subject, look, options)
+    profile = show in ("profile", "position")
+    maps = _compute_maps([subject], show, options.progress)
+    look = replace(look, caption=options.title + make_caption([subject], maps, profile))
+    sheet = draw_sheet if options.layer == "all" else draw_maps
+    return _maps_picture(subject, maps, look, options, draw_profiles if profile else sheet)
+
+
+def _subject(item: Any, options: DrawOptions) -> Subject:
+    text = None if options.text is None else (options.text, options.text_name)
+    sizes = (options.heads, options.head_dim, options.options or {}, options.length)
+    request = (*sizes, options.seed, options.layer, text)
+    if isinstance(item, Encoding) or item in names():
+        return encoding_subject(item, *request, causal=options.causal is not False)
+    input_free = options.show not in ("scores", "weights", "mass")
+    windows = WINDOWS if options.show in ("mass", "position") else 1
+    return model_subject(item, *request, input_free=input_free, windows=windows, bos=options.bos)
+
+
+def _look(options: DrawOptions, heads: Sequence[int]) -> Look:
+    width = options.width or WIDTHS[COLUMNS]
+    return Look(heads, width=width, log=options.log, shared=options.shared_scale)
+
+
+def _maps_picture(
+    subject: Subject,
+    maps: list[Map],
+    look: Look,
+    options: DrawOptions,
+    draw_figure: Callable[[Sequence[Map], Look], Figure] = draw_maps,
+) -> Picture:
+    figure = draw_figure(maps, look)
+    numbers = map_numbers(subject, maps, figure, look.chosen(maps[0].heads), options.seed)
+    return Picture(figure, maps, look.caption, numbers, map_arrays(maps))
+
+
+def _tensor_picture(options: DrawOptions) -> Picture:
+    """Heat maps of values that are there already."""
+    for name in NOT_OF_TENSORS:
+        value = getattr(options, name)
+        if value not in (None, False) or (name == "causal" and value is not None):
+            raise ValueError(f"{name} is not for a tensor, which is drawn as it is: leave {name} out.")
+    tensor = open_tensor(options.what, options.show, options.tokens)
+    depth, heads = len(tensor.layers), len(tensor.layers[0])
+    numbers = layer_numbers(options.layer, depth)
+    look = _look(options, _chosen_heads(options, heads))
+    maps = []
+    for place, number in enumerate(numbers):
+        pixels = SHEET_PIXELS if len(numbers) > 1 else PIXELS
+        maps.append(compute_map(tensor.layers[number - 1], tensor.show, number, pixels=pixels))
+        options.progress((place + 1) / len(numbers))
+    which = "all layers" if len(numbers) > 1 else f"layer {numbers[0]} of {depth}"
+    about = {"model": None, "heads": heads, "tokens": tensor.tokens, "input": None}
+    subject = Subject(
+        "tensor", "score", [], None, "tensor", f"Tensor, {which}", f"of {tensor.length:,} tokens", about, []
+    )
+    look = replace(look, caption=options.title + make_caption([subject], maps, False))
+    if tensor.tokens is not None and tensor.length <= MOST_LABELS:
+        look = replace(look, labels=[token_name(token) for token in tensor.tokens])
+    return _maps_picture(subject, maps, look, options)
+
+
+def _term_picture(subject: Subject, look: Look, options: DrawOptions) -> Picture:
+    """The position–position term of learned or sinusoidal positions, as heat maps."""
+    assert subject.equal is not None
+    layers = subject.equal()
+    maps = []
+    for place, layer in enumerate(layers):
+        maps.append(map_of_layer(layer, "scores"))
+        options.progress((place + 1) / len(layers))
+    caption = (
+        f"{options.title}{subject.heading}: the position–position term δq·δk of the scores, for tokens that are all "
+        f"the mean of the input and differ in their positions only; {layers[0].length:,} positions."
+    )
+    picture = _maps_picture(subject, maps, replace(look, caption=caption), options)
+    return replace(picture, numbers=picture.numbers | {"shows": "position"})
+
+
+def _offsets_picture(subject: Subject, look: Look, options: DrawOptions) -> Picture:
+    """The bias of each head by the offset of two patches, as heat maps."""
+    assert subject.tables is not None
+    tables = {layer.number: table for layer, table in zip(subject.layers, subject.tables, strict=True)}
+    maps = [offset_map(number, table) for number, table in tables.items()]
+    caption = (
+        f"{options.title}{subject.heading}: the additive bias by offset of two patches, rows (down) and columns "
+        f"(across) of the query minus those of the key, {subject.ending}"
+    )
+    picture = _maps_picture(subject, maps, replace(look, caption=caption), options)
+    if len(maps) == 1:
+        name_offsets(picture.figure, maps[0].length)
+    options.progress(1.0)
+    arrays: Arrays = {}
+    for number, table in tables.items():
+        arrays |= layer_arrays(number, {"offset_bias": table.float()})
+    return replace(picture, numbers=picture.numbers | {"shows": "offsets"}, arrays=arrays)
+
+
+def _compute_maps(subjects: list[Subject], show: str | None, progress: Callable[[float], None]) -> list[Map]:
+    """The maps of all layers of all subjects."""
+    values = _quantity(subjects, show)
+    pairs: list[tuple[Layer, Layer | None]] = []
+    for subject in subjects:
+        others: Sequence[Layer | None] = subject.others or [None] * len(subject.layers)
+        pairs += zip(subject.layers, others, strict=True)
+    pixels = SHEET_PIXELS if len(pairs) > 1 else PIXELS
+    maps = []
+    for place, (layer, other) in enumerate(pairs):
+
+        def done(share: float, before: int = place) -> None:
+            progress((before + share) / len(pairs))
+
+        maps.append(map_of_layer(layer, values, other, pixels, done))
+    return maps
+
+
+def _check_options(several: Sequence[object], options: DrawOptions) -> None:
+    """Refuse options that exclude each other."""
+    by_distance = options.show in BY_DISTANCE
+    if not several:
+        raise ValueError("nothing to draw: give an encoding's name or a folder.")
+    if by_distance and options.shared_scale:
+        raise ValueError("a profile has no colours to share: leave --shared-scale out.")
+    if not by_distance and options.log:
+        raise ValueError("--log is for the distances of a profile: add --show profile, or leave it out.")
+    if len(several) == 1:
+        return
+    if options.show != "profile":
+        raise ValueError(f"{len(several)} encodings can be drawn together as profiles only: add --show profile.")
+    if options.layer == "all":
+        raise ValueError("several encodings are drawn in one panel: give one layer, not all.")
+    for place, item in enumerate(several):
+        if item in several[:place]:
+            raise ValueError(f"{item} is given twice: give each encoding or folder once.")
+
+
+def check_directions(subjects: list[Subject], causal: bool | None) -> None:
+    """Refuse a direction that is not the model's own, and profiles of different directions in one panel."""
+    directions = {subject.label: subject.layers[0].causal for subject in subjects}
+    words = {True: "causal", False: "in both directions"}
+    for label, trained in directions.items():
+        if causal not in (None, trained):
+            raise ValueError(f"{label} was trained with attention {words[trained]}: leave causal={causal} out.")
+    if len(set(directions.values())) > 1:
+        listed = ", ".join(f"{label} {words[direction]}" for label, direction in directions.items())
+        raise ValueError(
+            f"one profile shows one direction, and these have several ({listed}): draw them separately, or set causal= "
+            "for the encodings without a model."
+        )
+
+
+def _quantity(subjects: list[Subject], show: str | None) -> Quantity:
+    """Which values are drawn: bias, scores or weights."""
+    kinds: dict[str, Quantity] = {}
+    for subject in subjects:
+        without = [layer.number for layer in subject.layers if layer.form is None]
+        if show == "bias" and without:
+            some = len(without) < len(subject.layers)
+            name = f"layer {without[0]} of {subject.label}" if some else f"{subject.encoding} (place: {subject.place})"
+            raise ValueError(f"{name} adds no bias: show the scores or the weights.")
+        default: Quantity = "bias" if not without and subject.place == "score" else "scores"
+        kinds[subject.label] = cast(Quantity, show) if show in get_args(Quantity) else default
+    if len(set(kinds.values())) > 1:
+        listed = ", ".join(f"{kind} of {label}" for label, kind in kinds.items())
+        raise ValueError(
+            f"one profile shows one kind of value, and these have several ({listed}): draw them separately."
+        )
+    return next(iter(kinds.values()))
+
+
+def _chosen_heads(options: DrawOptions, heads: int) -> list[int]:
+    """The heads to draw; 0 is the first."""
+    for number in options.head:
+        if not 1 <= number <= heads:
+            raise ValueError(f"there is no head {number}: give numbers from 1 to {heads}.")
+    return [number - 1 for number in options.head] or list(range(heads))
+
+
+def _token_labels(subject: Subject, options: DrawOptions) -> list[str] | None:
+    """The names of the tokens, if the axes are labelled with them."""
+    if not options.label_tokens:
+        return None
+    if subject.tokens is None:
+        raise ValueError("an encoding without a model has no tokens to name: give a run's folder.")
+    if options.layer == "all" or options.show in BY_DISTANCE:
+        raise ValueError(
+            "tokens can be named on the heat maps of one layer only: leave --label-tokens out, or give a layer."
+        )
+    if subject.layers[0].length > MOST_LABELS:
+        raise ValueError(
+            f"{subject.layers[0].length} tokens are too many to be named on the axes: give a length of at most "
+            f"{MOST_LABELS}."
+        )
+    return subject.tokens
