@@ -89,8 +89,7 @@ def make_call(q: Tensor, k: Tensor, position: Position | None, **options: Unpack
     causal = boolean("causal", options.get("causal", True))
     documents, padding, window = options.get("documents"), options.get("padding"), options.get("window")
     positions, mask, sinks = options.get("positions"), options.get("mask"), options.get("sinks")
-    softcap, scale = options.get("softcap"), options.get("scale")
-    cu_seqlens = options.get("cu_seqlens")
+    softcap, scale, cu_seqlens = options.get("softcap"), options.get("scale"), options.get("cu_seqlens")
     if cu_seqlens is not None:
         documents = read_cu_seqlens(cu_seqlens, documents, batch, keys)
     if documents is not None:

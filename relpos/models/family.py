@@ -150,10 +150,7 @@ class Reader(ABC):
     def calls_without_input(
         self, model: PreTrainedModel, length: int, numbers: Iterable[int]
     ) -> list[LayerCall] | None:
-        """The same without running the model, for their bias: queries and keys are 0. None if it depends on the input.
-
-        Only the bias can be read from them.
-        """
+        """The same without running the model, for their bias alone; None if it depends on the input."""
         return None
 
     @abstractmethod

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,17 +85,19 @@ def attend(
     return out, lse if return_lse else None
 
 
-@dataclass(frozen=True)
-class Blocks:
+Pair = tuple[Tensor, Tensor]  # number and indices: (1 or batch, 1, rows), (1 or batch, 1, rows, columns), int32
+
+
+class Blocks(NamedTuple):
     """Blocks of keys for each block of queries, and of queries for each block of keys (for the backward).
 
-    Partial blocks need the mask function, full ones do not. Each is a pair (number, indices), as BlockMask wants it.
+    Partial blocks need the mask function, full ones do not.
     """
 
-    partial: tuple[Tensor, Tensor]  # (1 or batch, 1, query_blocks), (1 or batch, 1, query_blocks, key_blocks), int32
-    full: tuple[Tensor, Tensor]
-    partial_queries: tuple[Tensor, Tensor]  # the same with queries and keys exchanged
-    full_queries: tuple[Tensor, Tensor]
+    partial: Pair
+    full: Pair
+    partial_queries: Pair
+    full_queries: Pair
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def make_blocks(lowest: Tensor, highest: Tensor, call: Call) -> Blocks:
     return Blocks(ordered(partial), ordered(full), ordered(partial.mT), ordered(full.mT))
 
 
-def ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def ordered(blocks: Tensor) -> Pair:
     """How many blocks are True in each row, and their indices first: (…, 1, rows), (…, 1, rows, columns)."""
     marked = blocks[:, None].to(torch.int32)
     indices = marked.argsort(dim=-1, descending=True, stable=True)

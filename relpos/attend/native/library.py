@@ -131,8 +131,7 @@ def load() -> ctypes.CDLL:
     check(library)
     for name in ("relpos_isa", "relpos_isas"):
         getattr(library, name).restype = ctypes.c_char_p
-    for name in ("relpos_slots", "relpos_skipping_words"):
-        getattr(library, name).restype = ctypes.c_int64
+    library.relpos_slots.restype = ctypes.c_int64
     for name in ("relpos_pack_totals", "relpos_unpack_gradients"):
         getattr(library, name).argtypes = (ctypes.POINTER(Totals),)
     library.relpos_append_totals.argtypes = (ctypes.POINTER(Totals), ctypes.c_int64)
