@@ -4,6 +4,7 @@ To add a backend: write a module with what `Backend` asks for, and add its line 
 """
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, Protocol
@@ -65,9 +66,10 @@ def attend(
     call: Call,
     backend: str | None = None,
     rotated: bool = False,
+    heads: slice | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention with arguments that have been checked: the encoding acts, then a backend runs."""
-    q, k, form, call = positioned(q, k, position, call, rotated)
+    """Attention with checked arguments: the encoding, or some of its heads, acts; then a backend runs."""
+    q, k, form, call = positioned(q, k, position, call, rotated, heads)
     out, lse = choose(backend, q, v, form, call).attention(q, k, v.to(q.dtype), form, call)
     return out.to(v.dtype), lse
 
@@ -114,7 +116,7 @@ def check_form(form: Form) -> None:
         check_finite(f"{name} of the bias", numbers)
 
 
-def describe() -> dict[str, Any]:
+def describe() -> Mapping[str, Any]:
     """What attention runs on here: versions, backends, why the compiled kernel is missing, instruction sets."""
     from relpos import __version__  # noqa: PLC0415  (relpos imports this module)
 

@@ -9,7 +9,7 @@ and no value is read by the host.
 import inspect
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType
@@ -27,7 +27,7 @@ from relpos.forms.rotation import Rotation
 NARROWEST = 16  # head_dim or value_dim; tensor cores multiply no smaller matrices
 GRAPHS = 64  # per form: one for each combination of arguments and dtype, one more where sizes change
 # Older versions of PyTorch have another argument for the log-sum-exp.
-WITH_LSE: dict[str, Any] = (
+WITH_LSE: Mapping[str, Any] = (
     {"return_aux": flex.AuxRequest(lse=True)} if hasattr(flex, "AuxRequest") else {"return_lse": True}
 )
 BLOCK = 128  # FlexAttention's default; fewer queries do not fill a block, and need none
@@ -69,7 +69,7 @@ def attend(
         q, k = (F.pad(x, (0, NARROWEST - x.shape[-1])) for x in (q, k))
     if value_dim < NARROWEST:
         v = F.pad(v, (0, NARROWEST - value_dim))
-    options: dict[str, Any] = WITH_LSE if return_lse or sinks is not None else {}
+    options = WITH_LSE if return_lse or sinks is not None else {}
     result = flex.flex_attention(
         q, k, v, score_mod=score, block_mask=block_mask, scale=1.0, enable_gqa=q.shape[1] != k.shape[1], **options
     )
