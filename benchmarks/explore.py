@@ -1,4 +1,4 @@
-"""How fast the explorer answers, in its own server process. Run by `make bench-explore`.
+"""How fast the explorer answers, in its own server process. Run by `make bench WHAT=explore`.
 
     python benchmarks/explore.py [--run FOLDER] [--rounds 20] [--only export]
 

@@ -1,4 +1,4 @@
-"""Models of transformers on relpos: time and memory against "sdpa" and "eager" in one run (`make bench-use`).
+"""Models of transformers on relpos: time and memory against "sdpa" and "eager" in one run (`make bench WHAT=use`).
 
     python benchmarks/use.py                                   everything, about 30 minutes on 2 cores
     python benchmarks/use.py --only t5,bloom --rounds 3
