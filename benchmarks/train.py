@@ -30,10 +30,9 @@ from relpos.forms.encoding import Encoding
 from relpos.model_catalogue import preset as preset_of
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM, gpt2
 from relpos.models import attention as attention_layer
-from relpos.runs.settings import OptimizerSettings
+from relpos.runs.settings import OptimizerSettings, load_settings
 from relpos.text.tokens import Tokens, Windows
-from relpos.training.log import Clock
-from relpos.training.trainer import RelposTrainer, parameter_groups
+from relpos.training.trainer import Clock, RelposTrainer, parameter_groups
 
 # preset, length, batch, vocabulary, and how many times its tokens/s ours must have: {other: ratio}
 CASES = [
@@ -154,16 +153,8 @@ def loop_overhead(length: int, batch: int, steps: int) -> float:
             report_to=[],
             remove_unused_columns=False,
         )
-        clock = Clock(None)
-        trainer = Timed(
-            model=model,
-            args=arguments,
-            train_dataset=windows,
-            optimizer_settings=OptimizerSettings(lr=1e-3, warmup_steps=1),
-            clock=clock,
-            steps=steps,
-            keep=1,
-        )
+        settings = load_settings(None, {"optimizer.lr": 1e-3, "optimizer.warmup_steps": 1, "run.steps": steps})
+        trainer = Timed(model=model, args=arguments, train_dataset=windows, settings=settings, clock=Clock(None))
         trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
         whole = trainer.train().metrics["train_runtime"]
         assert not list(Path(folder).glob("checkpoint-*"))

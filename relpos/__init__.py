@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from relpos.pretrained.transplant import transplant
     from relpos.pretrained.use import use
     from relpos.runs.run import open_run
-    from relpos.system.executors.interface import Resources
-    from relpos.system.executors.local import LocalExecutor
-    from relpos.system.executors.ray import RayExecutor
-    from relpos.system.executors.slurm import SlurmExecutor
+    from relpos.system.executors import LocalExecutor, Resources
+    from relpos.system.ray import RayExecutor
+    from relpos.system.slurm import SlurmExecutor
     from relpos.training.train import train
 
     open = open_run
@@ -49,10 +48,9 @@ _LAZY = {  # module: names
     "relpos.pretrained.transplant": ("transplant",),
     "relpos.pretrained.use": ("use",),
     "relpos.runs.run": ("open",),
-    "relpos.system.executors.interface": ("Resources",),
-    "relpos.system.executors.local": ("LocalExecutor",),
-    "relpos.system.executors.ray": ("RayExecutor",),
-    "relpos.system.executors.slurm": ("SlurmExecutor",),
+    "relpos.system.executors": ("LocalExecutor", "Resources"),
+    "relpos.system.ray": ("RayExecutor",),
+    "relpos.system.slurm": ("SlurmExecutor",),
     "relpos.training.train": ("train",),
 }
 _MODULES = {name: module for module, names_there in _LAZY.items() for name in names_there}

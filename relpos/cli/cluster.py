@@ -9,7 +9,7 @@ from relpos.cli.from_options import Command
 from relpos.system.options import COUNT, NOT_NEGATIVE, option
 
 if TYPE_CHECKING:
-    from relpos.system.executors.interface import Executor
+    from relpos.system.executors import Executor
 
 PANEL = "Where the parts run (docs/scale.md)"  # group of these options in the help
 UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
@@ -104,7 +104,7 @@ def make_executor(options: ClusterOptions, default_workers: int | None = None) -
         ValueError: Options contradict each other, or there is no such cluster.
         ModuleNotFoundError: The extra that a cluster needs is not installed.
     """
-    from relpos.system.executors.interface import Resources
+    from relpos.system.executors import Resources
 
     memory, gpus, workers = options.memory, options.gpus, options.workers
     of_slurm = (options.slurm_partition, options.slurm_minutes, options.slurm_option)
@@ -114,11 +114,11 @@ def make_executor(options: ClusterOptions, default_workers: int | None = None) -
         raise ValueError("--slurm-partition, --slurm-minutes and --slurm-option go with --slurm.")
     resources = Resources(options.cores or 1, None if memory is None else parse_memory(memory), gpus or 0)
     if options.ray is not None:
-        from relpos.system.executors.ray import RayExecutor
+        from relpos.system.ray import RayExecutor
 
         return RayExecutor(options.ray, resources, workers)
     if options.slurm:
-        from relpos.system.executors.slurm import SlurmExecutor
+        from relpos.system.slurm import SlurmExecutor
 
         partition, minutes, others = of_slurm
         return SlurmExecutor(resources, workers, partition, minutes, dict(others or {}))
@@ -126,6 +126,6 @@ def make_executor(options: ClusterOptions, default_workers: int | None = None) -
         raise ValueError("--memory and --gpus go with --ray or --slurm: processes of this machine share what it has.")
     if workers is None and options.cores is None and default_workers is None:
         return None
-    from relpos.system.executors.local import LocalExecutor
+    from relpos.system.executors import LocalExecutor
 
     return LocalExecutor(workers or default_workers or 1, options.cores)

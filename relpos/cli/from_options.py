@@ -17,7 +17,7 @@ from relpos.runs.settings import MOST_STEPS, parse_overrides
 from relpos.system.errors import check_not_empty
 from relpos.system.options import Option, default_words, kinds_of, options_of
 
-LISTS = (Sequence, Iterable, list, tuple)
+LISTS = (Sequence, Iterable, list, tuple, Mapping)
 
 
 class Command(TyperCommand):
@@ -55,9 +55,11 @@ def command(*classes: type) -> Callable[[Callable[..., None]], Callable[..., Non
         def run(**texts: Any) -> None:
             function(*(parsed_options(cls, texts) for cls in classes))
 
-        parameters = [_parameter(each, about) for cls in classes for each, about in options_of(cls) if about.command]
+        parameters = [
+            _Parameter(*known).signature() for cls in classes for known in options_of(cls) if known[1].command
+        ]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         run.__doc__, run.__name__ = function.__doc__, function.__name__
         return run
 
@@ -65,105 +67,113 @@ def command(*classes: type) -> Callable[[Callable[..., None]], Callable[..., Non
 
 
 def parsed_options(cls: Any, texts: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a dataclass that were given on the command line, parsed.
-
-    Raises:
-        ValueError: A text cannot be parsed.
-    """
-    values: dict[str, Any] = {}
-    for each, about in options_of(cls):
-        text = texts.get(each.name)
-        if not about.command or text is None or text == []:
-            continue
-        if kinds_of(each.type) == (bool,):
-            if about.flag or each.default is False:  # one flag, which changes the default
-                values |= {each.name: not each.default} if text else {}
-            else:
-                values[each.name] = text
-        else:
-            values[each.name] = _parse(each, about, text)
-    return values
-
-
-def flag(each: "dataclasses.Field[Any]", about: Option) -> str:
-    """The flag of an option; a switch that is on by default has two."""
-    name = each.name.replace("_", "-")
-    return about.flag or (f"--{name}/--no-{name}" if each.default is True else f"--{name}")
-
-
-def _parameter(each: "dataclasses.Field[Any]", about: Option) -> inspect.Parameter:
-    required = each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
-    words = default_words(each) or ("" if each.default is not True or about.flag else f"--{each.name}")
-    help_text = about.meaning.replace("`", "")
-    if _is_repeated(each, about) and not about.argument:
-        help_text += " May be repeated."
-    if words:
-        help_text += f"  [default: {words}]"
-    shared: dict[str, Any] = {
-        "help": help_text,
-        "metavar": about.metavar or "|".join(about.choices) or None,
-        "rich_help_panel": about.panel or None,
-        "autocompletion": _completion(each, about),
+    """The options of a dataclass that were given on the command line, parsed."""
+    parameters = [_Parameter(*known) for known in options_of(cls) if known[1].command]
+    given = {parameter: texts.get(parameter.field.name) for parameter in parameters}
+    values = {
+        parameter.field.name: parameter.parse(text) for parameter, text in given.items() if text not in (None, [])
     }
-    info: Any
-    if about.argument:
-        info = typer.Argument(**shared)
-    else:
-        info = typer.Option(flag(each, about), show_default=False, **shared, **_limits(about))
-    kind = _kind(each, about)
-    default = inspect.Parameter.empty if required else None
-    hint: Any = Annotated[kind if required else kind | None, info]
-    return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _kind(each: "dataclasses.Field[Any]", about: Option) -> Any:
-    """The type that typer converts to."""
-    kinds = kinds_of(each.type)
-    if _is_repeated(each, about):
-        return list[int] if int in typing.get_args(each.type) else list[str]
-    if bool in kinds:
-        return bool
-    if _is_list(each) or any(kind not in (int, float, type(None)) for kind in kinds):
-        return str
-    return float if float in kinds else int
+class _Parameter:
+    """One option of a command: its flag, what typer converts its text to, and what we make of that."""
+
+    def __init__(self, field: "dataclasses.Field[Any]", about: Option) -> None:
+        self.field, self.about, self.kinds = field, about, kinds_of(field.type)
+        self.several = any(kind in LISTS for kind in self.kinds)
+        self.commas = "," in about.metavar  # between several values
+        self.repeated = about.argument or (self.several and not self.commas)
+        name = field.name.replace("_", "-")
+        self.flag = about.flag or (f"--{name}/--no-{name}" if field.default is True else f"--{name}")
+
+    def signature(self) -> inspect.Parameter:
+        """The parameter of a typer function."""
+        field, about = self.field, self.about
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        words = default_words(field) or (f"--{field.name}" if field.default is True and not about.flag else "")
+        shared: dict[str, Any] = {
+            "help": about.meaning.replace("`", "")
+            + (" May be repeated." if self.repeated and not about.argument else "")
+            + (f"  [default: {words}]" if words else ""),
+            "metavar": about.metavar or "|".join(about.choices) or None,
+            "rich_help_panel": about.panel or None,
+            "autocompletion": self._completion(),
+        }
+        info: Any = (
+            typer.Argument(**shared)
+            if about.argument
+            else typer.Option(self.flag, show_default=False, **shared, **self._limits())
+        )
+        hint: Any = Annotated[self._kind() if required else self._kind() | None, info]
+        default = inspect.Parameter.empty if required else None
+        return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+    def _kind(self) -> Any:
+        """The type that typer converts to."""
+        if self.repeated:
+            return list[int] if int in typing.get_args(self.field.type) else list[str]
+        if bool in self.kinds:
+            return bool
+        if self.several or any(kind not in (int, float, type(None)) for kind in self.kinds):
+            return str
+        return float if float in self.kinds else int
+
+    def _limits(self) -> dict[str, Any]:
+        """How typer checks a number. Ranges that typer does not have, or would show too wide, are a callback."""
+        allowed = self.about.range
+        if allowed is None or self.commas:
+            return {}
+
+        def check(value: float | None) -> float | None:
+            if value is not None and not allowed.holds(value):
+                raise typer.BadParameter(f"{value} is not {allowed}.")  # typer adds the name of the option
+            return value
+
+        if allowed.above or allowed.below < math.inf:
+            return {"callback": check}
+        most = None if allowed.most in (math.inf, MOST_STEPS) else int(allowed.most)  # the settings refuse more steps
+        return {"min": int(allowed.least), "max": most}
+
+    def parse(self, text: Any) -> Any:
+        """The value from the text, or from the texts of a repeated option; None if it is the default."""
+        if self.kinds == (bool,) and (self.about.flag or self.field.default is False):
+            return not self.field.default if text else None  # one flag, which changes the default
+        if Mapping in self.kinds:
+            return parse_overrides(text) if self.about.argument else parse_options(text)
+        if self.several and self.commas:
+            return self._parse_list(text)
+        return int(text) if int in self.kinds and isinstance(text, str) and text.isdigit() else text
+
+    def _parse_list(self, text: str) -> list[str] | list[int]:
+        words, allowed = [word.strip() for word in text.split(",") if word.strip()], self.about.range
+        if allowed is None:
+            if not words:
+                raise ValueError(f"{self.flag} takes names separated by commas, not {text!r}.")
+            return words
+        if not words or not all(word.isdecimal() and allowed.holds(int(word)) for word in words):
+            raise ValueError(
+                f"{self.flag} takes whole numbers of at least {allowed.least}, as in 512,1024, not {text!r}."
+            )
+        return [int(word) for word in words]
+
+    def _completion(self) -> Callable[[str], list[str]] | None:
+        if self.field.name == "what":
+            return complete_encoding_or_folder
+        if self.about.complete is None and not self.about.choices:
+            return None
+
+        def complete(incomplete: str) -> list[str]:
+            before, comma, last = incomplete.rpartition(",") if self.commas else ("", "", incomplete)
+            words = self.about.choices if self.about.complete is None else self.about.complete()
+            return [f"{before}{comma}{word}" for word in beginning(words, last)]
+
+        return complete
 
 
-def _is_list(each: "dataclasses.Field[Any]") -> bool:
-    return any(kind in LISTS or kind is Mapping for kind in kinds_of(each.type))
-
-
-def _is_repeated(each: "dataclasses.Field[Any]", about: Option) -> bool:
-    """Whether the option may be given several times, or the argument has several words."""
-    return about.argument or (_is_list(each) and "," not in about.metavar)
-
-
-def _limits(about: Option) -> dict[str, Any]:
-    """How typer checks a number. Ranges that typer does not have, or whose help would be too wide, are a callback."""
-    allowed = about.range
-    if allowed is None or "," in about.metavar:
-        return {}
-
-    def check(value: float | None) -> float | None:
-        if value is not None and not allowed.holds(value):
-            raise typer.BadParameter(f"{value} is not {allowed}.")  # typer adds the name of the option
-        return value
-
-    if allowed.above or allowed.below < math.inf:
-        return {"callback": check}
-    most = None if allowed.most in (math.inf, MOST_STEPS) else int(allowed.most)  # the settings refuse more steps
-    return {"min": int(allowed.least), "max": most}
-
-
-def _parse(each: "dataclasses.Field[Any]", about: Option, text: Any) -> Any:
-    """The value of an option from its text, or from the texts of a repeated one."""
-    kinds = kinds_of(each.type)
-    if Mapping in kinds:
-        return parse_overrides(text) if about.argument else parse_options(text)
-    if _is_list(each) and "," in about.metavar:
-        return parse_list(flag(each, about), text, about)
-    if int in kinds and isinstance(text, str) and text.isdigit():
-        return int(text)
-    return text
+def _parameters(cls: Any) -> list[_Parameter]:
+    """The options of a dataclass that the command line has."""
+    return [_Parameter(field, about) for field, about in options_of(cls) if about.command]
 
 
 def parse_options(pairs: Sequence[str]) -> dict[str, object]:
@@ -179,35 +189,6 @@ def parse_options(pairs: Sequence[str]) -> dict[str, object]:
         except json.JSONDecodeError:
             options[key] = text
     return options
-
-
-def parse_list(option: str, text: str, about: Option) -> list[Any]:
-    """Names or whole numbers separated by commas."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if about.range is None:
-        if not words:
-            raise ValueError(f"{option} takes names separated by commas, not {text!r}.")
-        return words
-    if not words or not all(word.isdecimal() and about.range.holds(int(word)) for word in words):
-        raise ValueError(f"{option} takes whole numbers of at least {about.range.least}, as in 512,1024, not {text!r}.")
-    return [int(word) for word in words]
-
-
-# Completion by the shell
-
-
-def _completion(each: "dataclasses.Field[Any]", about: Option) -> Callable[[str], list[str]] | None:
-    if each.name == "what":
-        return complete_encoding_or_folder
-    words = about.complete or (lambda: about.choices)
-    if about.complete is None and not about.choices:
-        return None
-
-    def complete(incomplete: str) -> list[str]:
-        before, comma, last = incomplete.rpartition(",") if "," in about.metavar else ("", "", incomplete)
-        return [f"{before}{comma}{word}" for word in beginning(words(), last)]
-
-    return complete
 
 
 def complete_encoding_or_folder(incomplete: str) -> list[str]:

@@ -1,28 +1,53 @@
-"""`relpos.compare`: run the trials of a comparison, on this machine or on a cluster, and write its report."""
+"""`relpos.compare`: run the trials of a comparison, on this machine or on a cluster, and write its report.
+
+python -m relpos.comparison.compare FOLDER ENCODING SEED THREADS
+
+trains and evaluates one trial. If its process crashes, or the system kills it because memory runs out, only this trial
+fails. Slow imports come after the trial's lock is held. Started by torchrun, the first process does this and the others
+help it to train.
+"""
 
 import contextlib
+import os
+import platform
+import statistics
+import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from relpos.comparison.comparison import FILE, Trial, load_comparison, make_comparison
+from relpos.comparison.comparison import (
+    FILE,
+    Comparison,
+    Machine,
+    Trial,
+    TrialRecord,
+    TrialTraining,
+    finished,
+    load_comparison,
+    make_comparison,
+    read_record,
+    write_record,
+)
 from relpos.comparison.options import CompareOptions
-from relpos.comparison.report import write_report
-from relpos.comparison.trial import DONE, FAILED, HELD, LOCK, LOG, TrialRecord, finished, read_record, write_record
+from relpos.runs.results import About, read_about
 from relpos.runs.settings import settings_by_key
-from relpos.system.executors.interface import Executor, Part
-from relpos.system.executors.local import LocalExecutor
-from relpos.system.lock import HeldError, Lock, lock_holder
+from relpos.system.executors import Executor, LocalExecutor, Part, Parts
+from relpos.system.files import HeldError, Lock, lock_holder
+from relpos.system.memory import begin_peak, memory_of_machine, peak
 from relpos.system.options import takes
-from relpos.system.processes import Exit
+from relpos.system.processes import Exit, end_with_parent
 from relpos.system.progress import clock_time
-from relpos.system.scheduler import active_words, run_parts
 
 EVERY = 60.0  # seconds between two lines of progress outside a terminal
 RETRY = 5.0  # seconds until a trial that another process holds is tried again
 DRIVER = ".driver.lock"  # held by the process that hands the trials to a cluster
 IN_USE = "the trials of {folder} are handed to a cluster by {holder}: wait for it or stop it."
+LOG, LOCK = "trial.log", ".trial.lock"  # in a trial's folder
+GRACE = 30.0  # seconds until a process that helped to train ends after an error: the first one records the reason
+DONE, FAILED, HELD = 0, 65, 75  # exit codes of a trial's process; any other (Python's own is 1) is a crash
 
 
 @dataclass(frozen=True)
@@ -59,6 +84,8 @@ def compare(options: CompareOptions) -> ComparisonReport:
         >>> report = relpos.compare(["alibi", "rope", "cable"], seeds=3, steps=1200, out="runs/three")
         >>> report.html, report.failed
     """
+    from relpos.comparison.report import write_report
+
     folder, say = Path(options.out), options.say
     failed: dict[Trial, str] = {}
     if not options.report_only:
@@ -79,11 +106,14 @@ def compare(options: CompareOptions) -> ComparisonReport:
     return ComparisonReport(html, markdown, failed)
 
 
+# -- All trials
+
+
 def run_trials(
     out: Path,
     workers: int = 1,
-    say: Callable[[str], None] = print,
-    after: Callable[[], object] | None = None,
+    say: Callable[[str], object] = print,
+    after: Callable[[], object] = lambda: None,
     executor: Executor | None = None,
 ) -> dict[Trial, str]:
     """Run every trial of a comparison that is not finished.
@@ -100,45 +130,30 @@ def run_trials(
 
     Returns:
         The trials that failed, each with a sentence that says why.
-
-    Raises:
-        FileNotFoundError: The folder holds no comparison.
-        ValueError: `workers` is less than 1, or another process hands the trials of the folder to a cluster.
-
-    Example:
-        >>> make_comparison(Path("runs/comparison"), ["alibi", "rope"], seeds=2)
-        >>> failed = run_trials(Path("runs/comparison"), workers=2)
     """
     trials = Trials(out, LocalExecutor(workers) if executor is None else executor, say, after)
     with (
         Lock(out, DRIVER, in_use=IN_USE) if trials.executor.exclusive else contextlib.nullcontext(),
-        contextlib.closing(run_parts(trials, trials.executor, EVERY)) as ends,
+        contextlib.closing(trials.run(EVERY)) as ends,
     ):
         for name, end in ends:
             trials.end(name, end)
-    if after is not None:
-        after()
-    return trials.failed()
+    after()
+    errors = {trial: read_record(out, trial).get("error") for trial in trials.comparison.trials()}
+    return {trial: error for trial, error in errors.items() if error is not None}
 
 
-class Trials:
-    """The trials of a comparison as parts: which are left, which other processes hold, how each ended.
-
-    Args:
-        out: The comparison's folder.
-        executor: Where the trials run.
-        say: Receives a line when a trial ends.
-        after: Called after every trial.
-    """
+class Trials(Parts):
+    """The trials of a comparison as parts: which are left, which other processes hold, how each ended."""
 
     def __init__(
-        self, out: Path, executor: Executor, say: Callable[[str], object], after: Callable[[], object] | None
+        self, out: Path, executor: Executor, say: Callable[[str], object], after: Callable[[], object]
     ) -> None:
-        self.out, self.executor, self.after = out, executor, after
-        self._say = say
+        super().__init__(executor, {}, say)
+        self.out, self.after = out, after
         self.comparison = load_comparison(out)
         # A trial has failed in this call only if it has been tried more often than when the call began.
-        self.attempts = {trial: int(self._record(trial).get("attempts", 0)) for trial in self.comparison.trials()}
+        self.attempts = {trial: read_record(out, trial).get("attempts", 0) for trial in self.comparison.trials()}
         self.held: dict[Trial, float] = {}  # trials of other processes, and when to try them again
         self.over: dict[Trial, TrialRecord] = {}  # trials that are finished or have failed, and their records
         self.news = False  # whether a trial has ended since the report was written
@@ -147,7 +162,7 @@ class Trials:
         """The trials that are left, without those that other processes hold."""
         self.comparison = load_comparison(self.out)  # another process may have added encodings or seeds
         left = self._left()
-        if self.news and self.after is not None:
+        if self.news:
             self.news = False
             self.after()
         now = time.monotonic()
@@ -156,39 +171,30 @@ class Trials:
     def waits(self) -> bool:
         return bool(self._left())
 
-    def say(self, message: str) -> object:
-        return self._say(message)
-
-    def failed(self) -> dict[Trial, str]:
-        """The trials that have failed, each with a sentence that says why."""
-        errors = {trial: self._record(trial).get("error") for trial in self.comparison.trials()}
-        return {trial: error for trial, error in errors.items() if error is not None}
-
-    def _record(self, trial: Trial) -> TrialRecord:
-        return read_record(self.out, trial)
-
     def _left(self) -> list[Trial]:
         """The trials that are not finished and have not failed in this call; running ones are among them."""
         running = self.executor.running
         for trial in self.comparison.trials():
             if trial in self.over or trial.name in running:
                 continue
-            record = self._record(trial)
-            tried = int(record.get("attempts", 0)) > self.attempts.get(trial, 0)
-            if finished(record, self.comparison, trial) or (tried and record["error"] is not None):
+            record = read_record(self.out, trial)
+            if finished(record, self.comparison, trial) or self._failed_now(trial, record):
                 self.over[trial] = record
                 self.news = self.news or self.held.pop(trial, None) is not None
         return [trial for trial in self.comparison.trials() if trial not in self.over]
 
+    def _failed_now(self, trial: Trial, record: TrialRecord) -> bool:
+        tried = record.get("attempts", 0) > self.attempts.get(trial, 0)
+        return tried and record.get("error") is not None
+
     def _part(self, trial: Trial) -> Part:
-        folder, threads = self.out / trial.name, str(self.executor.threads)
-        arguments = (self.out, trial.encoding, str(trial.seed), threads)
-        return Part(
-            "relpos.comparison.trial", arguments, folder, folder / LOG, reads=(self.out / FILE,), distributed=True
-        )
+        folder = self.out / trial.name
+        arguments = (self.out, trial.encoding, str(trial.seed), str(self.executor.threads))
+        reads = (self.out / FILE,)
+        return Part("relpos.comparison.compare", arguments, folder, folder / LOG, reads, distributed=True)
 
     def end(self, name: str, end: Exit) -> None:
-        """Record that a trial has ended."""
+        """Note that the process of a trial has ended."""
         trial = next(trial for trial in self.comparison.trials() if trial.name == name)
         code = end.code if end.code in (DONE, FAILED, HELD) else self._record_crash(trial, end)
         if code == HELD:
@@ -197,23 +203,22 @@ class Trials:
             self.held[trial] = time.monotonic() + RETRY
             return
         self.news = True
-        self.over[trial] = self._record(trial)
+        self.over[trial] = record = read_record(self.out, trial)
         self.held.pop(trial, None)
-        error, duration = self.over[trial].get("error"), clock_time(end.seconds)
+        error, duration = record.get("error"), clock_time(end.seconds)
         result = f"done in {duration}" if error is None else f"failed after {duration}: {error}"
         self.say(f"{trial.name} {result}   ({self._count()})")
 
     def _record_crash(self, trial: Trial, end: Exit) -> int:
         """Record the failure of a trial whose process could not do so itself, unless another process has taken it."""
-        reason = end.reason(f"see {trial.name}/{LOG}.")
         try:
             with Lock(self.out / trial.name, LOCK):
-                record = self._record(trial)
-                if int(record.get("attempts", 0)) > self.attempts.get(trial, 0) and record["error"] is not None:
-                    return FAILED  # torchrun does not pass on the exit code of its processes
-                attempts = max(int(record.get("attempts", 0)), self.attempts.get(trial, 0) + 1)
-                name: TrialRecord = {"encoding": trial.encoding, "seed": trial.seed}
-                write_record(self.out, trial, {**record, **name, "error": reason, "attempts": attempts})
+                record = read_record(self.out, trial)
+                if not self._failed_now(trial, record):  # else torchrun did not pass on the code of its processes
+                    attempts = max(record.get("attempts", 0), self.attempts.get(trial, 0) + 1)
+                    record = {**record, "encoding": trial.encoding, "seed": trial.seed, "attempts": attempts}
+                    record["error"] = end.reason(f"see {trial.name}/{LOG}.")
+                    write_record(self.out, trial, record)
         except HeldError:
             return HELD
         return FAILED
@@ -227,18 +232,119 @@ class Trials:
 
     def progress(self) -> str:
         logs = {trial.name: self.out / trial.name / LOG for trial in self.comparison.trials()}
-        words = [self._count(), *active_words(self.executor, logs)]
+        words = [self._count(), *self.active_words(logs)]
         if not self.executor.running and self.held:
             words.append("waiting for " + ", ".join(f"{trial.name} ({self._holder(trial)})" for trial in self.held))
-        left = self._seconds_left()
-        return "  |  ".join([*words, f"about {clock_time(left)} left"] if left is not None else words)
+        durations = [record["seconds"] for record in self.over.values() if record.get("error") is None]
+        if durations:
+            mean, active = statistics.fmean(durations), self.executor.active
+            waiting = len(self.comparison.trials()) - len(self.over) - len(active)
+            rest = sum(max(mean - self.executor.seconds(name), 0.0) for name in active)
+            left = (mean * waiting + rest) / (self.executor.places or max(1, len(active)))
+            words.append(f"about {clock_time(left)} left")
+        return "  |  ".join(words)
 
-    def _seconds_left(self) -> float | None:
-        """An estimate from the mean duration of the finished trials."""
-        durations = [float(record["seconds"]) for record in self.over.values() if record.get("error") is None]
-        if not durations:
-            return None
-        mean, active = sum(durations) / len(durations), self.executor.active
-        waiting = len(self.comparison.trials()) - len(self.over) - len(active)
-        rest = sum(max(mean - self.executor.seconds(name), 0.0) for name in active)
-        return (mean * waiting + rest) / (self.executor.places or max(1, len(active)))
+
+# -- One trial, in a process of its own
+
+
+def run_trial(comparison: Comparison, out: Path, trial: Trial, threads: int) -> int:
+    """Train and evaluate a trial and write its record. The caller holds the trial's lock."""
+    started = time.monotonic()
+    record = read_record(out, trial)
+    attempts = record.get("attempts", 0) + 1
+    record = {**record, "encoding": trial.encoding, "seed": trial.seed, "error": None, "attempts": attempts}
+    try:
+        _measure(comparison, out, trial, threads, record)
+    except Exception as error:
+        traceback.print_exc()
+        text = " ".join(str(error).split())[:500]
+        clear = isinstance(error, ValueError | OSError) and text
+        record["error"] = text if clear else f"{type(error).__name__}: {text}"
+    record["seconds"] = round(time.monotonic() - started, 1)
+    write_record(out, trial, record)
+    return DONE if record["error"] is None else FAILED
+
+
+def _measure(comparison: Comparison, out: Path, trial: Trial, threads: int, record: TrialRecord) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    if "training" not in record:
+        record["machine"] = _machine(threads)
+        record["training"], record["about"] = _train(comparison, out, trial)
+        write_record(out, trial, record)  # if the evaluation is interrupted, the trial is not trained again
+
+    from relpos.evaluation.evaluation import evaluate
+    from relpos.runs.run import open_run
+
+    run, tokens = open_run(out / trial.name), comparison.eval_tokens
+    record["windows"] = evaluate(run, comparison.lengths, "windows", eval_tokens=tokens)
+    if trial.seed == 0:
+        record["positions"] = evaluate(run, [comparison.positions], "positions", eval_tokens=tokens)
+
+
+def _train(comparison: Comparison, out: Path, trial: Trial) -> tuple[TrialTraining, About]:
+    import torch
+
+    from relpos.runs.checkpoints import read_log
+    from relpos.training.training import train
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    begin_peak(device)
+    result = train(comparison.settings_of(trial, out))
+    _, about = read_about(out / trial.name)
+    speeds = [entry["tokens_per_second"] for entry in read_log(out / trial.name) if "tokens_per_second" in entry]
+    # The median, because the first steps are slower and other programs may use the machine for a while.
+    return {**result, "tokens_per_second": statistics.median(speeds), "peak_memory_bytes": peak(device)}, about
+
+
+def _machine(threads: int) -> Machine:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if sys.platform == "linux" else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "memory_bytes": memory_of_machine(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _help_to_train(comparison: Comparison, out: Path, trial: Trial, threads: int) -> int:
+    """Train together with the first process, which measures and writes the record."""
+    if "training" in read_record(out, trial):  # else written only when all processes have trained
+        return DONE
+    import torch
+
+    from relpos.training.training import train
+
+    torch.set_num_threads(threads)
+    try:
+        train(comparison.settings_of(trial, out))
+    except Exception:
+        traceback.print_exc()
+        time.sleep(GRACE)  # torchrun ends all processes when one has failed
+        return FAILED
+    return DONE
+
+
+def main() -> int:
+    """Run the trial of the command line, unless another process runs it."""
+    folder, encoding, seed, threads = sys.argv[1:]
+    out, trial = Path(folder), Trial(encoding, int(seed))
+    end_with_parent()
+    comparison = load_comparison(out)
+    if int(os.environ.get("RANK", "0")) > 0:
+        return _help_to_train(comparison, out, trial, int(threads))
+    try:
+        with Lock(out / trial.name, LOCK):
+            if finished(read_record(out, trial), comparison, trial):  # another process has just finished it
+                return DONE
+            return run_trial(comparison, out, trial, int(threads))
+    except HeldError:
+        return HELD
+
+
+if __name__ == "__main__":
+    sys.exit(main())

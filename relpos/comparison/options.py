@@ -10,7 +10,7 @@ from relpos.runs.settings import setting
 from relpos.system.options import COUNT, TOKENS, option
 
 if TYPE_CHECKING:
-    from relpos.system.executors.interface import Executor
+    from relpos.system.executors import Executor
 
 # Sinusoids of amplitude 1 are much larger than token embeddings, which start with a deviation of 0.02; the authors of
 # CABLE use an amplitude of 0.1.

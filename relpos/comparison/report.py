@@ -1,17 +1,17 @@
 """The report of a comparison in HTML and Markdown, from the records of its trials. Written again after every trial."""
 
 import shlex
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from relpos.comparison.comparison import Comparison, Trial, load_comparison
-from relpos.comparison.paired_test import DRAWS, LEVEL, Standing
+from relpos.comparison.comparison import Comparison, Trial, finished, load_comparison
 from relpos.comparison.summary import (
+    DRAWS,
+    LEVEL,
     Perplexities,
     Records,
-    Standings,
-    cost_text,
+    Standing,
     costs,
     findings,
     make_bits,
@@ -21,120 +21,122 @@ from relpos.comparison.summary import (
     mebibytes,
     notes,
     read_records,
-    several,
 )
-from relpos.comparison.trial import finished
-from relpos.pictures.blocks import Block, Code, Heading, Image, Items, Table, Text, to_html, to_markdown
 from relpos.pictures.curves import draw_curves, draw_position_panels
 from relpos.pictures.draw import draw
 from relpos.pictures.map_figures import draw_sheet
+from relpos.pictures.markdown import TRAINED, image, items, table, to_html, without_tags
 from relpos.pictures.printed_page import Look, save
 from relpos.system.files import write_text
-from relpos.text.masking import MASKED_EVERY
+from relpos.text.tokens import MASKED_EVERY
 
 FIGURES = "figures"  # the folder of the pictures in the comparison's folder
 
 
 def write_report(out: Path) -> tuple[Path, Path]:
-    """Write the report of a comparison.
-
-    Args:
-        out: The comparison's folder; trials may be missing.
-
-    Returns:
-        The paths of report.html and report.md in that folder.
-    """
+    """Write report.html and report.md of a comparison into its folder; trials may be missing."""
     comparison = load_comparison(out)
-    records = read_records(comparison, out)
-    blocks = make_report(comparison, records, out)
+    text = "\n\n".join(_paragraphs(comparison, read_records(comparison, out), out)) + "\n"
     html, markdown = out / "report.html", out / "report.md"
-    write_text(html, to_html(blocks))
-    write_text(markdown, to_markdown(blocks, out))
+    write_text(html, to_html(text, out))
+    write_text(markdown, text)
     return html, markdown
 
 
-def make_report(comparison: Comparison, records: Records, out: Path) -> list[Block]:
-    """The blocks of the report; draws its pictures into the folder."""
-    table, standings = make_table(comparison, records), make_standings(comparison, records)
+def _paragraphs(comparison: Comparison, records: Records, out: Path) -> list[str]:
+    """The report in Markdown; draws its pictures into the folder."""
+    perplexities, standings = make_table(comparison, records), make_standings(comparison, records)
     done = sum(finished(record, comparison, trial) for trial, record in records.items())
-    state = [] if done == len(records) else [Text(f"{done} of {len(records)} trials are finished.")]
+    metric, causal = comparison.family.metric, comparison.family.causal
+    masked = f"one token in {MASKED_EVERY} masked and scored, the same ones at every length"
     return [
-        Heading(f"{len(comparison.encodings)} positional encodings, trained at {comparison.length}", 1),
-        Text(_what(comparison, out)),
-        *state,
-        Heading(f"{comparison.family.metric.capitalize()} by length"),
-        Text(
-            f"Held-out text in windows of each length, {_scored(comparison)} (`windows`); up to "
-            f"{comparison.eval_tokens:,} tokens, the same at every length. Mean ± sample deviation over "
-            f"{several(comparison.seeds, 'seed')}; {comparison.length} is the trained length."
-        ),
-        *(Text(sentence) for sentence in marking(standings)),
-        perplexities(comparison, table, standings),
+        f"# {len(comparison.encodings)} positional encodings, trained at {comparison.length}",
+        _what(comparison, out),
+        *([] if done == len(records) else [f"{done} of {len(records)} trials are finished."]),
+        f"## {metric.capitalize()} by length",
+        f"Held-out text in windows of each length, {'every token scored' if causal else masked} (`windows`); up to "
+        f"{comparison.eval_tokens:,} tokens, the same at every length. Mean ± sample deviation over "
+        f"{_several(comparison.seeds, 'seed')}; {comparison.length} is the trained length.",
+        *marking(standings),
+        _perplexities(comparison, perplexities, standings),
         *_listed("What the table does not show:", notes(comparison, records)),
-        *_listed("What the table shows:", findings(comparison, table, standings)),
+        *_listed("What the table shows:", findings(comparison, perplexities, standings)),
         *_differences(comparison, standings),
         *_bits(comparison, records),
-        *_curves(comparison, table, out),
+        *_curves(comparison, perplexities, out),
         *_positions(comparison, records, out),
         *_last_layers(comparison, records, out),
-        Heading("What each costs"),
-        Text(cost_text(records)),
-        costs(comparison, records),
-        Heading("How it was made"),
+        "## What each costs",
+        _cost_text(records),
+        table(*costs(comparison, records)),
+        "## How it was made",
         *_making(comparison, records, out),
     ]
 
 
-def _scored(comparison: Comparison) -> str:
-    """Which tokens are scored, in words."""
-    if comparison.family.causal:
-        return "every token scored"
-    return f"one token in {MASKED_EVERY} masked and scored, the same ones at every length"
+def _several(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
-def _listed(title: str, items: list[str]) -> list[Block]:
-    return [Text(title), Items(items)] if items else []
+def _listed(title: str, sentences: list[str]) -> list[str]:
+    return [title, items(sentences)] if sentences else []
 
 
-def perplexities(comparison: Comparison, table: Perplexities, standings: Standings) -> Table:
+def _what(comparison: Comparison, out: Path) -> str:
+    settings = comparison.settings_of(comparison.trials()[0], out)
+    run = settings.run
+    steps = f"{run.steps:,} steps ({run.steps * run.batch_size * comparison.length:,} tokens)" if run.steps else ""
+    minutes = f"{run.minutes:g} minutes" if run.minutes else ""
+    text = (
+        f"{comparison.family.title} {settings.model.preset}, {run.batch_size} windows of "
+        f"{comparison.length} tokens per step, {' or '.join(filter(None, (steps, minutes)))} on "
+        f"`{settings.data.source}`, {_several(comparison.seeds, 'seed')}. With the same seed all encodings read the "
+        "same windows in the same order, and the weights that they have in common start with the same values."
+    )
+    if minutes:
+        text += (
+            " **Training ended by the clock: the faster encodings have seen more data** (the table of costs shows how "
+            "much); for equal data give `--steps` or `--tokens`."
+        )
+    return text
+
+
+def _perplexities(comparison: Comparison, perplexities: Perplexities, standings: Mapping[int, Standing]) -> str:
     """The table in the paper's layout: one row per encoding, one column per length."""
-    rows = {encoding: [str(cell) for cell in row.values()] for encoding, row in table.items()}
     bold = {
         (row, column)
         for row, encoding in enumerate(comparison.encodings)
         for column, length in enumerate(comparison.lengths, start=1)
         if length in standings and encoding in standings[length].marked
     }
+    rows = {encoding: [str(cell) for cell in row.values()] for encoding, row in perplexities.items()}
     return _by_length(comparison, rows, bold)
 
 
-def _by_length(comparison: Comparison, rows: dict[str, list[str]], bold: set[tuple[int, int]] | None = None) -> Table:
-    head = [f"{length} (trained)" if length == comparison.length else str(length) for length in comparison.lengths]
-    cells = [[f"`{encoding}`", *row] for encoding, row in rows.items()]
-    return Table(["encoding", *head], cells, bold or set(), 1 + comparison.lengths.index(comparison.length))
+def _by_length(comparison: Comparison, rows: Mapping[str, list[str]], bold: set[tuple[int, int]] | None = None) -> str:
+    head = [f"{length} {TRAINED}" if length == comparison.length else str(length) for length in comparison.lengths]
+    return table(["encoding", *head], [[f"`{encoding}`", *row] for encoding, row in rows.items()], bold or set())
 
 
-def _differences(comparison: Comparison, standings: Standings) -> list[Block]:
+def _differences(comparison: Comparison, standings: Mapping[int, Standing]) -> list[str]:
     """The paired differences from the lowest of each length."""
-    if not any(at_length.differences for at_length in standings.values()):
+    tested = max((len(at_length.differences) for at_length in standings.values()), default=0)
+    if not tested:
         return []
     rows = {
         encoding: [_difference(standings.get(length), encoding) for length in comparison.lengths]
         for encoding in comparison.encodings
     }
-    comparisons = max(len(at_length.differences) for at_length in standings.values())
-    each = (
-        f", which is {100 - 100 * (1 - LEVEL) / comparisons:.2f} % for each of {comparisons}" if comparisons > 1 else ""
-    )
+    share = f", which is {100 - 100 * (1 - LEVEL) / tested:.2f} % for each of {tested}" if tested > 1 else ""
+    level = f"{LEVEL * 100:.0f} % for all comparisons at a length together{share}"
     text = (
         "Loss per token minus that of the lowest of the length, on the same documents and with the same seeds, and its "
-        f"interval ({LEVEL * 100:.0f} % for all comparisons at a length together{each}). Documents are drawn {DRAWS:,} "
-        "times with replacement; where there are several seeds, their variation is added as Student's t. `*`: the "
-        "interval does not contain 0."
+        f"interval ({level}). Documents are drawn {DRAWS:,} times with replacement; where there are several "
+        "seeds, their variation is added as Student's t. `*`: the interval does not contain 0."
     )
     if comparison.seeds == 1:
         text += " With one seed it is a difference between two trained models, and says little about the encodings."
-    return [Heading("Differences between encodings"), Text(text), replace(_by_length(comparison, rows), wrapped=True)]
+    return ["## Differences between encodings", text, _by_length(comparison, rows)]
 
 
 def _difference(at_length: Standing | None, encoding: str) -> str:
@@ -147,41 +149,41 @@ def _difference(at_length: Standing | None, encoding: str) -> str:
     return f"{difference.mean:+.3f}{'*' if difference.significant else ''} {bounds}"
 
 
-def _bits(comparison: Comparison, records: Records) -> list[Block]:
+def _bits(comparison: Comparison, records: Records) -> list[str]:
     """The table of bits per byte, if the evaluations have them."""
     rows = make_bits(comparison, records)
-    text = Text(
+    text = (
         "The same losses as bits per byte of the scored text: mean ± sample deviation over the seeds. Unlike "
         "perplexities, these can be compared between tokenizers."
     )
-    return [Heading("Bits per byte"), text, _by_length(comparison, rows)] if rows else []
+    return ["## Bits per byte", text, _by_length(comparison, rows)] if rows else []
 
 
-def _curves(comparison: Comparison, table: Perplexities, out: Path) -> list[Block]:
+def _curves(comparison: Comparison, perplexities: Perplexities, out: Path) -> list[str]:
     """Curves of perplexity by length: the mean, and a band from the lowest seed to the highest."""
-    series: dict[str, list[dict[str, Any]]] = {}
-    for encoding, row in table.items():
-        if row[comparison.length].values:
-            series[encoding] = [
-                {
-                    "length": length,
-                    "perplexity": cell.mean,
-                    "low": min(cell.values) if len(cell.values) > 1 else None,
-                    "high": max(cell.values) if len(cell.values) > 1 else None,
-                    "error": None if cell.values else cell.missing,
-                }
-                for length, cell in row.items()
-            ]
+    series: dict[str, list[dict[str, Any]]] = {
+        encoding: [
+            {
+                "length": length,
+                "perplexity": cell.mean,
+                "low": min(cell.values) if len(cell.values) > 1 else None,
+                "high": max(cell.values) if len(cell.values) > 1 else None,
+                "error": None if cell.values else cell.missing,
+            }
+            for length, cell in row.items()
+        ]
+        for encoding, row in perplexities.items()
+        if row[comparison.length].values
+    }
     if not series:
         return []
-    file = save(draw_curves(series, comparison.length, comparison.family.metric), out / FIGURES / "curves.png")
-    return [
-        Heading("Past the trained length"),
-        Image(file, f"{comparison.family.metric.capitalize()} by length; the band spans the seeds."),
-    ]
+    metric = comparison.family.metric
+    save(draw_curves(series, comparison.length, metric), out / FIGURES / "curves.png")
+    caption = f"{metric.capitalize()} by length; the band spans the seeds."
+    return ["## Past the trained length", image(f"{FIGURES}/curves.png", caption)]
 
 
-def _positions(comparison: Comparison, records: Records, out: Path) -> list[Block]:
+def _positions(comparison: Comparison, records: Records, out: Path) -> list[str]:
     """Curves of loss by position, for the first seed."""
     measured: dict[str, Any] = {
         encoding: records[Trial(encoding, 0)].get("positions") or {} for encoding in comparison.encodings
@@ -189,24 +191,20 @@ def _positions(comparison: Comparison, records: Records, out: Path) -> list[Bloc
     series = {encoding: result["bins"] for encoding, result in measured.items() if result.get("bins")}
     if not series:
         return []
-    file = save(draw_position_panels(series, comparison.length), out / FIGURES / "positions.png")
+    save(draw_position_panels(series, comparison.length), out / FIGURES / "positions.png")
     text = (
         f"Loss at each position of windows of {comparison.positions} tokens (`positions`, seed 0); dashed, the same "
         f"tokens read by the same model in windows of {comparison.length}. Where the two separate, the length itself "
         "raises or lowers the loss. The band is the 95 % interval over documents."
     )
     warnings = dict.fromkeys(sentence for result in measured.values() for sentence in result.get("warnings", ()))
-    text = " ".join([text, *warnings])
-    return [
-        Heading("Loss by position"),
-        Text(text),
-        Image(file, f"Loss by position in windows of {comparison.positions}."),
-    ]
+    picture = image(f"{FIGURES}/positions.png", f"Loss by position in windows of {comparison.positions}.")
+    return ["## Loss by position", " ".join([text, *warnings]), picture]
 
 
-def _last_layers(comparison: Comparison, records: Records, out: Path) -> list[Block]:
+def _last_layers(comparison: Comparison, records: Records, out: Path) -> list[str]:
     """One strip of heat maps per encoding: the last layer of its first seed. Drawn once, after the training."""
-    strips: list[Block] = []
+    strips: list[str] = []
     for encoding in comparison.encodings:
         trial = Trial(encoding, 0)
         file, weights = out / FIGURES / f"{trial.name}.png", out / trial.name / "model.safetensors"
@@ -214,77 +212,66 @@ def _last_layers(comparison: Comparison, records: Records, out: Path) -> list[Bl
             continue
         if not file.exists() or file.stat().st_mtime < weights.stat().st_mtime:
             try:
-                drawn = draw(out / trial.name)
+                picture = draw(out / trial.name)
             except (ValueError, OSError) as error:
-                strips.append(Text(f"`{encoding}`: {error}"))
+                strips.append(without_tags(f"`{encoding}`: {error}"))
                 continue
-            save(draw_sheet(drawn.maps, Look(caption=drawn.caption)), file)
-        strips.append(Image(file, f"{encoding}: the last layer of seed 0, one panel per head."))
-    text = Text(
+            save(draw_sheet(picture.maps, Look(caption=picture.caption)), file)
+        strips.append(image(f"{FIGURES}/{file.name}", f"`{encoding}`: the last layer of seed 0, one panel per head."))
+    text = (
         "The bias that each head adds to the scores, or the scores themselves if an encoding adds no bias, on held-out "
         "text: queries down, keys across, each panel with its own range, printed below it."
     )
-    return [Heading("The last layer"), text, *strips] if strips else []
+    return ["## The last layer", text, *strips] if strips else []
 
 
-def _what(comparison: Comparison, out: Path) -> str:
-    settings = comparison.settings_of(comparison.trials()[0], out)
-    run = settings.run
-    ends = []
-    if run.steps is not None:
-        ends.append(f"{run.steps:,} steps ({run.steps * run.batch_size * comparison.length:,} tokens)")
-    if run.minutes is not None:
-        ends.append(f"{run.minutes:g} minutes")
-    text = (
-        f"{comparison.family.title} {settings.model.preset}, {run.batch_size} windows of "
-        f"{comparison.length} tokens per step, "
-        f"{' or '.join(ends)} on `{settings.data.source}`, {several(comparison.seeds, 'seed')}. With the "
-        "same seed all encodings read the same windows in the same order, and the weights that they have in "
-        "common start with the same values."
+def _cost_text(records: Records) -> str:
+    threads = sorted({record["machine"]["threads"] for record in records.values() if "machine" in record})
+    differ = " They differ between trials: speeds are not comparable." if len(threads) > 1 else ""
+    return (
+        "Means over the seeds. Training: the median speed over the run, the seconds with its evaluations and "
+        "checkpoints, the peak memory of the process. "
+        f"Threads per trial: {', '.join(map(str, threads)) or '–'}.{differ}"
     )
-    if run.minutes is not None:
-        text += (
-            " **Training ended by the clock: the faster encodings have seen more data** (the table of costs shows how "
-            "much); for equal data give `--steps` or `--tokens`."
-        )
-    return text
 
 
-def _making(comparison: Comparison, records: Records, out: Path) -> list[Block]:
-    first = [Trial(encoding, 0) for encoding in comparison.encodings]
-    single = [comparison.train_command(trial, out) for trial in first]
-    lengths = ",".join(map(str, comparison.lengths))
-    seeds = ", ".join(map(str, range(comparison.seeds)))
-    tokens = f"--eval-tokens {comparison.eval_tokens}"
-    folder = shlex.quote(str(out / first[0].name))
-    single += [
+def _making(comparison: Comparison, records: Records, out: Path) -> list[str]:
+    trials = [Trial(encoding, 0) for encoding in comparison.encodings]
+    lengths, tokens = ",".join(map(str, comparison.lengths)), f"--eval-tokens {comparison.eval_tokens}"
+    folder = shlex.quote(str(out / trials[0].name))
+    single = [
+        *(comparison.train_command(trial, out) for trial in trials),
         f"relpos evaluate {folder} --lengths {lengths} {tokens}",
         f"relpos evaluate {folder} --protocol positions --lengths {comparison.positions} {tokens}",
     ]
     return [
-        Text("The commands that were run, and a single command that makes the same comparison:"),
-        Code("\n".join([*comparison.commands, "", comparison.command(out)])),
-        Text(f"The commands for single trials, with seed 0; the seeds are {seeds}."),
-        Code("\n".join(single)),
-        Items(_surroundings(records)),
+        "The commands that were run, and a single command that makes the same comparison:",
+        _code([*comparison.commands, "", comparison.command(out)]),
+        f"The commands for single trials, with seed 0; the seeds are {', '.join(map(str, range(comparison.seeds)))}.",
+        _code(single),
+        items(_surroundings(records)),
     ]
+
+
+def _code(lines: list[str]) -> str:
+    return "\n".join(["```sh", *lines, "```"])
 
 
 def _surroundings(records: Records) -> list[str]:
     """Corpus, versions and machines; several of a kind only if trials ran on several machines."""
-    lines: dict[str, None] = {}
+    lines: list[str] = []
     for record in records.values():
         about, machine = record.get("about"), record.get("machine")
         if about is not None:
-            corpus = about["corpus"]
-            lines[f"Corpus: {corpus['name']}, SHA-256 of its texts `{corpus['hash']}`."] = None
-            lines[f"Tokens: {about['tokens']['train']:,} to train on, {about['tokens']['heldout']:,} held out."] = None
-            lines[
-                "Versions: " + ", ".join(f"{name} {version}" for name, version in about["versions"].items()) + "."
-            ] = None
+            versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+            lines += [
+                f"Corpus: {about['corpus']['name']}, SHA-256 of its texts `{about['corpus']['hash']}`.",
+                f"Tokens: {about['tokens']['train']:,} to train on, {about['tokens']['heldout']:,} held out.",
+                f"Versions: {versions}.",
+            ]
         if machine is not None:
-            lines[
+            lines.append(
                 f"Machine: {machine['cpu']}, {machine['cores']} cores, {mebibytes(machine['memory_bytes'])}, "
-                f"{machine['system']}; {several(machine['threads'], 'thread')} per trial."
-            ] = None
-    return list(lines)
+                f"{machine['system']}; {_several(machine['threads'], 'thread')} per trial."
+            )
+    return list(dict.fromkeys(lines))

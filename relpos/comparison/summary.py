@@ -1,32 +1,36 @@
-"""The numbers of a comparison: means over seeds, tests at each length, costs, and sentences that say what they show."""
+"""The numbers of a comparison: means over seeds, a paired test at each length, costs, and sentences on what they show.
+
+At each length every encoding is compared with the one of the lowest perplexity, on the same documents. Each resample
+draws documents with replacement, the same ones for both encodings. There are too few seeds to resample: the mean
+difference over n seeds is taken to have Student's t distribution with n − 1 degrees of freedom, and a value drawn from
+it is added to every resample.
+"""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from relpos.comparison.comparison import Comparison, Trial
-from relpos.comparison.paired_test import LEVEL, Standing, standing
-from relpos.comparison.trial import TrialRecord, finished, read_record
-from relpos.pictures.blocks import Table
+import numpy as np
+from numpy.typing import NDArray
+
+from relpos.comparison.comparison import Comparison, Trial, TrialRecord, finished, read_record
+from relpos.evaluation.intervals import FEW, bootstrap, interval
 from relpos.runs.results import Row
+
+LEVEL = 0.95  # confidence level of all comparisons at a length together
+DRAWS = 10_000  # resamples; many, because with many comparisons the bounds lie far out in the tails
 
 Records = Mapping[Trial, TrialRecord]
 Perplexities = dict[str, dict[int, "Cell"]]  # by encoding and length
-Standings = dict[int, Standing]  # by length
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The perplexities of one encoding at one length.
+    """The perplexities of one encoding at one length."""
 
-    Attributes:
-        values: One perplexity per seed.
-        missing: What to print if there are no values: "refused", "failed", or "–" for not measured yet.
-    """
-
-    values: tuple[float, ...]
-    missing: str
+    values: tuple[float, ...]  # one per seed
+    missing: str  # what to print if there are no values: "refused", "failed", or "–" for not measured yet
 
     @property
     def mean(self) -> float | None:
@@ -41,96 +45,13 @@ class Cell:
     def __str__(self) -> str:
         if self.mean is None:
             return self.missing
-        return format_number(self.mean) + (
-            "" if self.deviation is None else f" ± {format_number(self.deviation, self.mean)}"
-        )
+        deviation = "" if self.deviation is None else f" ± {format_number(self.deviation, self.mean)}"
+        return format_number(self.mean) + deviation
 
 
 def read_records(comparison: Comparison, out: Path) -> dict[Trial, TrialRecord]:
-    """Read the records of all trials (`relpos.comparison.trial.read_record`)."""
+    """Read the records of all trials."""
     return {trial: read_record(out, trial) for trial in comparison.trials()}
-
-
-def make_table(comparison: Comparison, records: Records) -> Perplexities:
-    """Collect the perplexities of a comparison.
-
-    Args:
-        comparison: The comparison.
-        records: The records of its trials, from `read_records`.
-
-    Returns:
-        One cell per encoding and length: `table["alibi"][512].mean`.
-    """
-    return {
-        encoding: {length: _cell(comparison, records, encoding, length) for length in comparison.lengths}
-        for encoding in comparison.encodings
-    }
-
-
-def _cell(comparison: Comparison, records: Records, encoding: str, length: int) -> Cell:
-    of_encoding = [records[Trial(encoding, seed)] for seed in range(comparison.seeds)]
-    rows = [row for record in of_encoding for row in rows_of(record, comparison) if row["length"] == length]
-    if any(row["error"] for row in rows):
-        missing = "refused"
-    else:
-        missing = "failed" if any(record.get("error") for record in of_encoding) else "–"
-    return Cell(tuple(float(row["perplexity"]) for row in rows if not row["error"]), missing)
-
-
-def make_bits(comparison: Comparison, records: Records) -> dict[str, list[str]]:
-    """Format bits per byte: for each encoding one text per length. Empty if no evaluation has counted bytes."""
-    texts = {
-        encoding: [_bits(measured_rows(comparison, records, encoding, length)) for length in comparison.lengths]
-        for encoding in comparison.encodings
-    }
-    return texts if any(text != "–" for row in texts.values() for text in row) else {}
-
-
-def _bits(rows: Mapping[int, Row]) -> str:
-    values = [float(row["bits_per_byte"]) for row in rows.values() if row["bits_per_byte"] is not None]
-    if not values:  # the tokenizer is not byte-level
-        return "–"
-    deviation = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.4f}{deviation}"
-
-
-def measured_rows(comparison: Comparison, records: Records, encoding: str, length: int) -> dict[int, Row]:
-    """The evaluation rows of an encoding at a length that have a perplexity, by seed."""
-    return {
-        seed: row
-        for seed in range(comparison.seeds)
-        for row in rows_of(records[Trial(encoding, seed)], comparison)
-        if row["length"] == length and not row["error"]
-    }
-
-
-def make_standings(comparison: Comparison, records: Records) -> Standings:
-    """Test at every measured length which encodings differ from the lowest."""
-    standings = {}
-    for length in comparison.lengths:
-        rows = {encoding: measured_rows(comparison, records, encoding, length) for encoding in comparison.encodings}
-        at_length = standing(rows)
-        if at_length is not None:
-            standings[length] = at_length
-    return standings
-
-
-def marking(standings: Standings) -> list[str]:
-    """Sentences that explain what is bold in the table, and why nothing is bold at some lengths."""
-    sentences = []
-    if any(at_length.unmarked is None for at_length in standings.values()):
-        sentences.append(
-            "Bold: the lowest mean of a length, and every encoding that does not differ from it significantly in a "
-            "paired test of the losses on the same documents (bootstrap over documents, Student's t over seeds; "
-            f"{LEVEL * 100:.0f} % for all comparisons at a length together)."
-        )
-    reasons: dict[str, list[int]] = {}
-    for length, at_length in standings.items():
-        if at_length.unmarked is not None:
-            reasons.setdefault(at_length.unmarked, []).append(length)
-    for reason, lengths in reasons.items():
-        sentences.append(f"Nothing is bold at {', '.join(map(str, lengths))}: {reason}.")
-    return sentences
 
 
 def rows_of(record: TrialRecord, comparison: Comparison) -> list[Row]:
@@ -142,6 +63,168 @@ def rows_of(record: TrialRecord, comparison: Comparison) -> list[Row]:
     return rows if {row["length"] for row in rows} >= set(comparison.lengths) else []
 
 
+def measured_rows(comparison: Comparison, records: Records, encoding: str, length: int) -> dict[int, Row]:
+    """The evaluation rows of an encoding at a length that have a perplexity, by seed."""
+    return {
+        trial.seed: row
+        for trial in comparison.trials_of(encoding)
+        for row in rows_of(records[trial], comparison)
+        if row["length"] == length and not row["error"]
+    }
+
+
+def make_table(comparison: Comparison, records: Records) -> Perplexities:
+    """The perplexities of a comparison by encoding and length: `table["alibi"][512].mean`."""
+    return {
+        encoding: {length: _cell(comparison, records, encoding, length) for length in comparison.lengths}
+        for encoding in comparison.encodings
+    }
+
+
+def _cell(comparison: Comparison, records: Records, encoding: str, length: int) -> Cell:
+    of_encoding = [records[trial] for trial in comparison.trials_of(encoding)]
+    rows = [row for record in of_encoding for row in rows_of(record, comparison) if row["length"] == length]
+    if any(row["error"] for row in rows):
+        missing = "refused"
+    else:
+        missing = "failed" if any(record.get("error") for record in of_encoding) else "–"
+    return Cell(tuple(float(row["perplexity"]) for row in rows if not row["error"]), missing)
+
+
+def make_bits(comparison: Comparison, records: Records) -> dict[str, list[str]]:
+    """Bits per byte as text: for each encoding one per length. Empty if no evaluation has counted bytes."""
+
+    def text(rows: Mapping[int, Row]) -> str:
+        values = [float(row["bits_per_byte"]) for row in rows.values() if row["bits_per_byte"] is not None]
+        if not values:  # the tokenizer is not byte-level
+            return "–"
+        return f"{statistics.fmean(values):.4f}" + (f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else "")
+
+    texts = {
+        encoding: [text(measured_rows(comparison, records, encoding, length)) for length in comparison.lengths]
+        for encoding in comparison.encodings
+    }
+    return texts if any(text != "–" for row in texts.values() for text in row) else {}
+
+
+# -- The paired test
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean loss per token of an encoding minus that of the lowest, and its confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval does not contain 0."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How the encodings compare at one length."""
+
+    lowest: str  # the encoding with the lowest mean perplexity
+    differences: Mapping[str, Difference]  # of every other encoding from the lowest
+    unmarked: str | None  # why no encoding is marked in the table; None if some are
+
+    @property
+    def marked(self) -> set[str]:
+        """The lowest encoding and all that do not differ from it significantly; empty if `unmarked` says why."""
+        if self.unmarked is not None:
+            return set()
+        return {self.lowest, *(name for name, difference in self.differences.items() if not difference.significant)}
+
+
+def make_standings(comparison: Comparison, records: Records) -> dict[int, Standing]:
+    """Test at every measured length which encodings differ from the lowest."""
+    standings = {
+        length: standing({name: measured_rows(comparison, records, name, length) for name in comparison.encodings})
+        for length in comparison.lengths
+    }
+    return {length: at_length for length, at_length in standings.items() if at_length is not None}
+
+
+def standing(rows: Mapping[str, Mapping[int, Row]], seed: int = 0) -> Standing | None:
+    """Compare the encodings at one length; None if there are no rows.
+
+    Args:
+        rows: The measured rows by encoding and by seed of training.
+        seed: The seed of the bootstrap.
+    """
+    known = {encoding: seeds for encoding, seeds in rows.items() if seeds}
+    if not known:
+        return None
+    means = {name: statistics.fmean(row["perplexity"] for row in seeds.values()) for name, seeds in known.items()}
+    lowest = min(means, key=lambda encoding: means[encoding])
+    common = {name: sorted(seeds.keys() & known[lowest].keys()) for name, seeds in known.items() if name != lowest}
+    units = [row["units"] for seeds in known.values() for row in seeds.values()]
+    if not common:
+        return Standing(lowest, {}, "only one encoding has a number")
+    if any(other[key] != units[0][key] for other in units for key in ("number", "tokens")):
+        return Standing(lowest, {}, "the trials did not score the same tokens")
+    if not all(common.values()):
+        return Standing(lowest, {}, "no seed is finished for all encodings")
+    differences = _differences(known, lowest, common, seed)
+    reason, count = None, len(units[0]["number"])
+    if count < FEW:
+        reason = f"{count} documents or blocks are too few for a test (at least {FEW})"
+    elif min(len(seeds) for seeds in common.values()) < 2:
+        reason = "with one seed the variation between seeds is not known (at least two are needed)"
+    elif not any(difference.significant for difference in differences.values()):
+        reason = "no encoding differs significantly from the lowest"
+    return Standing(lowest, differences, reason)
+
+
+def _differences(
+    known: Mapping[str, Mapping[int, Row]], lowest: str, common: Mapping[str, Sequence[int]], seed: int
+) -> dict[str, Difference]:
+    level = 1 - (1 - LEVEL) / len(common)  # Bonferroni
+    tokens = np.array(next(iter(known[lowest].values()))["units"]["tokens"], dtype=np.float64)  # (units,)
+    by_seed = {
+        encoding: np.array([_losses(known[encoding][s]) - _losses(known[lowest][s]) for s in seeds])  # (seeds, units)
+        for encoding, seeds in common.items()
+    }
+    means = np.stack([differences.mean(0) for differences in by_seed.values()], axis=1)  # (units, encodings)
+    sums, counts = bootstrap(means, tokens, seed=seed, draws=DRAWS)
+    generator = np.random.default_rng(seed)
+    results = {}
+    for column, (encoding, differences) in enumerate(by_seed.items()):
+        of_seeds = differences.sum(1) / tokens.sum()  # (seeds,)
+        drawn = sums[:, column] / counts
+        if len(of_seeds) > 1:
+            deviation = of_seeds.std(ddof=1) / len(of_seeds) ** 0.5
+            drawn = drawn + deviation * generator.standard_t(len(of_seeds) - 1, size=DRAWS)
+        results[encoding] = Difference(float(of_seeds.mean()), *interval(drawn, level))
+    return results
+
+
+def _losses(row: Row) -> NDArray[np.float64]:
+    return np.array(row["units"]["loss"], dtype=np.float64)
+
+
+# -- Sentences
+
+
+def marking(standings: Mapping[int, Standing]) -> list[str]:
+    """Sentences that explain what is bold in the table, and why nothing is bold at some lengths."""
+    sentences = []
+    if any(at_length.unmarked is None for at_length in standings.values()):
+        sentences.append(
+            "Bold: the lowest mean of a length, and every encoding that does not differ from it significantly in a "
+            "paired test of the losses on the same documents (bootstrap over documents, Student's t over seeds; "
+            f"{LEVEL * 100:.0f} % for all comparisons at a length together)."
+        )
+    for reason in dict.fromkeys(at_length.unmarked for at_length in standings.values() if at_length.unmarked):
+        lengths = [str(length) for length, at_length in standings.items() if at_length.unmarked == reason]
+        sentences.append(f"Nothing is bold at {', '.join(lengths)}: {reason}.")
+    return sentences
+
+
 def notes(comparison: Comparison, records: Records) -> list[str]:
     """Sentences on what the table does not show: trials that failed or are not finished, warnings, refused lengths."""
     sentences = [
@@ -150,31 +233,27 @@ def notes(comparison: Comparison, records: Records) -> list[str]:
     warnings = {trial: record.get("training", {}).get("warning") for trial, record in records.items()}
     sentences += [f"`{trial.name}`: {warning}" for trial, warning in warnings.items() if warning]
     for encoding in comparison.encodings:
-        rows = [row for seed in range(comparison.seeds) for row in rows_of(records[Trial(encoding, seed)], comparison)]
+        rows = [row for trial in comparison.trials_of(encoding) for row in rows_of(records[trial], comparison)]
         refused = {row["length"]: row["error"] for row in rows if row["error"]}
         if refused:  # the reasons differ in their numbers only, so the first one is enough
             lengths = sorted(refused)
             sentences.append(f"`{encoding}` refused at {', '.join(map(str, lengths))}: {refused[lengths[0]]}")
     unfinished = [
-        trial
+        f"`{trial.name}`"
         for trial, record in records.items()
         if not record.get("error") and not finished(record, comparison, trial)
     ]
-    if unfinished:
-        sentences.append(f"Not finished yet: {', '.join(f'`{trial.name}`' for trial in unfinished)}.")
-    return sentences
+    return [*sentences, f"Not finished yet: {', '.join(unfinished)}."] if unfinished else sentences
 
 
-def findings(comparison: Comparison, table: Perplexities, standings: Standings) -> list[str]:
+def findings(comparison: Comparison, table: Perplexities, standings: Mapping[int, Standing]) -> list[str]:
     """Sentences on what the table shows: at the trained length, and how each encoding changes at other lengths."""
     trained, metric = comparison.length, comparison.family.metric
     at_home = {encoding: row[trained].mean for encoding, row in table.items()}
     known = {encoding: mean for encoding, mean in at_home.items() if mean is not None}
-    if not known:
-        return []
-    lowest, highest = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
     sentences = []
     if len(known) > 1:
+        lowest, highest = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
         sentences.append(
             f"At the trained length ({trained}) the means lie between {format_number(known[lowest])} (`{lowest}`) and "
             f"{format_number(known[highest])} (`{highest}`, {change(known[highest] / known[lowest])})"
@@ -183,11 +262,9 @@ def findings(comparison: Comparison, table: Perplexities, standings: Standings) 
             together = [f"`{name}`" for name in comparison.encodings if name in standings[trained].marked - {lowest}]
             sentences[0] += f"; not significantly different from `{lowest}`: {', '.join(together) or 'none'}"
     for encoding, home in known.items():
-        others = {length: cell.mean for length, cell in table[encoding].items() if length != trained}
+        means = {length: cell.mean for length, cell in table[encoding].items() if length != trained}
         beyond = [
-            f"{change(mean / home)} at {multiple(length, trained)} ×"
-            for length, mean in others.items()
-            if mean is not None
+            f"{change(mean / home)} at {length / trained:.3g} ×" for length, mean in means.items() if mean is not None
         ]
         if beyond:
             sentences.append(f"`{encoding}` against its own {metric} at the trained length: {', '.join(beyond)}")
@@ -202,71 +279,45 @@ def change(ratio: float) -> str:
     return f"{'±' if size == '0.0 %' else '+' if ratio > 1 else '−'}{size}"
 
 
-def multiple(length: int, trained: int) -> str:
-    """Format a length as a multiple of the trained length."""
-    return f"{length / trained:.3g}"
-
-
 def format_number(number: float, scale: float | None = None) -> str:
-    """Format a number with fewer decimals the larger it is.
-
-    Args:
-        number: The number.
-        scale: A number whose size decides the decimals instead, so that a deviation has those of its mean.
-    """
+    """Format a number with fewer decimals the larger it is, or `scale`: a deviation has the decimals of its mean."""
     size = abs(number if scale is None else scale)
     decimals = 2 if size < 100 else 1 if size < 1000 else 0
     return f"{number:,.{decimals}f}" if size < 1e7 else f"{number:.2e}"
 
 
-def several(number: int, thing: str) -> str:
-    """Format a count: several(1, "seed") is "1 seed", several(3, "seed") is "3 seeds"."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+# -- Costs
 
 
-def cost_text(records: Records) -> str:
-    """What the numbers of the table are."""
-    threads = sorted({record["machine"]["threads"] for record in records.values() if "machine" in record})
-    differ = " They differ between trials: speeds are not comparable." if len(threads) > 1 else ""
-    return (
-        "Means over the seeds. Training: the median speed over the run, the seconds with its evaluations and "
-        "checkpoints, the peak memory of the process. "
-        f"Threads per trial: {', '.join(map(str, threads)) or '–'}.{differ}"
-    )
-
-
-def costs(comparison: Comparison, records: Records) -> Table:
-    """Size, speed and memory of each encoding: means over its seeds."""
+def costs(comparison: Comparison, records: Records) -> tuple[list[str], list[list[str]]]:
+    """Size, speed and memory of each encoding, means over its seeds: the head of a table, and its rows."""
     longest = comparison.lengths[-1]
     head = ["encoding", "parameters", "steps", "tokens", "training tokens/s", "training seconds", "training memory"]
     head += [f"evaluating tokens/s at {comparison.length}", f"at {longest}", f"memory at {longest}"]
     rows = []
     for encoding in comparison.encodings:
-        of_encoding = [records[Trial(encoding, seed)] for seed in range(comparison.seeds)]
+        of_encoding = [records[trial] for trial in comparison.trials_of(encoding)]
         trained = [record["training"] for record in of_encoding if "training" in record]
-        sizes = [record["about"]["parameters"] for record in of_encoding if "about" in record]
-        home, far = (
-            [row for record in of_encoding for row in rows_of(record, comparison) if row["length"] == length]
-            for length in (comparison.length, longest)
-        )
+        measured = [row for record in of_encoding for row in rows_of(record, comparison)]
+        home, far = ([row for row in measured if row["length"] == at] for at in (comparison.length, longest))
         rows.append(
             [
                 f"`{encoding}`",
-                _mean(sizes, "{:,.0f}".format),
-                _mean([result["step"] for result in trained], "{:,.0f}".format),
-                _mean([result["tokens"] for result in trained], "{:,.0f}".format),
-                _mean([result["tokens_per_second"] for result in trained], "{:,.0f}".format),
-                _mean([result["seconds"] for result in trained], "{:,.0f}".format),
+                _mean([record["about"]["parameters"] for record in of_encoding if "about" in record]),
+                _mean([result["step"] for result in trained]),
+                _mean([result["tokens"] for result in trained]),
+                _mean([result["tokens_per_second"] for result in trained]),
+                _mean([result["seconds"] for result in trained]),
                 _mean([result["peak_memory_bytes"] for result in trained], mebibytes),
-                _mean([row["tokens_per_second"] for row in home], "{:,.0f}".format),
-                _mean([row["tokens_per_second"] for row in far], "{:,.0f}".format),
+                _mean([row["tokens_per_second"] for row in home]),
+                _mean([row["tokens_per_second"] for row in far]),
                 _mean([row["peak_memory_bytes"] for row in far], mebibytes),
             ]
         )
-    return Table(head, rows)
+    return head, rows
 
 
-def _mean(numbers: Sequence[float | None], form: Callable[[float], str]) -> str:
+def _mean(numbers: Sequence[float | None], form: Callable[[float], str] = "{:,.0f}".format) -> str:
     known = [number for number in numbers if number is not None]
     return form(statistics.fmean(known)) if known else "–"
 

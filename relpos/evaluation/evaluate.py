@@ -1,30 +1,38 @@
-"""Evaluate one or several runs: `relpos.evaluate`, which is also what the command `relpos evaluate` calls."""
+"""Evaluate one or several runs: `relpos.evaluate`, which is also what the command `relpos evaluate` calls.
 
+python -m relpos.evaluation.evaluate RUN OUT DATA THREADS QUESTION
+
+answers a piece of a question (a length) on this machine or on a cluster, and keeps what it computes in OUT/parts; the
+evaluation that follows finds it there, and computes everything else as it does without parts. QUESTION is JSON.
+"""
+
+import contextlib
 import itertools
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
-from relpos.evaluation.evaluation import evaluate as evaluate_run
-from relpos.evaluation.options import PROTOCOLS, SAMPLES, EvaluateOptions, ProtocolName
-from relpos.evaluation.parts import score_in_parts, score_task_in_parts
-from relpos.evaluation.processes import Processes
-from relpos.evaluation.question import check_lengths, default_lengths, joined, question_stem
-from relpos.evaluation.scaled_rope import check_scaling
-from relpos.evaluation.task_scoring import default_task_lengths, score_task
+from relpos.evaluation.evaluation import Question, check_scaling, default_lengths, joined
+from relpos.evaluation.options import PROTOCOLS, EvaluateOptions, ProtocolName
+from relpos.evaluation.scoring import PARTS, Processes
+from relpos.evaluation.task_scoring import TaskQuestion
 from relpos.pictures.curves import draw_accuracy, draw_curves, draw_depths, draw_positions
 from relpos.pictures.printed_page import save
 from relpos.runs.results import EVALUATION, TaskResult, TextResult
 from relpos.runs.run import Run, open_run
-from relpos.system.executors.interface import Executor
-from relpos.system.executors.local import LocalExecutor
+from relpos.system.executors import Executor, LocalExecutor, Part, Parts
 from relpos.system.options import takes
-from relpos.system.progress import LiveLine
-from relpos.tasks.registry import task as task_of
+from relpos.system.processes import end_with_parent
+from relpos.system.progress import LiveLine, clock_time
+from relpos.tasks import task as task_of
 
 Result = TextResult | TaskResult  # what is in a JSON file: docs/evaluation.md
+OF_TEXT = ("data", "split", "stride", "last", "eval_tokens", "rope_scaling")  # options that a task does not have
+OF_A_PART = ("protocol", "split", "stride", "last", "eval_tokens", "seed", "bos", "task", "samples")
+SHOWN = 5  # sentences about parts that failed
 
 
 @dataclass(frozen=True)
@@ -62,71 +70,63 @@ def evaluate(options: EvaluateOptions) -> Evaluation:
         >>> evaluation = relpos.evaluate(["runs/cable", "runs/rope"], lengths=[512, 1024], rope_scaling="yarn")
         >>> evaluation.results["cable"]["rows"][1]["perplexity"]
     """
-    task, protocol, executor = options.task, options.protocol, options.executor
-    if task is not None:
-        text_options = ("data", "split", "stride", "last", "eval_tokens", "rope_scaling")
-        if protocol != PROTOCOLS[0] or any(getattr(options, name) is not None for name in text_options):
-            raise ValueError("a task is scored by its answers: leave out the protocol and its options.")
-        task_of(task)  # an unknown name is refused before the models are opened
-        if options.context_parallel:
-            raise ValueError("the sequences of a task are not divided among processes: leave out --context-parallel.")
-    if options.context_parallel and (options.workers is not None or executor is not None):
-        raise ValueError("windows are divided among processes, or lengths among parts: leave out one of the two.")
-    processes = Processes(options.context_parallel)
+    _check(options)
+    processes, line = Processes(options.context_parallel), LiveLine(sys.stderr)
+    say = (options.say or line) if processes.writes else _silent
     scaling = options.rope_scaling
-    scalings = list(dict.fromkeys([scaling] if isinstance(scaling, str) else scaling or ()))
-    lengths = None if options.lengths is None else check_lengths(options.lengths)
+    scalings = dict.fromkeys([None, *([scaling] if isinstance(scaling, str) else scaling or ())])
     runs = [options.runs] if isinstance(options.runs, str | Path | Run) else options.runs
     opened = [run if isinstance(run, Run) else open_run(run) for run in runs]
     named = dict(zip(run_names([run.folder for run in opened]), opened, strict=True))
-    out = options.out
-    folders = {name: run.evaluation if out is None else Path(out, name) for name, run in named.items()}
-    progress = Progress(options.say if processes.writes else _silent)
-    if options.workers is not None and executor is None:
-        executor = LocalExecutor(options.workers)
-    if task is not None:
-        return _evaluate_task(named, folders, task, lengths, options.samples, options.seed, executor, progress)
-    source = None if options.data is None else str(options.data)
-    for run, name in itertools.product(opened, scalings):  # before anything is computed
-        check_scaling(run, name)
-    if lengths is None:
-        with processes.in_turn():  # the text is tokenized
-            lengths = default_lengths(opened[0], source, options.split)
-        lengths = lengths[-1:] if protocol == "positions" else lengths
-    asked: dict[str, Any] = {
-        name: getattr(options, name) for name in ("protocol", "split", "stride", "last", "eval_tokens", "seed", "bos")
-    }
-    if executor is not None:
-        score_in_parts(executor, named, folders, (None, *scalings), lengths, source, asked, progress.print)
-    results: dict[str, TextResult] = {}
-    files = []
-    for (name, run), applied in itertools.product(named.items(), (None, *scalings)):
+    if options.task is None:
+        for run, name in itertools.product(opened, list(scalings)[1:]):  # before anything is computed
+            check_scaling(run, str(name))
+        if options.lengths is None:
+            data = None if options.data is None else str(options.data)
+            with processes.in_turn():  # the text is tokenized
+                options = replace(options, lengths=default_lengths(opened[0], data, options.split, options.protocol))
+    questions: dict[str, Question | TaskQuestion] = {}
+    for (name, run), applied in itertools.product(named.items(), scalings):
         label = name if applied is None else f"{name}, {applied}"
-        results[label] = evaluate_run(
-            run,
-            lengths,
-            data=source,
-            rope_scaling=applied,
-            out=None if out is None else folders[name],
-            say=progress.labelled(label),
-            processes=processes,
-            **asked,
-        )
-        files.append(folders[name] / results[label]["file"])
-    progress.end()
+        folder = None if options.out is None else Path(options.out, name)
+        questions[label] = _question(run, options, applied, folder, _labelled(label, say), processes)
+    executor = options.executor or (None if options.workers is None else LocalExecutor(options.workers))
+    if executor is not None:
+        _answer_in_parts(executor, questions, say if options.say else _print)
+    results: dict[str, Result] = {label: question.answer() for label, question in questions.items()}
+    line.end()
+    files = [question.file for question in questions.values()]
+    if options.task is not None:
+        pictures = [
+            _draw_task(label, cast(TaskQuestion, questions[label]), cast(TaskResult, results[label]))
+            for label in results
+        ]
+        return Evaluation(results, files, [file for of_run in pictures for file in of_run])
     _check_measured(results)
+    words = [files[0].stem, *(name for name in scalings if name), *(named if len(named) > 1 else ())]
     alone = opened[0].evaluation if len(opened) == 1 else Path(EVALUATION)
-    words = [files[0].stem, *scalings, *(named if len(named) > 1 else ())]
-    picture = Path(out or alone, f"{joined(words)}.png")
-    return Evaluation(results, files, [_draw(results, protocol, picture) if processes.writes else picture])
+    picture = Path(options.out or alone, f"{joined(words)}.png")
+    if processes.writes:
+        _draw(cast(Mapping[str, TextResult], results), options.protocol, picture)
+    return Evaluation(results, files, [picture])
+
+
+def _check(options: EvaluateOptions) -> None:
+    """Refuse options that exclude each other."""
+    if options.task is not None:
+        if options.protocol != PROTOCOLS[0] or any(getattr(options, name) is not None for name in OF_TEXT):
+            raise ValueError("a task is scored by its answers: leave out the protocol and its options.")
+        task_of(options.task)  # an unknown name is refused before the models are opened
+        if options.context_parallel:
+            raise ValueError("the sequences of a task are not divided among processes: leave out --context-parallel.")
+    if options.context_parallel and (options.workers is not None or options.executor is not None):
+        raise ValueError("windows are divided among processes, or lengths among parts: leave out one of the two.")
+    if options.lengths is not None and not options.lengths:
+        raise ValueError("give at least one length.")
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
-    """Name runs by their folders: the last part of the path, or all of it if two runs have the same last part.
-
-    Raises:
-        ValueError: There are no folders, or one of them is repeated.
-    """
+    """Name runs by their folders: the last part of the path, or all of it if two runs have the same last part."""
     last = [folder.resolve().name for folder in folders]
     full = [str(folder).strip("/").replace("/", "-") for folder in folders]
     names = [short if last.count(short) == 1 else long for short, long in zip(last, full, strict=True)]
@@ -138,87 +138,113 @@ def run_names(folders: Sequence[Path]) -> list[str]:
     return names
 
 
+def _question(
+    run: Run,
+    options: EvaluateOptions,
+    scaling: str | None,
+    folder: Path | None,
+    say: Callable[[str], object] = print,
+    processes: Processes | None = None,
+) -> Question | TaskQuestion:
+    if options.task is not None:
+        return TaskQuestion(run, options, folder, say)
+    return Question(run, options, scaling, folder, say, processes)
+
+
 def _silent(text: str) -> None:
-    """Print nothing: the `say` of all processes but the first."""
+    """The `say` of all processes but the first."""
 
 
-class Progress:
-    """Passes lines about the progress on, with the label of the run before them."""
-
-    def __init__(self, say: Callable[[str], object] | None) -> None:
-        self.line = LiveLine(sys.stderr)
-        self.say = self.line if say is None else say
-
-    def labelled(self, label: str) -> Callable[[str], object]:
-        """The function to call with a line about one run."""
-        return lambda text: self.say(f"{label}: {text}")
-
-    def print(self, text: str) -> None:
-        """Print a line that stays."""
-        self.line.clear()
-        if self.say is self.line:
-            print(text, file=sys.stderr, flush=True)
-        else:
-            self.say(text)
-
-    def end(self) -> None:
-        """Finish the line in a terminal."""
-        self.line.end()
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
-def _evaluate_task(
-    named: dict[str, Run],
-    folders: dict[str, Path],
-    task: str,
-    lengths: Sequence[int] | None,
-    samples: int,
-    seed: int,
-    executor: Executor | None,
-    progress: Progress,
-) -> Evaluation:
-    """Score every run on a task. One JSON file keeps all scores of a run on it; pictures are named by the question."""
-    results: dict[str, TaskResult] = {}
-    files, pictures = [], []
-    if executor is not None:
-        wanted_of = {name: default_task_lengths(run) if lengths is None else lengths for name, run in named.items()}
-        options = {"task": task, "samples": samples, "seed": seed}
-        score_task_in_parts(executor, named, folders, wanted_of, options, progress.print)
-    for name, run in named.items():
-        usual = default_task_lengths(run)
-        wanted = usual if lengths is None else lengths
-        folder = folders[name]
-        result = score_task(run, task, wanted, samples, seed, folder, progress.labelled(name))
-        progress.end()
-        _check_measured({name: result})
-        stem = question_stem(
-            f"task-{task}",
-            lengths=() if wanted == usual else wanted,
-            samples=None if samples == SAMPLES else samples,
-            seed=seed or None,
-        )
-        results[name] = result
-        files.append(folder / f"task-{task}.json")
-        pictures.append(save(draw_accuracy([result]), folder / f"{stem}.png"))
-        if result["depths"]:
-            pictures.append(save(draw_depths(result), folder / f"{stem}-depths.png"))
-    return Evaluation(results, files, pictures)
+def _labelled(label: str, say: Callable[[str], object]) -> Callable[[str], object]:
+    return lambda text: say(f"{label}: {text}")
 
 
 def _check_measured(results: Mapping[str, Result]) -> None:
     """Refuse results without a single number: each run says why its shortest length could not be measured."""
     if any(row["error"] is None for result in results.values() for row in result["rows"]):
         return
-    reasons = [
-        f"{label}, length {result['rows'][0]['length']}: {result['rows'][0]['error']}"
-        for label, result in results.items()
-    ]
+    first = {label: result["rows"][0] for label, result in results.items()}
+    reasons = [f"{label}, length {row['length']}: {row['error']}" for label, row in first.items()]
     raise ValueError(f"nothing could be measured. {' '.join(reasons)}")
 
 
-def _draw(results: Mapping[str, TextResult], protocol: ProtocolName, file: Path) -> Path:
+def _draw(results: Mapping[str, TextResult], protocol: ProtocolName, file: Path) -> None:
     trained = {result["trained_length"] for result in results.values()}
     mark = trained.pop() if len(trained) == 1 else None  # runs of several trained lengths have no common mark
     if protocol == "positions":
-        return save(draw_positions({label: result["bins"] for label, result in results.items()}, mark), file)
-    metric = " or ".join(dict.fromkeys(result["metric"] for result in results.values()))
-    return save(draw_curves({label: result["rows"] for label, result in results.items()}, mark, metric), file)
+        save(draw_positions({label: result["bins"] for label, result in results.items()}, mark), file)
+    else:
+        metric = " or ".join(dict.fromkeys(result["metric"] for result in results.values()))
+        save(draw_curves({label: result["rows"] for label, result in results.items()}, mark, metric), file)
+
+
+def _draw_task(label: str, question: TaskQuestion, result: TaskResult) -> list[Path]:
+    _check_measured({label: result})
+    pictures = [save(draw_accuracy([result]), question.folder / f"{question.stem}.png")]
+    if result["depths"]:
+        pictures.append(save(draw_depths(result), question.folder / f"{question.stem}-depths.png"))
+    return pictures
+
+
+# -- Parts: one piece of one question each
+
+
+def _answer_in_parts(
+    executor: Executor, questions: Mapping[str, Question | TaskQuestion], say: Callable[[str], object]
+) -> None:
+    """Let other processes answer the pieces of all questions; a ValueError names those that failed."""
+    parts: dict[str, Part] = {}
+    for label, question in questions.items():
+        for piece in question.pieces:
+            title = f"{label}, length {piece}" if isinstance(piece, int) else f"{label}, {piece}"
+            parts[title] = _part(question, piece, title, executor.threads)
+    work = Parts(executor, parts, say)
+    with contextlib.closing(work.run()) as ends:
+        for name, end in ends:
+            result = f"{'done in' if end.code == 0 else 'failed after'} {clock_time(end.seconds)}"
+            say(f"{name}: {result}   ({len(work.ends)} of {len(parts)} parts)")
+    failed = {name: end.reason(f"see {parts[name].log}.") for name, end in work.ends.items() if end.code != 0}
+    for name, part in parts.items():
+        if name not in failed:
+            part.log.unlink(missing_ok=True)
+    if failed:
+        reasons = " ".join(f"{name}: {reason}" for name, reason in list(failed.items())[:SHOWN])
+        raise ValueError(f"{len(failed)} of {len(parts)} parts failed. {reasons} Rerun the command to resume.")
+
+
+def _part(question: Question | TaskQuestion, piece: int | str, title: str, threads: int) -> Part:
+    options, source = question.options, question.run.folder
+    data = "" if options.data is None else str(options.data)
+    local = Path(data) if data and Path(data).exists() else None
+    asked = {name: getattr(options, name) for name in OF_A_PART} | {"lengths": list(question.lengths)}
+    scaling = question.scaling if isinstance(question, Question) else None
+    arguments = (source, question.folder, local or data, str(threads), json.dumps([asked, scaling, piece]))
+    files = sorted(file for file in source.iterdir() if file.is_file()) if source.is_dir() else [source]
+    folder = question.folder / PARTS
+    reads = (*files, *([local] if local else []))
+    return Part("relpos.evaluation.evaluate", arguments, folder, folder / f"{joined([title])}.log", reads)
+
+
+def main() -> int:
+    """Answer the piece of the command line."""
+    folder, out, data, threads, question = sys.argv[1:]
+    end_with_parent()
+    import torch
+
+    torch.set_num_threads(int(threads))
+    asked, scaling, piece = json.loads(question)
+    try:
+        _question(
+            open_run(folder), EvaluateOptions(folder, data=data or None, **asked), scaling, Path(out)
+        ).answer_piece(piece)
+    except ValueError as error:  # such a length is a row without numbers; the evaluation computes the same sentence
+        print(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,24 +1,41 @@
-"""The loss of a trained model at lengths that it was not trained on. If interrupted, call it again to resume."""
+"""One question about a run and a text: the windows to score, their losses, and the result, which is written as JSON.
 
+The losses of each batch are kept in a file, so that other processes can answer pieces of the question.
+"""
+
+import hashlib
 import json
-import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relpos.evaluation.intervals import Units, bootstrap, interval, unit_sums, warnings
-from relpos.evaluation.options import PROTOCOLS, ProtocolName, SplitName
-from relpos.evaluation.processes import Processes
-from relpos.evaluation.question import ask
-from relpos.evaluation.scoring import Losses
-from relpos.runs.results import Bin, Row, TextResult, refresh_card, refused_row
-from relpos.runs.run import Run
+from relpos.encodings.registry import card
+from relpos.evaluation import protocols
+from relpos.evaluation.intervals import bin_edges, bins_of, row_of, units_of, warnings
+from relpos.evaluation.options import MULTIPLES, PROTOCOLS, EvaluateOptions, ProtocolName, SplitName
+from relpos.evaluation.protocols import ScoredWindows, Window
+from relpos.evaluation.scoring import Losses, Processes, Scorer
+from relpos.forms.rotation import SCALINGS
+from relpos.models.family import Family
+from relpos.models.plan import layer_encodings, make_encoding
+from relpos.runs.results import Row, TextResult, refresh_card, refused_row
+from relpos.runs.run import Run, open_run
+from relpos.system.errors import unknown
 from relpos.system.files import write_text
+from relpos.system.options import check_options
+from relpos.system.progress import Countdown
 from relpos.system.versions import versions
-from relpos.text.masking import MASKED_EVERY
 from relpos.text.tokenizers import token_bytes
+from relpos.text.tokens import MASKED_EVERY, Tokens, tokenize
+
+LONGEST = 150  # characters of a name; file systems allow 255 bytes
+CONTROL = "control"  # a piece of a question beside its lengths: the control of the protocol positions
 
 
 def evaluate(
@@ -26,212 +43,341 @@ def evaluate(
     lengths: Sequence[int],
     protocol: ProtocolName = PROTOCOLS[0],
     *,
-    data: str | None = None,
-    split: SplitName | None = None,
-    stride: int | None = None,
-    last: int | None = None,
-    eval_tokens: int | None = None,
     rope_scaling: str | None = None,
     out: Path | None = None,
     say: Callable[[str], object] = print,
-    seed: int = 0,
-    processes: Processes | None = None,
-    bos: bool = True,
+    **more: Any,
 ) -> TextResult:
-    """Measure the loss of one run on a text at each length, and write the result as JSON.
+    """Measure the loss of one run with at most one scaling of RoPE; `more` are options of `relpos.evaluate`."""
+    options = EvaluateOptions(run, lengths=lengths, protocol=protocol, **more)
+    check_options(options)
+    return Question(run, options, rope_scaling, out, say).answer()
 
-    `relpos.evaluate` does the same for several runs and scalings, chooses the lengths, and draws the curve.
+
+class Question:
+    """What is asked of a run, and the windows that answer it.
 
     Args:
-        run: From `relpos.open`.
-        lengths: In tokens. The row of a length that the encoding or the text does not allow has the reason in "error".
-        protocol: windows, last, sliding or positions; see docs/evaluation.md.
-        data: Another text than the run's own: a name, file or folder.
-        split: "heldout" or "all". Default: heldout of the data that the run was trained on, all of other data.
-        stride: Tokens by which windows move. For `sliding` (default: half the length), and for the control of
-            `positions` (default: a quarter of the trained length).
-        last: How many tokens at the end of each window the protocol `last` scores. Default: 256, or the shortest
-            length if that is less.
-        eval_tokens: Score at most this many tokens at each length, spread over the text. Default: `EVAL_TOKENS`.
-        rope_scaling: A scaling of RoPE to apply without training: yarn, or yarn:4; see scaled_rope.py.
-        out: Folder to write to. Default: RUN/evaluation; the run's model card is then updated too.
+        run: The run.
+        options: What is asked, with lengths.
+        scaling: The scaling of RoPE to apply; None for the model as it was trained.
+        folder: Where the result is written. Default: RUN/evaluation; the run's model card is then updated too.
         say: Called with a line about the progress every few seconds.
-        seed: Seed of the bootstrap resamples.
         processes: The processes that share every window; by default one.
-        bos: Whether each window of a model that others trained begins as it was trained; see docs/evaluation.md.
+    """
 
-    Returns:
-        The question, one row per length, "warnings" (sentences that a reader of the numbers must know), and "file",
-        the name of the JSON file. It is named by the question, so that another question never overwrites it.
+    def __init__(
+        self,
+        run: Run,
+        options: EvaluateOptions,
+        scaling: str | None = None,
+        folder: Path | None = None,
+        say: Callable[[str], object] = print,
+        processes: Processes | None = None,
+    ) -> None:
+        self.options, self.scaling, self.say, self.processes = options, scaling, say, processes or Processes()
+        if not options.lengths:
+            raise ValueError("give at least one length.")
+        self.lengths = sorted(set(options.lengths))
+        self.run = run.reading(options.bos)
+        self.run.family.check_scoring(run.model)
+        if scaling is not None:
+            check_scaling(self.run, scaling)
+        data = None if options.data is None else str(options.data)
+        self.usual_split = default_split(self.run, data)
+        self.split = options.split or self.usual_split
+        self.corpus = self.run.corpus(data, self.split)
+        with self.processes.in_turn():
+            self.text = tokenize(self.corpus, self.run.tokenizer)["heldout"]
+        self.plan = protocols.plan_windows(self.text, self.lengths, options)
+        self.units = units_of(self.text, max(self.plan.windows, default=self.lengths[-1]))
+        self.control_length, self.control_windows = 0, list[Window]()
+        if options.protocol == "positions":
+            self.control_length, self.control_windows = _control(self.run, self.plan, options.stride)
+        usual = _multiples(self.run.trained_length, self.text, options.protocol)
+        stem = question_stem(
+            options.protocol,
+            rope_scaling=scaling,
+            data=data,
+            data_hash=self.corpus.hash,
+            split=None if self.split == self.usual_split else self.split,
+            lengths=() if self.lengths == usual else self.lengths,
+            stride=options.stride,
+            last=options.last,
+            eval_tokens=options.eval_tokens,
+            seed=options.seed or None,
+            bos=0 if not options.bos and len(run.framing) else None,
+        )
+        self.folder = run.evaluation if folder is None else Path(folder)
+        self.file = self.folder / f"{stem}.json"
 
-    Raises:
-        ValueError: An option does not fit the protocol, the run or the data.
-        OSError: There is no such data.
+    @property
+    def pieces(self) -> list[int | str]:
+        """Into what the question can be divided; the control is always the model as it was trained."""
+        control = [CONTROL] if self.options.protocol == "positions" and self.scaling is None else []
+        return [*self.lengths, *control]
+
+    def answer_piece(self, piece: int | str) -> None:
+        """Keep the losses of one piece in a file; a ValueError if the encoding or the text does not allow it."""
+        if isinstance(piece, str):
+            self._control_losses(self.lengths[0])
+        elif piece in self.plan.windows:
+            self._losses(piece, self._scorer(piece))
+
+    def answer(self) -> TextResult:
+        """Measure the loss at each length, and write the result."""
+        run, options = self.run, self.options
+        result: TextResult = {
+            "protocol": options.protocol,
+            "family": run.family.name,
+            "metric": run.family.metric,
+            "encoding": run.encoding,
+            "rope_scaling": self.scaling,
+            "position": run.family.position_entry(run.model),
+            "trained_length": run.trained_length,
+            "run": str(run.folder),
+            "step": run.result.get("step"),
+            "corpus": {
+                "name": self.corpus.name,
+                "hash": self.corpus.hash,
+                "documents": len(self.text.starts),
+                "tokens": len(self.text),
+            },
+            "split": self.split,
+            "special_tokens": run.framing.as_json(),
+            "options": {name: getattr(options, name) for name in ("stride", "last", "eval_tokens", "seed")},
+            "intervals": {"over": self.units.name, "block": self.units.block},
+            "warnings": [],
+            "rows": [],
+        }
+        if options.protocol == "positions":
+            result["bins"] = []
+        for length in self.lengths:
+            row = self._row(length, result)
+            result["rows"].append(row)
+            number = row["error"] or f"{result['metric']} {row['perplexity']:.2f}"
+            self.say(f"{self._words(length)}: {number}")
+        result["versions"] = versions()
+        # How many documents or blocks were scored, for each length that was measured.
+        counts = [row["blocks"] or row["documents"] for row in result["rows"] if row["error"] is None]
+        result["warnings"] = [*self._cautions(), *warnings(self.units, counts)]
+        result["file"] = self.file.name
+        if self.processes.writes:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_text(self.file, json.dumps(result, indent=1))
+            refresh_card(run, self.folder)
+        return result
+
+    def _row(self, length: int, result: TextResult) -> Row:
+        """The row of a length; its bins go into the result. One that cannot be measured has the reason."""
+        row = refused_row(length, self.plan.refused.get(length))
+        if row["error"] is not None:
+            return row
+        windows, seed = self.plan.windows[length], self.options.seed
+        try:
+            scorer = self._scorer(length)
+            losses = self._losses(length, scorer)
+            sizes = token_bytes(self.run.tokenizer)
+            size = None if sizes is None else scorer.bytes_of(windows, length, sizes)
+            row = row_of(length, len(windows), losses, self.units, size, seed)
+            if (edges := self._edges(length)) is not None:
+                control = self._control_losses(length)
+                result["bins"] = bins_of(edges, losses, control, seed)
+                row["control_loss"] = control.mean
+        except ValueError as error:
+            row["error"] = str(error)
+            self.countdown.skip(length * len(windows))
+        return row
+
+    def _cautions(self) -> list[str]:
+        """What a reader of the numbers must know, beside their intervals."""
+        run, sentences = self.run, []
+        if len(run.framing):
+            sentences.append(
+                f"{run.framing.sentence} Special tokens count in the length, and are not scored; --no-bos leaves them "
+                "out."
+            )
+        if not run.family.causal:
+            sentences.append(
+                f"{run.family.title} predicts masked tokens, so this is the pseudo-perplexity: one token in "
+                f"{MASKED_EVERY} is masked, the same ones at every length, and predicted from the rest of its window. "
+                "It cannot be compared with the perplexity of a family that predicts the next token."
+            )
+        if self.split not in (self.usual_split, "heldout") and run.settings is not None:
+            sentences.append(
+                "The run was trained on most of this text: the numbers of the split all are not those of unseen text. "
+                "For these, evaluate the split heldout."
+            )
+        return sentences
+
+    def _words(self, length: int) -> str:
+        return f"{self.options.protocol}, length {length}"
+
+    def _edges(self, length: int) -> NDArray[np.int64] | None:
+        """The borders of the bins of positions; None for a protocol without bins."""
+        return bin_edges(length) if self.options.protocol == "positions" else None
+
+    def _losses(self, length: int, scorer: Scorer) -> Losses:
+        return scorer.score(self.plan.windows[length], length, self._words(length), self._edges(length))
+
+    def _control_losses(self, length: int) -> Losses:
+        """The losses of the same tokens by the model as it was trained, in windows of that length."""
+        words = f"{self._words(length)}, control"
+        return self._plain_scorer.score(self.control_windows, self.control_length, words, self._edges(length))
+
+    def _scorer(self, length: int) -> Scorer:
+        """What scores the windows of a length: the factor of a scaling may depend on the length."""
+        if self.scaling is None:
+            return self._plain_scorer
+        return Scorer(replace(scaled_run(self.run, self.scaling, length), framing=self.run.framing), self)
+
+    @cached_property
+    def _plain_scorer(self) -> Scorer:
+        return Scorer(self.run, self)
+
+    @cached_property
+    def countdown(self) -> Countdown:
+        """The time that is left, from the first window on."""
+        work = sum(length * len(windows) for length, windows in self.plan.windows.items())
+        return Countdown(work + self.control_length * len(self.control_windows), self.say)
+
+    @cached_property
+    def identity(self) -> dict[str, object]:
+        """What the losses depend on, beside the model and the windows."""
+        rules = hashlib.sha256(self.run.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+        return {"corpus": self.corpus.hash, "tokenizer": rules, "versions": versions()}
+
+
+# -- What is asked
+
+
+def question_stem(
+    subject: str,
+    *,
+    rope_scaling: str | None = None,
+    data: str | None = None,
+    data_hash: str = "",
+    split: str | None = None,
+    lengths: Iterable[int] = (),
+    **options: int | None,
+) -> str:
+    """The name, without its suffix, of the files that answer a question about a protocol or a task.
+
+    The name leaves out what is None or empty, and so at its default: `windows`, `last-yarn-4`,
+    `windows-wiki.test-3fa9c1d2`. Two files of data may have the same name: a part of their hash follows it.
 
     Example:
-        >>> result = evaluate(relpos.open("runs/cable"), [512, 1024], "last", eval_tokens=4096)
-        >>> [row["perplexity"] for row in result["rows"]]
+        >>> question_stem("windows", lengths=[512, 2048], eval_tokens=4096)
+        'windows-lengths-512-2048-eval-tokens-4096'
     """
-    processes = processes or Processes()
-    question = ask(
-        run,
-        lengths,
-        protocol,
-        data=data,
-        split=split,
-        stride=stride,
-        last=last,
-        eval_tokens=eval_tokens,
-        rope_scaling=rope_scaling,
-        out=out,
-        say=say,
-        seed=seed,
-        processes=processes,
-        bos=bos,
-    )
-    run = question.run
-    corpus, text, units, split = question.corpus, question.text, question.units, question.split
-    result: TextResult = {
-        "protocol": protocol,
-        "family": run.family.name,
-        "metric": run.family.metric,
-        "encoding": run.encoding,
-        "rope_scaling": rope_scaling,
-        "position": run.family.position_entry(run.model),
-        "trained_length": run.trained_length,
-        "run": str(run.folder),
-        "step": run.result.get("step"),
-        "corpus": {"name": corpus.name, "hash": corpus.hash, "documents": len(text.starts), "tokens": len(text)},
-        "split": split,
-        "special_tokens": run.framing.as_json(),
-        "options": {"stride": stride, "last": last, "eval_tokens": eval_tokens, "seed": seed},
-        "intervals": {"over": units.name, "block": units.block},
-        "warnings": [],
-        "rows": [],
-    }
-    if protocol == "positions":
-        result["bins"] = []
-    sizes = token_bytes(run.tokenizer)
-    for length in question.lengths:
-        row = refused_row(length, question.plan.refused.get(length))
-        result["rows"].append(row)
-        if row["error"] is None:
-            windows = question.plan.windows[length]
-            try:
-                scorer = question.scorer(length)
-                losses = question.losses(length, scorer)
-                size = None if sizes is None else scorer.bytes_of(windows, length, sizes)
-                result["rows"][-1] = row = _row(length, len(windows), losses, units, size, seed)
-                if (edges := question.edges(length)) is not None:
-                    control = question.control(length)
-                    result["bins"] = _bins(edges, losses, control, seed)
-                    row["control_loss"] = control.mean
-            except ValueError as error:
-                row["error"] = str(error)
-                question.countdown.skip(length * len(windows))
-        number = row["error"] or f"{result['metric']} {row['perplexity']:.2f}"
-        say(f"{question.words(length)}: {number}")
-    result["versions"] = versions()
-    result["warnings"] = [
-        *_on_special_tokens(run),
-        *_on_masking(run),
-        *_on_training_text(run, question.usual_split, split),
-        *warnings(units, _unit_counts(result["rows"])),
-    ]
-    result["file"] = f"{question.stem}.json"
-    if processes.writes:
-        _write(result, run, question.folder)
-    return result
+    words = [subject, rope_scaling or ""]
+    if data is not None:
+        words += [Path(data).name.removesuffix(".txt"), data_hash[:8]]
+    words.append(split or "")
+    if lengths := list(lengths):
+        words += ["lengths", *map(str, lengths)]
+    for name, value in options.items():
+        if value is not None:
+            words += [name.replace("_", "-"), str(value)]
+    return joined(words)
 
 
-def _write(result: TextResult, run: Run, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / result["file"], json.dumps(result, indent=1))
-    refresh_card(run, folder)
+def joined(words: Iterable[str]) -> str:
+    """Join words to one file name; if it is too long, a hash of it replaces its end."""
+    stem = re.sub(r"[^\w.+=-]+", "-", "-".join(word for word in words if word))
+    if len(stem) <= LONGEST:
+        return stem
+    return f"{stem[: LONGEST - 9]}-{hashlib.sha256(stem.encode()).hexdigest()[:8]}"
 
 
-def _on_training_text(run: Run, usual_split: SplitName, split: SplitName) -> list[str]:
-    if split in (usual_split, "heldout") or run.settings is None:
+def default_split(run: Run, data: str | None = None) -> SplitName:
+    """The split to evaluate by default: heldout of the data that the run was trained on, all of other data."""
+    return "heldout" if data is None or run.trained_on(data) else "all"
+
+
+def default_lengths(
+    run: Run, data: str | None = None, split: SplitName | None = None, protocol: ProtocolName = PROTOCOLS[0]
+) -> list[int]:
+    """The lengths to evaluate by default: 1, 2, 4, 8 and 16 times the trained one, up to the longest document."""
+    if run.trained_length is None:
+        raise ValueError(f"{run.folder} does not say at which length it was trained: give lengths.")
+    corpus = run.corpus(data, default_split(run, data) if split is None else split)
+    return _multiples(run.trained_length, tokenize(corpus, run.tokenizer)["heldout"], protocol)
+
+
+def _multiples(trained: int | None, text: Tokens, protocol: ProtocolName) -> list[int]:
+    if trained is None:
         return []
-    return [
-        "The run was trained on most of this text: the numbers of the split all are not those of unseen text. "
-        "For these, evaluate the split heldout."
-    ]
+    longest = int(np.diff([*text.starts, len(text)]).max())
+    lengths = [trained * times for times in MULTIPLES if times == 1 or trained * times < longest]
+    return lengths[-1:] if protocol == "positions" else lengths
 
 
-def _on_special_tokens(run: Run) -> list[str]:
-    if not len(run.framing):
-        return []
-    return [f"{run.framing.sentence} Special tokens count in the length, and are not scored; --no-bos leaves them out."]
+def _control(run: Run, plan: ScoredWindows, stride: int | None) -> tuple[int, list[Window]]:
+    """The length of the control's windows, and the windows."""
+    if run.trained_length is None:
+        raise ValueError(f"{run.folder} does not say at which length it was trained, which the control needs.")
+    for length, windows in plan.windows.items():
+        trained = min(run.trained_length, length)
+        step = max(1, trained // 4) if stride is None else stride
+        if step > trained:
+            raise ValueError(f"a control of {trained} tokens that moves by {step} would leave tokens out.")
+        return trained, protocols.control(windows, length, trained, step)
+    return 0, []
 
 
-def _on_masking(run: Run) -> list[str]:
-    if run.family.causal:
-        return []
-    return [
-        f"{run.family.title} predicts masked tokens, so this is the pseudo-perplexity: one token in {MASKED_EVERY} is "
-        "masked, the same ones at every length, and predicted from the rest of its window. It cannot be compared with "
-        "the perplexity of a family that predicts the next token."
-    ]
+# -- Scalings of RoPE on a model that was trained without them: the same weights, other angles
 
 
-def _unit_counts(rows: Sequence[Row]) -> list[int]:
-    """How many documents or blocks were scored, for each length that was measured."""
-    return [row["documents"] if row["blocks"] is None else row["blocks"] for row in rows if row["error"] is None]
+def scaled_run(run: Run, scaling: str, length: int) -> Run:
+    """Open a run again with a scaled RoPE (yarn, yarn:4); the default factor depends on the length it will read."""
+    return open_run(run.folder, _position(run, scaling, length))
 
 
-def _row(length: int, windows: int, losses: Losses, units: Units, size: int | None, seed: int) -> Row:
-    """The numbers of a length. `size` is the number of bytes scored. A single document or block has no interval."""
-    loss = losses.mean
-    if not loss < math.log(np.finfo(np.float64).max):
-        raise ValueError(f"the loss is {loss}: the model is damaged, or this length is far beyond what it can compute.")
-    low, high = None, None
-    if len(losses.counts) > 1:
-        sums, counts = bootstrap(losses.sums.sum(1), losses.counts.sum(1), seed=seed)
-        low, high = interval(np.exp(sums / counts))
-    tokens = int(losses.counts.sum())
-    return {
-        "length": length,
-        "loss": loss,
-        "perplexity": math.exp(loss),
-        "low": low,
-        "high": high,
-        "bits_per_byte": loss * tokens / math.log(2) / size if size else None,
-        "windows": windows,
-        "documents": len(losses.units) if units.block is None else 1,
-        "blocks": None if units.block is None else len(losses.units),
-        "tokens": tokens,
-        "bytes": size,
-        "seconds": round(losses.seconds, 3),
-        "tokens_per_second": round(losses.read / losses.seconds, 1),  # tokens read, which may be more than those scored
-        "peak_memory_bytes": losses.peak,
-        "units": unit_sums(units, losses.units, losses.sums.sum(1), losses.counts.sum(1)),
-        "error": None,
-    }
+def check_scaling(run: Run, scaling: str) -> None:
+    """Check that a scaling can be applied to a run, before anything is computed."""
+    config = run.model.config
+    ours = isinstance(run.family, Family)
+    if not ("rope_parameters" in card(run.encoding).options if ours else "rotary" in run.encoding):
+        raise ValueError(f"a RoPE scaling is for models with rope, and {run.folder} has {run.encoding}.")
+    if run.trained_length is None:
+        raise ValueError(f"{run.folder} does not say at which length it was trained, which a scaling needs.")
+    if not ours:  # transformers checks what it reads
+        scaled_run(run, scaling, run.trained_length)
+        return
+    for position in layer_encodings(_position(run, scaling, run.trained_length), config.num_hidden_layers):
+        make_encoding(position, config.num_attention_heads, config.size_of_head, config.hidden_size)
 
 
-def _bins(edges: NDArray[np.int64], losses: Losses, control: Losses, seed: int) -> list[Bin]:
-    """Loss by position and that of the control, with intervals of the loss and of the difference."""
-    resamples = bootstrap(losses.sums, losses.counts, control.sums, seed=seed) if len(losses.counts) > 1 else None
-    bins: list[Bin] = []
-    for number, (begin, end) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)):
-        tokens = int(losses.counts[:, number].sum())
-        loss, other = (float(each.sums[:, number].sum()) / tokens for each in (losses, control))
-        entry: Bin = {
-            "from": begin,
-            "to": end,
-            "tokens": tokens,
-            "loss": loss,
-            "low": None,
-            "high": None,
-            "control": other,
-            "difference": loss - other,
-            "difference_low": None,
-            "difference_high": None,
-        }
-        if resamples is not None:
-            sums, counts, others = (values[:, number] for values in resamples)
-            entry["low"], entry["high"] = interval(sums / counts)
-            entry["difference_low"], entry["difference_high"] = interval((sums - others) / counts)
-        bins.append(entry)
-    return bins
+def _position(run: Run, scaling: str, length: int) -> dict[str, Any]:
+    """The run's encoding with a scaling, also in the layers that a plan gives a rope of their own.
+
+    The default factor is length / trained length, and 1 up to the trained length. That of dynamic is 1, because dynamic
+    reads the length itself.
+    """
+    name, colon, text = scaling.partition(":")
+    if name not in SCALINGS:
+        raise unknown("RoPE scaling", name, SCALINGS)
+    trained = run.trained_length
+    assert trained is not None
+    try:
+        factor = float(text) if colon else max(1.0, length / trained) if name != "dynamic" else 1.0
+    except ValueError:
+        raise ValueError(f"a scaling is a name or name:factor, as in yarn:4, not {scaling!r}.") from None
+    scaled = {"rope_type": name, "factor": factor}
+    scaled |= {"max_position_embeddings": trained, "original_max_position_embeddings": trained}
+
+    def with_scaling(position: Mapping[str, Any]) -> dict[str, Any]:
+        return {**position, "rope_parameters": {**(position.get("rope_parameters") or {}), **scaled}}
+
+    if not isinstance(run.family, Family):
+        return with_scaling({"name": "rope"})
+    position = with_scaling(run.model.config.position)
+    if position.get("plan"):
+        position["plan"] = [with_scaling(rule) if _names_rope(rule) else rule for rule in position["plan"]]
+    return position
+
+
+def _names_rope(rule: Mapping[str, Any]) -> bool:
+    """Whether a rule of a plan names an encoding of its own that can be scaled."""
+    return "name" in rule and "rope_parameters" in card(rule["name"]).options

@@ -10,7 +10,7 @@ from relpos.training.train import task_names
 
 if TYPE_CHECKING:
     from relpos.runs.run import Run
-    from relpos.system.executors.interface import Executor
+    from relpos.system.executors import Executor
 
 ProtocolName = Literal["windows", "last", "sliding", "positions"]  # docs/evaluation.md
 SplitName = Literal["heldout", "all"]

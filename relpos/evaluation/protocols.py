@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from relpos.evaluation.options import EVAL_TOKENS, LAST, ProtocolName
-from relpos.forms.checks import integer_at_least
-from relpos.system.errors import unknown
+from relpos.evaluation.options import EVAL_TOKENS, LAST, EvaluateOptions
 from relpos.text.tokens import Tokens, spread
 
 
@@ -29,52 +27,24 @@ class ScoredWindows:
     windows: dict[int, list[Window]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
 
-    def longest(self, lengths: Sequence[int], allowed: int, why: Callable[[int], str]) -> int | None:
-        """Return the longest length that is allowed, and refuse those beyond it."""
-        self.refused = {length: why(length) for length in lengths if length > allowed}
-        return max((length for length in lengths if length <= allowed), default=None)
 
-
-def plan_windows(
-    text: Tokens,
-    lengths: Sequence[int],
-    protocol: ProtocolName,
-    stride: int | None = None,
-    last_tokens: int | None = None,
-    eval_tokens: int | None = None,
-) -> ScoredWindows:
-    """The windows of a protocol, by its name.
-
-    Args:
-        text: The tokens, with the beginnings of their documents.
-        lengths: In increasing order.
-        protocol: windows, last, sliding or positions.
-        stride: Of `sliding` and `positions`.
-        last_tokens: Of `last`: how many tokens at the end of each window are scored.
-        eval_tokens: How many tokens to score at each length, at most.
-
-    Returns:
-        The windows of each length.
-
-    Raises:
-        ValueError: There is no such protocol, or an option is not one of its own.
-    """
-    if protocol not in EVAL_TOKENS:
-        raise unknown("protocol", protocol, EVAL_TOKENS)
+def plan_windows(text: Tokens, lengths: Sequence[int], options: EvaluateOptions) -> ScoredWindows:
+    """The windows of a protocol, whose options are checked; `lengths` in increasing order."""
+    protocol, stride = options.protocol, options.stride
     if stride is not None and protocol not in ("sliding", "positions"):
         raise ValueError(f"a stride is for the protocols sliding and positions, not for {protocol}.")
-    if last_tokens is not None and protocol != "last":
+    if options.last is not None and protocol != "last":
         raise ValueError(f"the number of last tokens is for the protocol last, not for {protocol}.")
-    tokens = EVAL_TOKENS[protocol] if eval_tokens is None else integer_at_least("eval_tokens", eval_tokens)
+    tokens = options.eval_tokens or EVAL_TOKENS[protocol]
     if protocol == "windows":
         return windows(text, lengths, tokens)
     if protocol == "last":
-        scored = min(LAST, lengths[0]) if last_tokens is None else integer_at_least("last", last_tokens)
+        scored = options.last or min(LAST, lengths[0])
         if scored > lengths[0]:
             raise ValueError(f"the last {scored} tokens of a window cannot be scored at length {lengths[0]}.")
         return last(text, lengths, tokens, scored)
     if protocol == "sliding":
-        if stride is not None and integer_at_least("stride", stride) > lengths[0]:
+        if stride is not None and stride > lengths[0]:
             raise ValueError(f"windows of {lengths[0]} tokens that move by {stride} would leave tokens out.")
         return sliding(text, lengths, tokens, stride)
     if len(lengths) > 1:
@@ -87,66 +57,60 @@ def windows(text: Tokens, lengths: Sequence[int], tokens: int) -> ScoredWindows:
 
     The text is cut into blocks of the longest length, and each block into windows of every length.
     """
-    plan, room = ScoredWindows(), len(text) - 1
-    longest = plan.longest(
+    room = len(text) - 1
+    plan, fitting = _fitting(
         lengths, room, lambda length: f"the text has {len(text)} tokens; a window needs {length + 1}."
     )
-    if longest is None:
-        return plan
+    longest = max(fitting, default=room + 1)
     blocks = [block * longest for block in spread(room // longest, max(1, tokens // longest))]
-    for length in lengths:
-        if length <= longest:
-            starts = [start for block in blocks for start in range(block, block + longest - length + 1, length)]
-            plan.windows[length] = [Window(start, start + 1) for start in starts]
+    for length in fitting:
+        starts = [start for block in blocks for start in range(block, block + longest - length + 1, length)]
+        plan.windows[length] = [Window(start, start + 1) for start in starts]
     return plan
 
 
 def last(text: Tokens, lengths: Sequence[int], tokens: int, scored: int) -> ScoredWindows:
     """Windows inside one document that score their last `scored` tokens: the same tokens at every length."""
-    plan, documents = ScoredWindows(), _documents(text)
-    longest = plan.longest(lengths, *_inside_one(documents))
-    if longest is None:
-        return plan
+    documents = _documents(text)
+    plan, fitting = _fitting(lengths, *_inside_one(documents))
+    longest = max(fitting, default=len(text))
     ends = [end for begin, stop in documents for end in range(begin + longest, stop, scored)]
     chosen = [ends[number] for number in spread(len(ends), max(1, tokens // scored))]
-    for length in lengths:
-        if length <= longest:
-            plan.windows[length] = [Window(end - length, end - scored + 1) for end in chosen]
+    plan.windows = {length: [Window(end - length, end - scored + 1) for end in chosen] for length in fitting}
     return plan
 
 
 def sliding(text: Tokens, lengths: Sequence[int], tokens: int, stride: int | None) -> ScoredWindows:
     """Windows that move by `stride` and score every token once, with at least length − stride tokens before it."""
-    plan, room = ScoredWindows(), len(text) - 1
-    longest = plan.longest(
-        lengths,
-        room // 2,
-        lambda length: (
+
+    def why(length: int) -> str:
+        return (
             f"the text has {len(text)} tokens; sliding windows of {length} need {2 * length + 1}: "
             "as many for the context as to be scored."
-        ),
-    )
-    if longest is None:
+        )
+
+    room = len(text) - 1
+    plan, fitting = _fitting(lengths, room // 2, why)
+    if not fitting:
         return plan
+    longest = max(fitting)
     # The first `longest` tokens are never scored: every length then has its full context before the same tokens.
     blocks = [longest * (1 + block) for block in spread(room // longest - 1, max(1, tokens // longest))]
-    for length in lengths:
-        if length <= longest:
-            step = stride or max(1, length // 2)
-            plan.windows[length] = [
-                window for block in blocks for window in _slide(block, block + step, block + longest, length, step)
-            ]
+    for length in fitting:
+        step = stride or max(1, length // 2)
+        moved = (_slide(block, block + step, block + longest, length, step) for block in blocks)
+        plan.windows[length] = [window for of_block in moved for window in of_block]
     return plan
 
 
 def positions(text: Tokens, length: int, tokens: int) -> ScoredWindows:
     """Non-overlapping windows inside one document in which every token is scored by its position in the window."""
-    plan, documents = ScoredWindows(), _documents(text)
-    if plan.longest([length], *_inside_one(documents)) is None:
-        return plan
+    documents = _documents(text)
+    plan, fitting = _fitting([length], *_inside_one(documents))
     starts = [start for begin, stop in documents for start in range(begin, stop - length, length)]
-    chosen = [starts[number] for number in spread(len(starts), max(1, tokens // length))]
-    plan.windows[length] = [Window(start, start + 1, start) for start in chosen]
+    if fitting:
+        chosen = [starts[number] for number in spread(len(starts), max(1, tokens // length))]
+        plan.windows[length] = [Window(start, start + 1, start) for start in chosen]
     return plan
 
 
@@ -166,6 +130,12 @@ def _slide(scored_up_to: int, end: int, stop: int, length: int, stride: int, ori
         moved.append(Window(window_end - length, scored_up_to + 1, origin))
         scored_up_to = window_end
     return moved
+
+
+def _fitting(lengths: Sequence[int], allowed: int, why: Callable[[int], str]) -> tuple[ScoredWindows, list[int]]:
+    """A plan that refuses the lengths beyond the longest that is allowed, and the other lengths."""
+    refused = {length: why(length) for length in lengths if length > allowed}
+    return ScoredWindows(refused=refused), [length for length in lengths if length <= allowed]
 
 
 def _documents(text: Tokens) -> list[tuple[int, int]]:

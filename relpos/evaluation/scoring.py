@@ -1,30 +1,34 @@
 """The losses of a text's tokens under a model, window by window. Finished batches are kept in a file."""
 
+import contextlib
 import hashlib
 import json
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch import distributed as dist
+from transformers import PreTrainedModel
 
-from relpos.evaluation.intervals import Units
-from relpos.evaluation.processes import Processes
 from relpos.evaluation.protocols import Window
+from relpos.models.context import divide_sequences
 from relpos.models.loss import token_losses
 from relpos.runs.run import Run
 from relpos.system.files import write_bytes, writing
 from relpos.system.memory import begin_peak, check_memory, peak
-from relpos.system.progress import Countdown
 from relpos.system.seal import signed, undamaged
-from relpos.text.masking import MASKED_EVERY, masked_places
-from relpos.text.tokens import IGNORED, Tokens
+from relpos.text.tokens import IGNORED, MASKED_EVERY, masked_places
 
+if TYPE_CHECKING:
+    from relpos.evaluation.evaluation import Question
+
+PARTS = "parts"  # the folder of these files in the folder of an evaluation
 HIDDEN = 16  # bytes of memory, at least, per token and entry of a hidden state: the states, and three more like them
 AT_ONCE = 4096  # tokens read at a time, or one window: memory grows with the length only
 
@@ -46,55 +50,107 @@ class Losses:
         return float(self.sums.sum() / self.counts.sum())
 
 
+class Processes:
+    """The processes that share every window, a slice of its tokens each: one, or all of a launch by torchrun."""
+
+    def __init__(self, several: bool = False) -> None:
+        self.number, self.rank = 1, 0
+        if not several:
+            return
+        from accelerate import PartialState
+
+        self.state = PartialState(cpu=not torch.cuda.is_available())
+        self.number, self.rank = self.state.num_processes, self.state.process_index
+        if self.number == 1:
+            raise ValueError(
+                "--context-parallel divides every window among the processes of a launch, and there is 1: start "
+                "several, as in torchrun --nproc-per-node 2 -m relpos.cli evaluate …"
+            )
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes the files and prints."""
+        return self.rank == 0
+
+    def in_turn(self) -> contextlib.AbstractContextManager[Any]:
+        """A context that the first process goes through before the others, which then use what it has cached."""
+        return contextlib.nullcontext() if self.number == 1 else self.state.main_process_first()
+
+    def divide(self, model: PreTrainedModel) -> None:
+        """Let a model read slices; a ValueError if it cannot."""
+        if self.number > 1:
+            world = dist.group.WORLD
+            assert world is not None
+            divide_sequences(model, world)
+
+    def first_says(self, value: Any) -> Any:
+        """The value of the first process, for all."""
+        if self.number == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def check_length(self, length: int) -> None:
+        """Refuse windows that cannot be divided."""
+        if length % self.number:
+            raise ValueError(
+                f"windows of {length} tokens cannot be divided among {self.number} processes evenly: give a multiple."
+            )
+
+    def slice_of(self, x: Tensor) -> Tensor:
+        """This process's slice of (batch, length)."""
+        return x.chunk(self.number, dim=1)[self.rank]
+
+    def joined(self, losses: Tensor) -> NDArray[np.float32]:
+        """The losses of all tokens (batch, length), from those of each slice."""
+        if self.number == 1:
+            return losses.cpu().numpy()
+        parts = [torch.empty_like(losses) for _ in range(self.number)]
+        dist.all_gather(parts, losses.contiguous())
+        return torch.cat(parts, dim=1).cpu().numpy()
+
+
+class Batch(TypedDict):
+    """A line of the file: what was measured of a batch of windows."""
+
+    batch: int  # its number
+    seconds: float
+    peak: int  # bytes
+    cells: list[list[float]]  # unit, bin, number of tokens and sum of their losses
+
+
 class Scorer:
-    """Scores windows of one text with one model, and keeps the losses of each batch in a file.
+    """Scores the windows of a question with one model, and keeps the losses of each batch in a file.
 
-    The name of the file is a hash of everything that the losses depend on.
-
-    If it is killed, the next call resumes with the first batch that is not in the file, and ends with the same numbers.
+    The name of the file is a hash of everything that the losses depend on. If it is killed, the next call resumes with
+    the first batch that is not in the file, and ends with the same numbers.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        text: Tokens,
-        units: Units,
-        identity: dict[str, Any],
-        folder: Path,
-        countdown: Countdown,
-        processes: Processes,
-    ) -> None:
+    def __init__(self, run: Run, question: "Question") -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.model, self.text, self.folder, self.countdown = run.model.to(self.device), text, folder, countdown
-        self.units, self.family, self.processes = units, run.family, processes
-        processes.divide(self.model)
+        self.model, self.family, self.framing = run.model.to(self.device), run.family, run.framing
+        self.text, self.units, self.folder = question.text, question.units, question.folder / PARTS
+        self.countdown, self.processes = question.countdown, question.processes
+        self.processes.divide(self.model)
         self.mask_token = -1 if self.family.causal else run.tokenizer.mask_token_id
         if self.mask_token is None:
             raise ValueError(f"the tokenizer in {run.folder} has no mask token, which {self.family.title} needs.")
         self.separate = run.settings is not None and run.settings.data.separate_documents  # as it was trained
-        self.identity = {**identity, "weights": run.checksum, "config": _config(run), "separate": self.separate}
-        if units.block is not None:
-            self.identity["block"] = units.block
-        if processes.number > 1:
-            self.identity["processes"] = processes.number
+        # A folder may move: its name is left out.
+        config = {name: value for name, value in run.model.config.to_dict().items() if name != "_name_or_path"}
+        self.identity = {**question.identity, "weights": run.checksum, "config": config, "separate": self.separate}
+        if self.units.block is not None:
+            self.identity["block"] = self.units.block
+        if self.processes.number > 1:
+            self.identity["processes"] = self.processes.number
         if not self.family.causal:
             self.identity["masked"] = MASKED_EVERY
-        self.framing = run.framing
         if len(self.framing):
             self.identity["special tokens"] = [self.framing.before, self.framing.after]
 
     def score(self, windows: list[Window], length: int, words: str, edges: NDArray[np.int64] | None = None) -> Losses:
-        """Score windows, or read their losses from the file.
-
-        Args:
-            windows: What the model reads and which tokens are scored.
-            length: Tokens per window.
-            words: Printed before the progress.
-            edges: Bounds of the bins of positions (bins + 1,); one bin by default.
-
-        Returns:
-            The sums of the losses.
-        """
+        """The losses of windows, by the bins of positions between `edges` (bins + 1,); `words` for the progress."""
         self.processes.check_length(length)
         if self.device.type == "cpu":
             needed = HIDDEN * int(self.model.config.get_text_config().hidden_size) * length // self.processes.number
@@ -121,13 +177,7 @@ class Scorer:
         return _collect([known[number] for number in range(len(batches))], bins, len(windows) * length)
 
     def bytes_of(self, windows: list[Window], length: int, sizes: NDArray[np.int64]) -> int:
-        """Bytes of the tokens that these windows score.
-
-        Args:
-            windows: What the model reads and which tokens are scored.
-            length: Tokens per window.
-            sizes: Bytes of each entry of the tokenizer (entries,).
-        """
+        """Bytes of the tokens that windows score; `sizes` of the entries of the tokenizer, (entries,)."""
         total = 0
         for window in windows:
             places = window.start + np.arange(1, length + 1)
@@ -140,10 +190,7 @@ class Scorer:
         A causal model predicts all of them, except the first token of each document if documents are separated; a
         masked model predicts those that are masked. Tokens that gave way to special tokens are not predicted: BOS
         takes the place of a window's first token, which no causal model predicts anyway.
-
-        Args:
-            places: Places in the text of the tokens after the first of each window, (…, length).
-            first: The first place of each window that is scored, of a shape that broadcasts.
+        `places` are those in the text of the tokens after the first of each window, (…, length).
         """
         length, framing = places.shape[-1], self.framing
         scored: NDArray[np.bool_] = places >= first
@@ -183,17 +230,17 @@ class Scorer:
             masked = self._tensor(masked_places(places[:, 1:]))
             read, documents = ids[:, 1:].masked_fill(masked, self.mask_token), documents[:, 1:]
         read = self.framing.over(read)
-        own = self.processes.own
-        hidden = self.family.hidden(self.model, own(read), own(self._tensor(documents)) if self.separate else None)
+        mine = self.processes.slice_of
+        hidden = self.family.hidden(self.model, mine(read), mine(self._tensor(documents)) if self.separate else None)
         output = self.family.output(self.model, hidden)
-        losses = token_losses(output.states, output.weight, own(targets), output.bias, softcap=output.softcap)
+        losses = token_losses(output.states, output.weight, mine(targets), output.bias, softcap=output.softcap)
         return self.processes.joined(losses.float())
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self.device)
 
 
-def _collect(batches: list[dict[str, Any]], bins: int, read: int) -> Losses:
+def _collect(batches: list[Batch], bins: int, read: int) -> Losses:
     cells = np.array([cell for batch in batches for cell in batch["cells"]], dtype=np.float64)  # (cells, 4)
     units, which = np.unique(cells[:, 0].astype(np.int64), return_inverse=True)
     place = (which.reshape(-1), cells[:, 1].astype(int))
@@ -204,46 +251,30 @@ def _collect(batches: list[dict[str, Any]], bins: int, read: int) -> Losses:
     return Losses(units, sums, counts, read, seconds, max(batch["peak"] for batch in batches))
 
 
-def _config(run: Run) -> dict[str, Any]:
-    entries: dict[str, Any] = run.model.config.to_dict()
-    return {name: value for name, value in entries.items() if name != "_name_or_path"}  # a folder may move
-
-
-def _read(file: Path, mend: bool) -> dict[int, dict[str, Any]]:
+def _read(file: Path, mend: bool) -> dict[int, Batch]:
     """The finished batches by number. Damaged lines are skipped, so that their batches are scored again.
 
-    Args:
-        file: The file.
-        mend: Whether to name the damaged lines and to remove them from the file. An incomplete last line, left by a
-            kill, is not damage.
+    `mend`: name the damaged lines and remove them from the file. An incomplete last line, left by a kill, is no damage.
     """
-    batches: dict[int, dict[str, Any]] = {}
+    batches: dict[int, Batch] = {}
     *lines, rest = file.read_bytes().split(b"\n") if file.exists() else [b""]
-    kept, damaged = [], []
+    intact, damaged = [], []
     for number, line in enumerate(lines, start=1):
-        entry = _entry(line)
+        entry = undamaged(line)
         if entry is None:
             damaged.append(str(number))
         else:
-            kept.append(line + b"\n")
-            batches.setdefault(entry["batch"], entry)
+            intact.append(line + b"\n")
+            batches.setdefault(entry["batch"], cast(Batch, entry))
     if mend and (damaged or rest):
         if damaged:
             words = f"line {damaged[0]} is" if len(damaged) == 1 else f"lines {', '.join(damaged)} are"
             print(f"warning: {words} damaged in {file}: what they held is computed again.", file=sys.stderr)
-        write_bytes(file, b"".join(kept))
+        write_bytes(file, b"".join(intact))
     return batches
 
 
-def _entry(line: bytes) -> dict[str, Any] | None:
-    """The batch in a line; None if the line is damaged."""
-    try:
-        return undamaged(json.loads(line))
-    except ValueError:
-        return None
-
-
-def _append(file: Path, entry: dict[str, Any]) -> None:
+def _append(file: Path, entry: Batch) -> None:
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab") as handle:

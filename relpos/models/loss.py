@@ -62,24 +62,21 @@ class _ChunkedCrossEntropy(Function):
 def next_token_loss(
     hidden: Tensor, weight: Tensor, labels: Tensor, count: Tensor | int | None = None, rows: int | None = None
 ) -> Tensor:
-    """Mean cross-entropy of each label given the hidden state before it.
+    """Mean cross-entropy of each label (batch, length) given the hidden state (batch, length, width) before it.
 
-    Args:
-        hidden: (batch, length, width).
-        weight: The output matrix, (vocabulary, width).
-        labels: (batch, length), −100 where nothing is predicted; or (batch, length + 1), and the last hidden state
-            predicts too.
-        count: Divides the sum; by default the number of predicted labels.
-        rows: Number of tokens whose logits exist at a time.
-
-    Returns:
-        The loss, a scalar with gradients to hidden and weight.
-
-    Raises:
-        TypeError: The labels are not torch.int64.
-        ValueError: The labels have another shape, or one is neither a token nor −100.
+    Nothing is predicted where a label is −100. With one label more than hidden states, the last one predicts too.
+    `weight` is the output matrix, (vocabulary, width); `count` divides the sum, by default the number of predicted
+    labels; `rows` is how many tokens have logits at a time.
     """
-    return _mean_loss(*_pairs(hidden, labels, len(weight)), weight, None, count, rows)
+    batch, length, width = hidden.shape
+    if labels.dim() != 2 or len(labels) != batch or labels.shape[1] - length not in (0, 1):
+        raise ValueError(
+            f"labels must be (batch, length) = ({batch}, {length}), or one longer, not {tuple(labels.shape)}."
+        )
+    targets = labels[:, 1:].reshape(-1)
+    check_labels(targets, len(weight))
+    before = hidden[:, : labels.shape[1] - 1].reshape(-1, width)
+    return _mean_loss(before, targets, weight, None, count, rows)
 
 
 def masked_token_loss(
@@ -90,24 +87,9 @@ def masked_token_loss(
     count: Tensor | int | None = None,
     rows: int | None = None,
 ) -> Tensor:
-    """Mean cross-entropy of each label given the hidden state at its own place.
+    """Mean cross-entropy of each label given the hidden state at its own place, as `next_token_loss`.
 
     Logits are computed for the predicted tokens only: a masked model predicts few of its tokens.
-
-    Args:
-        hidden: (batch, length, width).
-        weight: The output matrix, (vocabulary, width).
-        labels: (batch, length), −100 where nothing is predicted.
-        bias: Of the output, (vocabulary,).
-        count: Divides the sum; by default the number of predicted labels.
-        rows: Number of tokens whose logits exist at a time.
-
-    Returns:
-        The loss, a scalar with gradients to hidden, weight and bias.
-
-    Raises:
-        TypeError: The labels are not torch.int64.
-        ValueError: The labels have another shape, or one is neither a token nor −100.
     """
     if labels.shape != hidden.shape[:2]:
         raise ValueError(f"labels must be (batch, length) = {tuple(hidden.shape[:2])}, not {tuple(labels.shape)}.")
@@ -118,12 +100,7 @@ def masked_token_loss(
 
 
 def _mean_loss(
-    hidden: Tensor,
-    targets: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    count: Tensor | int | None,
-    rows: int | None,
+    hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None, count: Tensor | int | None, rows: int | None
 ) -> Tensor:
     if count is None:
         count = (targets != IGNORED).sum().clamp(min=1)
@@ -144,22 +121,10 @@ def token_losses(
     rows: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """The cross-entropy of every target by itself, without gradients. Only what is predicted costs anything.
+    """The cross-entropy of every target by itself, (batch, length), without gradients, 0 where the target is −100.
 
-    Args:
-        hidden: (batch, length, width), the states that predict.
-        weight: The output matrix, (vocabulary, width).
-        targets: (batch, length), what each state predicts: of a causal model the token after it; −100 for nothing.
-        bias: Of the output, (vocabulary,).
-        rows: Number of tokens whose logits exist at a time.
-        softcap: Replaces the logits x by softcap · tanh(x / softcap).
-
-    Returns:
-        (batch, length), 0 where nothing is predicted.
-
-    Raises:
-        TypeError: The targets are not torch.int64.
-        ValueError: The targets have another shape, or one is neither a token nor −100.
+    Targets (batch, length) are what each state predicts: of a causal model the token after it. Only what is predicted
+    costs anything.
     """
     if targets.shape != hidden.shape[:2]:
         raise ValueError(f"targets must be (batch, length) = {tuple(hidden.shape[:2])}, not {tuple(targets.shape)}.")
@@ -175,31 +140,11 @@ def token_losses(
     return losses.view(targets.shape)
 
 
-def _pairs(hidden: Tensor, labels: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Hidden states (tokens, width), and the label that each predicts (tokens,)."""
-    batch, length, width = hidden.shape
-    if labels.dim() != 2 or len(labels) != batch or labels.shape[1] - length not in (0, 1):
-        raise ValueError(
-            f"labels must be (batch, length) = ({batch}, {length}), or one longer, not {tuple(labels.shape)}."
-        )
-    targets = labels[:, 1:].reshape(-1)
-    check_labels(targets, vocabulary)
-    return hidden[:, : labels.shape[1] - 1].reshape(-1, width), targets
-
-
 def check_labels(targets: Tensor, vocabulary: int) -> None:
-    """Refuse labels that are neither a token of the vocabulary nor −100.
+    """Refuse labels (tokens,) that are neither a token of the vocabulary nor −100.
 
     On an accelerator and in compiled code, reading values would stall or is not possible. There they are refused by the
     bounds check of the gather that reads the label's logit.
-
-    Args:
-        targets: Labels (tokens,).
-        vocabulary: Number of tokens in the vocabulary.
-
-    Raises:
-        TypeError: The labels are not torch.int64.
-        ValueError: A label is out of range.
     """
     if targets.dtype != torch.int64:
         raise TypeError(f"labels must be torch.int64, not {targets.dtype}: use labels.long().")

@@ -32,15 +32,7 @@ class Positions:
 
 
 def read_position(position: Position | str | None, default: Position) -> dict[str, Any]:
-    """The entry `position` of a configuration as a dictionary with a name.
-
-    Args:
-        position: A dictionary, the name of an encoding, or None.
-        default: What None stands for.
-
-    Raises:
-        ValueError: It names no encoding.
-    """
+    """The entry `position` of a configuration as a dictionary with a name; `default` is what None stands for."""
     if position is None:
         return dict(default)
     if isinstance(position, str):
@@ -51,15 +43,7 @@ def read_position(position: Position | str | None, default: Position) -> dict[st
 
 
 def layer_encodings(position: Position, layers: int) -> list[dict[str, Any]]:
-    """The encoding of each layer, as a dictionary without a plan.
-
-    Args:
-        position: As in a configuration; its plan is applied.
-        layers: Number of layers.
-
-    Raises:
-        ValueError: A rule of the plan is not valid; it is quoted.
-    """
+    """The encoding of each layer, as a dictionary without a plan."""
     base = {key: value for key, value in position.items() if key != "plan"}
     rows = [dict(base) for _ in range(layers)]
     plan = position.get("plan") or []
@@ -77,18 +61,11 @@ def layer_encodings(position: Position, layers: int) -> list[dict[str, Any]]:
 
 
 def make_encoding(position: Position, heads: int, head_dim: int, width: int | None = None) -> Encoding:
-    """Create the encoding that a dictionary of `layer_encodings` describes.
-
-    Args:
-        position: Name, options, and possibly `window`.
-        heads: Number of query heads.
-        head_dim: Size of a head.
-        width: Size of the hidden states, where it is not heads × head_dim.
-    """
+    """Create the encoding that a dictionary of `layer_encodings` describes."""
     options = {key: value for key, value in position.items() if key not in ("name", "window")}
     name = position["name"]
-    if width is not None and width != heads * head_dim:
-        options = {**options, **_width_option(name, width, options)}
+    if width is not None and width != heads * head_dim and "width" in options_of(encoding_class(name)):
+        options = {"width": width, **options}
     if position.get("window") is not None:
         own = {name: options} if options else {}
         windowed = {**own, "window": {"size": position["window"]}}
@@ -107,11 +84,7 @@ def start_again(position: Encoding) -> Encoding | None:
 def make_positions(
     position: Position, share: bool, layers: int, heads: int, head_dim: int, width: int | None = None
 ) -> Positions:
-    """The encodings of a model.
-
-    Raises:
-        ValueError: Entries contradict each other, or a rule of the plan is not valid.
-    """
+    """The encodings of a model, where `share` says whether its layers share one."""
     rows = layer_encodings(position, layers)
     base = {key: value for key, value in position.items() if key != "plan"}
     first = make_encoding(base, heads, head_dim, width)
@@ -152,8 +125,3 @@ def _selected(rule: Position, layers: int) -> list[int]:
         if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= layers:
             raise ValueError(f"the plan names layer {number!r}, but the model has layers 1 to {layers}.")
     return numbers
-
-
-def _width_option(name: str, width: int, options: Position) -> dict[str, Any]:
-    """The option `width` where an encoding reads hidden states of another size than heads × head_dim."""
-    return {"width": width} if "width" in options_of(encoding_class(name)) and "width" not in options else {}

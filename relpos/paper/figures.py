@@ -173,7 +173,7 @@ def _training(
 def _train(trainings: Mapping[PaperFigure, dict[str, Any]], workers: int, threads: int, album: Album) -> None:
     """Train the missing models, and draw each as soon as it has been trained."""
     from relpos.runs.results import RESULT
-    from relpos.system.mappings import read_json
+    from relpos.system.files import read_json
     from relpos.training.parallel import train_in_parallel
 
     named = {figure.encoding: figure for figure in trainings}

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from relpos.pictures.blocks import Block, Heading, Image, Table, Text, to_html
 from relpos.pictures.captions import NO_NUMBER
+from relpos.pictures.markdown import escaped, image, table, to_html
 from relpos.system.files import write_text
 
 PAGE = "index.html"
@@ -33,23 +33,22 @@ def write_page(folder: Path, stems: Iterable[str]) -> Path:
     present = [stem for stem in stems if (folder / f"{stem}.json").exists()]
     figures = {stem: json.loads((folder / f"{stem}.json").read_text(encoding="utf-8")) for stem in present}
     links = " · ".join(f"[Figure {numbers['figure']}](#{stem})" for stem, numbers in figures.items())
-    blocks: list[Block] = [Heading(TITLE, 1), Text(INTRODUCTION), Text(links)]
+    paragraphs = [f"# {TITLE}", INTRODUCTION, links]
     for stem, numbers in figures.items():
-        blocks += _figure(folder, stem, numbers)
-    write_text(folder / PAGE, to_html(blocks))
+        paragraphs += _figure(stem, numbers)
+    write_text(folder / PAGE, to_html("\n\n".join(paragraphs), folder))
     return folder / PAGE
 
 
-def _figure(folder: Path, stem: str, numbers: dict[str, Any]) -> list[Block]:
+def _figure(stem: str, numbers: dict[str, Any]) -> list[str]:
     """One figure: the image, which contains its caption, the first words of the input, and a table of the heads."""
     layer = numbers["layers"][0]
     words = numbers["input"]["first_words"] if numbers["input"] else None
-    files = f"Files: [PDF]({stem}.pdf), [numbers as JSON]({stem}.json)."
     return [
-        Heading(f"Figure {numbers['figure']}: {numbers['encoding']}", anchor=stem),
-        Image(folder / f"{stem}.png", f"The input begins: “{words} …”" if words else "", alt=numbers["caption"]),
-        Text(files),
-        Table(COLUMNS, [_all_heads(layer), *(_head(head) for head in layer["heads"])]),
+        f"## Figure {numbers['figure']}: {escaped(numbers['encoding'])} {{#{stem}}}",
+        image(f"{stem}.png", f"The input begins: “{escaped(words)} …”" if words else "", alt=numbers["caption"]),
+        f"Files: [PDF]({stem}.pdf), [numbers as JSON]({stem}.json).",
+        table(COLUMNS, [_all_heads(layer), *(_head(head) for head in layer["heads"])]),
     ]
 
 

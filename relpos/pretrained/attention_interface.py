@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -130,7 +130,7 @@ def relpos_attention(
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal) and queries > 1
         if causal:  # as in sdpa, the first query is the first token: the rest of a static cache is empty
             key, value = key[:, :, :queries], value[:, :, :queries]
-        key_mask = KeyMask(batch, queries, key.shape[2], max(0, key.shape[2] - queries), causal)
+        key_mask = KeyMask(queries, key.shape[2], start=max(0, key.shape[2] - queries), causal=causal)
     elif key_mask is None:
         key_mask = read_mask(attention_mask, batch, queries, key.shape[2], biases)
     where = key_mask.arguments(batch, key.shape[2])
@@ -183,16 +183,16 @@ def read_mask(mask: Any, batch: int, queries: int, keys: int, biases: list[Bias]
             f"the attention mask is {kind}; relpos takes boolean or additive masks (batch, heads, queries, keys). If "
             "the model is compiled in several graphs, compile it as one: torch.compile(model, fullgraph=True)."
         )
-    start = max(0, keys - queries)
+    seen = KeyMask(queries, keys, start=max(0, keys - queries), causal=False)
     mask = mask[..., :keys]
     if mask.is_floating_point():
         if not only_hides(mask):
             biases.append(dense(mask))
-            return KeyMask(batch, queries, keys, start)
+            return seen
         mask = mask == 0
     if mask.shape[1] == 1 and mask.shape[2] == 1:
-        return KeyMask(batch, queries, keys, start, padding=mask[:, 0, 0].expand(batch, keys))
-    return KeyMask(batch, queries, keys, start, mask=mask)
+        return replace(seen, padding=mask[:, 0, 0].expand(batch, keys))
+    return replace(seen, mask=mask)
 
 
 def only_hides(mask: Tensor) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from relpos.pretrained.source import Source, read_metadata
-from relpos.system.mappings import read_json
+from relpos.system.files import read_json
 
 SAMPLE = "the"  # a text to look at what a tokenizer puts around it
 

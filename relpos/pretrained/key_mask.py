@@ -9,7 +9,7 @@ materialised.
 import inspect
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
-from relpos.forms.call import Call, MaskFunction
+from relpos.forms.call import Call
 
 ATTRIBUTE = "_relpos_key_mask"  # of a tensor, in traced graphs
 ADDITIVE = {"deepseek_v4"}  # model types that join an additive bias to their mask, so that it has to be additive too
@@ -38,7 +38,7 @@ DEFAULTS = {  # of `sdpa_mask`
     "attention_mask": None,
     "local_size": None,
     "allow_is_causal_skip": True,
-    BOTH_DIRECTIONS: False,
+    BOTH_DIRECTIONS: None,  # not passed
     "use_vmap": False,
     "device": "cpu",
 }
@@ -53,18 +53,8 @@ Parts = list[tuple[str, dict[str, Any]]]  # ("causal", {}), ("window", {"sliding
 
 
 @dataclass(frozen=True)
-class KeyMask:
-    """What `relpos.attention` needs to know of a mask; the fields have the names of its arguments."""
-
-    batch: int
-    queries: int
-    keys: int
-    start: int = 0
-    causal: bool = False
-    window: tuple[int, int] | None = None
-    documents: Tensor | None = None  # (batch, keys)
-    padding: Tensor | None = None  # (batch, keys)
-    mask: MaskFunction | Tensor | None = None
+class KeyMask(Call):
+    """A call of attention of which only the sizes and what masks it are known."""
 
     ndim = 0  # a model that would add something to a 4-D mask leaves this alone
 
@@ -73,11 +63,6 @@ class KeyMask:
         return self
 
     contiguous = to
-
-    @property
-    def everything(self) -> bool:
-        """Whether every query sees every key."""
-        return not self.causal and (self.window, self.documents, self.padding, self.mask) == (None,) * 4
 
     def arguments(self, batch: int, keys: int) -> dict[str, Any]:
         """The arguments of `relpos.attention`: a mask of one row serves all rows, a mask for more keys is cut."""
@@ -91,10 +76,7 @@ class KeyMask:
 
     def materialise(self) -> Tensor:
         """Materialise the mask: boolean (batch, 1, queries, keys)."""
-        device = next((x.device for x in (self.padding, self.documents) if x is not None), torch.device("cpu"))
-        where = self.arguments(self.batch, self.keys)
-        call = Call(self.queries, self.keys, device=device, batch=self.batch, **where)
-        return call.visible(call.i).expand(self.batch, 1, self.queries, self.keys)
+        return self.visible(self.i).expand(self.batch, 1, self.queries, self.keys)
 
 
 class KeyMaskTensor(Tensor):
@@ -109,30 +91,30 @@ class KeyMaskTensor(Tensor):
     key_mask: KeyMask
 
     @staticmethod
-    def __new__(cls, key_mask: KeyMask, device: torch.device) -> "KeyMaskTensor":
+    def __new__(cls, key_mask: KeyMask) -> "KeyMaskTensor":
         shape = (key_mask.batch, 1, key_mask.queries, key_mask.keys)
-        mask = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
+        mask = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=key_mask.device)
         mask.key_mask = key_mask
         return mask
 
-    def __init__(self, key_mask: KeyMask, device: torch.device) -> None:
+    def __init__(self, key_mask: KeyMask) -> None:
         """All is done in `__new__`."""
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"KeyMaskTensor({self.key_mask})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "KeyMaskTensor":
-        return KeyMaskTensor(self.key_mask, self.device)
+        return KeyMaskTensor(self.key_mask)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):  # reentrant checkpoints detach
-            return KeyMaskTensor(args[0].key_mask, args[0].device)
+            return KeyMaskTensor(args[0].key_mask)
 
         def materialised(x: Any) -> Any:
-            return x.key_mask.materialise().to(x.device) if isinstance(x, KeyMaskTensor) else x
+            return x.key_mask.materialise() if isinstance(x, KeyMaskTensor) else x
 
         result = func(*tree_map(materialised, args), **tree_map(materialised, kwargs or {}))
         if changes_meaning(func, args, result):
@@ -173,29 +155,27 @@ def interval_mask(config: Any = None, **arguments: Any) -> Any:
     sequence for a single query; else a mask that carries its description (`key_mask_of`). Model types in `ADDITIVE` get
     the mask that they would get in "eager".
     """
-    both_directions = BOTH_DIRECTIONS in arguments
     arguments = {**DEFAULTS, **arguments}
     if getattr(config, "model_type", None) in ADDITIVE:
         return eager_mask(**arguments)
     if arguments["q_length"] == 1:  # one row: nothing can be saved
         return one_row(arguments)
+    key_mask = described(arguments, config)
     if torch.compiler.is_compiling():
-        key_mask = traced(arguments, config, both_directions)
-        return sdpa_mask(**arguments) if key_mask is None else traced_mask(key_mask, arguments["device"])
-    key_mask = eagerly(arguments)
+        return sdpa_mask(**arguments) if key_mask is None else traced_mask(key_mask)
     if key_mask is None:
         return sdpa_mask(**{**arguments, **NO_SKIP})
-    if key_mask.everything and arguments[BOTH_DIRECTIONS]:
-        return None
-    return KeyMaskTensor(key_mask, torch.device(arguments["device"]))
+    hides = (key_mask.window, key_mask.documents, key_mask.padding, key_mask.mask)
+    nothing = not key_mask.causal and hides == (None,) * 4
+    return None if nothing and arguments[BOTH_DIRECTIONS] else KeyMaskTensor(key_mask)
 
 
-def traced_mask(key_mask: KeyMask, device: torch.device | str) -> Tensor:
+def traced_mask(key_mask: KeyMask) -> Tensor:
     """A mask that carries its description in a traced graph, where subclasses of tensors cannot be made.
 
     It is uint8, as no real mask is: if the attribute is lost on the way, attention notices.
     """
-    mask = torch.ones(1, 1, 1, 1, dtype=torch.uint8, device=device)
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.uint8, device=key_mask.device)
     setattr(mask, ATTRIBUTE, key_mask)
     return mask
 
@@ -207,17 +187,22 @@ def described_mask(attention_mask: Any = None, **arguments: Any) -> KeyMask:
     """
     if isinstance(attention_mask, KeyMask):  # generate makes the mask before the model does
         return attention_mask
-    both_directions = BOTH_DIRECTIONS in arguments
     arguments = {**DEFAULTS, **arguments, "attention_mask": attention_mask}
-    key_mask = traced(arguments, None, both_directions) if torch.compiler.is_compiling() else eagerly(arguments)
+    key_mask = described(arguments, None)
     if key_mask is not None:
         return key_mask
-    return KeyMask(*sizes_of(arguments), mask=sdpa_mask(**{**arguments, **NO_SKIP}))
+    return sized(arguments, start=0, mask=sdpa_mask(**{**arguments, **NO_SKIP}))
 
 
-def sizes_of(arguments: dict[str, Any]) -> tuple[int, int, int]:
-    """Rows of the batch, queries and keys."""
-    return arguments["batch_size"], arguments["q_length"], arguments["kv_length"]
+def described(arguments: dict[str, Any], config: Any) -> KeyMask | None:
+    """The description of a mask; None if it must be materialised."""
+    return traced(arguments, config) if torch.compiler.is_compiling() else recognised(arguments)
+
+
+def sized(arguments: dict[str, Any], causal: bool = False, **fields: Any) -> KeyMask:
+    """A description with the sizes of transformers' arguments."""
+    sizes = {"batch": arguments["batch_size"], "device": torch.device(arguments["device"])}
+    return KeyMask(arguments["q_length"], arguments["kv_length"], **sizes, causal=causal, **fields)
 
 
 def one_row(arguments: dict[str, Any]) -> Tensor | None:
@@ -233,15 +218,20 @@ def one_row(arguments: dict[str, Any]) -> Tensor | None:
     return mask
 
 
-def eagerly(arguments: dict[str, Any]) -> KeyMask | None:
-    """The description of a mask whose values can be read; None if it must be materialised."""
+def padding_of(arguments: dict[str, Any]) -> Tensor | None:
+    """Which keys are not padding, (batch, keys); None if the caller gave none."""
+    first_key, keys = arguments["kv_offset"], arguments["kv_length"]
+    padding = prepare_padding_mask(arguments["attention_mask"], keys, first_key)
+    return None if padding is None else padding[:, first_key : first_key + keys]
+
+
+def recognised(arguments: dict[str, Any]) -> KeyMask | None:
+    """The description of a mask whose values can be read."""
     function, first_key = arguments["mask_function"], int(arguments["kv_offset"])
     start = int(arguments["q_offset"]) - first_key
-    batch, queries, keys = sizes_of(arguments)
-    padding = prepare_padding_mask(arguments["attention_mask"], keys, first_key)
     parts = recognise(function)
     if start >= 0 and parts is not None:
-        key_mask = described(parts, padding, KeyMask(batch, queries, keys, start), first_key)
+        key_mask = composed(parts, arguments, start)
         if key_mask is not None:
             return key_mask
     if start >= 0 and not arguments["use_vmap"]:
@@ -250,13 +240,11 @@ def eagerly(arguments: dict[str, Any]) -> KeyMask | None:
             visible: Tensor = function(b, h, i + first_key, j + first_key)
             return visible
 
-        if padding is not None:
-            padding = padding[:, first_key : first_key + keys]
-        return KeyMask(batch, queries, keys, start, padding=padding, mask=seen)
+        return sized(arguments, start=start, padding=padding_of(arguments), mask=seen)
     warnings.warn(
         "this model masks attention by a function that relpos does not know as intervals: the mask is materialised, "
         "which takes memory of queries × keys. The result is exact.",
-        stacklevel=3,
+        stacklevel=4,
     )
     return None
 
@@ -280,15 +268,14 @@ def recognise(function: Callable[..., Any]) -> Parts | None:
     return [(name, {key: settings[key] for key in keys})] if name and keys <= settings.keys() else None
 
 
-def described(parts: Parts, padding: Tensor | None, sizes: KeyMask, first_key: int) -> KeyMask | None:
-    """The recognised parts of a mask, and padding (batch, positions); None if documents do not cover the queries.
-
-    `first_key` is the position of the first key: above 0 where a cache has dropped older keys.
-    """
-    keys, last = sizes.keys, sizes.start + sizes.queries
+def composed(parts: Parts, arguments: dict[str, Any], start: int) -> KeyMask | None:
+    """The recognised parts of a mask as one description; None if documents do not cover the queries."""
+    first_key, keys = arguments["kv_offset"], arguments["kv_length"]
+    last = start + arguments["q_length"]
     far = last + keys  # wider than any distance
     windows = [(far, far)]
     documents: Tensor | None = None
+    padding = padding_of(arguments)
     for name, settings in parts:
         if name == "causal":
             windows.append((far, 0))
@@ -297,7 +284,8 @@ def described(parts: Parts, padding: Tensor | None, sizes: KeyMask, first_key: i
         elif name == "window of both directions":
             windows.append((settings["sliding_window"],) * 2)
         elif name == "padding":
-            padding = settings["padding_mask"].bool() & (True if padding is None else padding)
+            counts = settings["padding_mask"][:, first_key : first_key + keys].bool()
+            padding = counts if padding is None else counts & padding
         else:
             if name == "documents":
                 ids = settings["packed_sequence_mask"][:, first_key : first_key + keys].long()
@@ -309,15 +297,14 @@ def described(parts: Parts, padding: Tensor | None, sizes: KeyMask, first_key: i
             documents = ids if documents is None else documents * (keys + far) + (ids - ids.amin())
     if documents is not None and (last > keys or documents.shape[1] != keys):
         return None
-    if padding is not None:
-        padding = padding[:, first_key : first_key + keys]
-        padding = None if bool(padding.all()) else padding
+    if padding is not None and bool(padding.all()):
+        padding = None
     left, right = (min(sides) for sides in zip(*windows, strict=True))
     window = None if left >= far and right in (0, far) else (left, right)
-    return replace(sizes, causal=right == 0, window=window, documents=documents, padding=padding)
+    return sized(arguments, right == 0, start=start, window=window, documents=documents, padding=padding)
 
 
-def traced(arguments: dict[str, Any], config: Any, both_directions: bool) -> KeyMask | None:
+def traced(arguments: dict[str, Any], config: Any) -> KeyMask | None:
     """The description of a mask in a traced graph, where neither values nor closures can be read.
 
     A causal mask that is a conjunction hides a token's predecessor only where a document or a chunk begins, so the
@@ -325,7 +312,9 @@ def traced(arguments: dict[str, Any], config: Any, both_directions: bool) -> Key
     """
     function, offset, first_key = arguments["mask_function"], arguments["q_offset"], arguments["kv_offset"]
     window, device = arguments["local_size"], arguments["device"]
+    batch, keys = arguments["batch_size"], arguments["kv_length"]
     chunked = window is not None and getattr(config, "attention_chunk_size", None) is not None
+    both_directions = arguments[BOTH_DIRECTIONS] is not None
     if (
         arguments["use_vmap"]
         or isinstance(offset, Tensor)
@@ -335,14 +324,10 @@ def traced(arguments: dict[str, Any], config: Any, both_directions: bool) -> Key
         or (chunked and getattr(config, "sliding_window", None) is not None)
     ):
         return None
-    batch, queries, keys = sizes_of(arguments)
     start = offset - first_key
-    padding = prepare_padding_mask(arguments["attention_mask"], keys, first_key)
-    if padding is not None:
-        padding = padding[:, first_key : first_key + keys]
     documents = None
     if not both_directions and function is not causal_mask_function:
-        if start + queries > keys:
+        if start + arguments["q_length"] > keys:
             return None
         token = torch.arange(1, keys, device=device)[None] + first_key
         row = torch.arange(batch, device=device)[:, None]
@@ -351,4 +336,5 @@ def traced(arguments: dict[str, Any], config: Any, both_directions: bool) -> Key
     sides = None
     if window is not None and not chunked:
         sides = (window, window) if both_directions else (window - 1, 0)
-    return KeyMask(batch, queries, keys, start, not both_directions, sides, documents, padding)
+    padding = padding_of(arguments)
+    return sized(arguments, not both_directions, start=start, window=sides, documents=documents, padding=padding)

@@ -48,7 +48,6 @@ class Rotary(RotaryFrequencies):
 
     @property
     def rotated(self) -> int:
-        """How many dimensions of a head are rotated."""
         return 2 * self.frequencies.shape[-1]
 
     def apply(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -103,7 +102,6 @@ class LayerPosition:
 
     @property
     def acts_on(self) -> str:
-        """Where it acts, in the words of the encodings."""
         return ACTS_ON.get(self.kind, "unknown")
 
     @property
@@ -121,27 +119,20 @@ class ModelLayer:
     parts: tuple[PreTrainedModel, ...]  # the models of its type around it, from the innermost outward
     stack: str  # name of the innermost one in the complete model; "" for a model of one stack
     index: int  # in the stack; 0 is the first
-    length: int | None = None  # of the input, for what depends on it
+    cross: bool  # see `is_cross`
+    length: int | None  # of the input, for what depends on it
 
     @property
     def part(self) -> PreTrainedModel:
-        """The innermost model around it."""
         return self.parts[0]
 
     @property
     def config(self) -> Any:
-        """The configuration of the part."""
         return self.part.config
 
     @property
     def model_type(self) -> str:
-        """The model type of the part."""
         return str(self.config.model_type)
-
-    @property
-    def cross(self) -> bool:
-        """Whether its keys come from another stack, or its query is a learned one that pools all tokens."""
-        return is_cross(self.name, self.module)
 
     @property
     def layer_type(self) -> str | None:
@@ -224,8 +215,10 @@ def is_cross(name: str, module: nn.Module) -> bool:
     return bool(getattr(module, "is_cross_attention", False))
 
 
-def model_layers(model: PreTrainedModel, length: int | None = None) -> Iterator[ModelLayer]:
+def model_layers(model: PreTrainedModel, length: int | None = None) -> list[ModelLayer]:
     """The attention layers of a model, in order, for inputs of a length."""
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"positions are read from a model of transformers, not from {type(model).__name__}.")
     parts = {name: module for name, module in model.named_modules() if isinstance(module, PreTrainedModel)}
     layers = attention_layers(model)
     around = {  # the names of the models around each layer, the innermost first
@@ -236,12 +229,13 @@ def model_layers(model: PreTrainedModel, length: int | None = None) -> Iterator[
     for name, module in layers.items():
         stacks.setdefault((around[name][0], is_cross(name, module)), []).append(name)
     several = len({part for part, _ in stacks}) > 1
-    numbers = {name: number for (part, _), names in stacks.items() for name, number in _numbered(names, part).items()}
-    for name, module in layers.items():
-        inner = around[name][0]
-        family = parts[inner].config.model_type
-        same = tuple(parts[part] for part in around[name] if parts[part].config.model_type == family)
-        yield ModelLayer(name, module, same, inner.rpartition(".")[2] if several else "", numbers[name], length)
+    ordered = {}
+    for (inner, cross), names in stacks.items():
+        family, stack = parts[inner].config.model_type, inner.rpartition(".")[2] if several else ""
+        for name, number in _numbered(names, inner).items():
+            same = tuple(parts[part] for part in around[name] if parts[part].config.model_type == family)
+            ordered[name] = ModelLayer(name, layers[name], same, stack, number, cross, length)
+    return [ordered[name] for name in layers]
 
 
 def _numbered(names: list[str], part: str) -> dict[str, int]:

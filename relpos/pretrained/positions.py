@@ -40,24 +40,19 @@ def layer_positions(model: PreTrainedModel, length: int | None = None) -> list[L
         >>> layer_positions(model)[0].words
         'RoPE, theta 100,000, all 64 dimensions, half layout'
     """
-    return [_describe(layer) for layer in _layers(model, length)]
+    return [_describe(layer) for layer in model_layers(model, length)]
 
 
 def summary(model: PreTrainedModel) -> list[str]:
     """The positions of a model in words, one line per group of equal layers.
 
-    Args:
-        model: A model of transformers, or one of ours.
-
-    Returns:
-        The lines, as in "layers 1–30: RoPE, theta 100,000, all 64 dimensions, half layout".
-
-    Raises:
-        TypeError: It is not a model of transformers.
+    Example:
+        >>> summary(model)
+        ['layers 1–30: RoPE, theta 100,000, all 64 dimensions, half layout']
     """
     groups: dict[tuple[str, str], list[int]] = {}
     totals: dict[str, int] = {}
-    for layer in _layers(model):
+    for layer in model_layers(model):
         title = " ".join(word for word in (layer.stack, "cross attention" if layer.cross else "") if word)
         groups.setdefault((title, _describe(layer).words), []).append(layer.index + 1)
         totals[title] = max(totals.get(title, 0), layer.index + 1)
@@ -83,12 +78,6 @@ def layer_numbers(numbers: list[int], total: int) -> str:
                 ending = "th" if step % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(step % 10, "th")
                 return before.format(f"{step}{ending}") + start
     return "layers " + ", ".join(ranges)
-
-
-def _layers(model: PreTrainedModel, length: int | None = None) -> list[ModelLayer]:
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"positions are read from a model of transformers, not from {type(model).__name__}.")
-    return list(model_layers(model, length))
 
 
 def _describe(layer: ModelLayer) -> LayerPosition:

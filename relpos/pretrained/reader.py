@@ -155,7 +155,6 @@ class TransformersReader(Reader):
         return [calls[number] for number in wanted]
 
     def _record(self, model: PreTrainedModel, inputs: Mapping[str, Any], wanted: Container[int]) -> list[LayerRecord]:
-        """The self-attention layers of one forward that are wanted, in order."""
         return record(model, inputs, wanted) if self.refusal is None else eager_weights(model, inputs, wanted)
 
     def calls_without_input(

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.integrations.gguf import read_gguf_metadata
 
-from relpos.system.mappings import read_json
+from relpos.system.files import read_json
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 FETCHED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # of a model on the hub

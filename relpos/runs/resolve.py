@@ -24,7 +24,7 @@ from relpos.runs.settings import (
 from relpos.system.errors import unknown
 from relpos.system.memory import check_memory
 from relpos.tasks import task
-from relpos.text.tokenizer_names import bpe_entries
+from relpos.text.corpus import bpe_entries
 
 if TYPE_CHECKING:
     from relpos.forms.encoding import Encoding

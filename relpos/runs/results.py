@@ -206,7 +206,7 @@ def read_evaluations(folder: Path) -> list[TextResult | TaskResult]:
 
 def read_about(folder: Path) -> tuple[Settings, About]:
     """Read a run's run.yaml: its settings, and versions, data and sizes."""
-    from relpos.system.mappings import read_yaml
+    from relpos.system.files import read_yaml
 
     file = folder / ABOUT
     tree = read_yaml(file)

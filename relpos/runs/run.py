@@ -28,7 +28,7 @@ from relpos.runs.checkpoints import CLOCK, WEIGHTS, read_log, step_of
 from relpos.runs.results import ABOUT, EVALUATION, RESULT, About, RunResult, read_about
 from relpos.runs.settings import CORPUS, Settings
 from relpos.system.errors import check_not_empty
-from relpos.system.mappings import read_json
+from relpos.system.files import read_json
 from relpos.system.seal import SEAL, damage
 from relpos.text.corpus import Corpus, open_corpus
 from relpos.text.tokenizers import published_tokenizer

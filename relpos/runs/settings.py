@@ -271,7 +271,7 @@ def recipes() -> list[str]:
 
 
 def _read(name: str) -> dict[str, Any]:
-    from relpos.system.mappings import read_yaml
+    from relpos.system.files import read_yaml
 
     path = Path(name)
     if not path.suffix and not path.exists():

@@ -22,13 +22,6 @@ def check_not_empty(name: str, value: object) -> None:
     """Refuse an empty string, also inside a list or a dictionary.
 
     An empty string is never a value that someone chose: it would mean the default, or as a path the current folder.
-
-    Args:
-        name: Name of the option or argument, for the message.
-        value: Its value; anything but strings, lists, tuples and dictionaries is allowed.
-
-    Raises:
-        ValueError: A string is empty or consists of spaces.
     """
     if isinstance(value, str) and not value.strip():
         raise ValueError(f"{name} is empty (an unset shell variable?): give a value, or leave it out.")
@@ -41,10 +34,7 @@ def check_not_empty(name: str, value: object) -> None:
 
 
 def refuses_empty_strings(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Decorate a function so that it refuses empty strings, with `check_not_empty`.
-
-    Arguments whose default is an empty string may be empty, and tokens may be spaces.
-    """
+    """Let a function refuse empty strings, except where the default is one; tokens may be spaces."""
     parameters = inspect.signature(function).parameters
     checked = {name for name, parameter in parameters.items() if parameter.default != "" and name != "tokens"}
 

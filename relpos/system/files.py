@@ -1,35 +1,34 @@
-"""Atomic writes: a file or folder under its name is always complete. Errors of writing. And the folder of the cache."""
+"""Files: atomic writes, errors that name the file, JSON and YAML mappings, locks, and the folder of the cache."""
 
 import contextlib
 import errno
+import json
 import os
+import platform
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 PATIENCE = 2.0  # seconds to wait on Windows for readers of a file that is replaced
 
 
 def cache_folder() -> Path:
     """The folder for token ids and trained tokenizers: RELPOS_CACHE, or `relpos` in the user's cache folder."""
-    own = os.environ.get("RELPOS_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "relpos"
+    folder = os.environ.get("RELPOS_CACHE")
+    return Path(folder) if folder else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "relpos"
+
+
+# -- Writing
 
 
 def why_not_written(path: Path, error: BaseException) -> tuple[str, str]:
-    """Why a file or folder could not be written, and what to do about it.
+    """Why a file or folder could not be written, and what to do about it: two parts of a sentence.
 
-    Args:
-        path: The file or folder.
-        error: The error of the write, or one that was raised from it.
-
-    Returns:
-        The reason and the advice, each the part of a sentence.
+    `error` is that of the write, or one that was raised from it.
     """
     cause: BaseException | None = error
     while cause is not None and getattr(cause, "errno", None) is None:
@@ -53,18 +52,7 @@ def why_not_written(path: Path, error: BaseException) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Name the file or folder in the errors of writing it: "No space left on device" alone does not say where.
-
-    Args:
-        path: The file or folder that is written.
-
-    Raises:
-        OSError: It cannot be written; of the same type as the system's error.
-
-    Example:
-        >>> with writing(file), file.open("a") as handle:
-        ...     handle.write(line)
-    """
+    """Name the file or folder in the errors of writing it: "No space left on device" alone does not say where."""
     try:
         yield
     except OSError as error:
@@ -76,23 +64,9 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Write a folder that appears under its name only when it is complete.
+    """Write files into a temporary folder, which gets the name `folder` when it is complete.
 
-    If another process has written the folder in the meantime, that folder is kept and this one is removed. After an
-    error nothing is left.
-
-    Args:
-        folder: The final name; parent folders are created.
-
-    Yields:
-        A temporary folder beside it, to write the files into.
-
-    Raises:
-        OSError: The folder cannot be written. Errors of the body are its own.
-
-    Example:
-        >>> with atomic_folder(Path("cache/tokens")) as temporary:
-        ...     (temporary / "ids").write_bytes(data)
+    If another process has written the folder in the meantime, that folder is kept. After an error nothing is left.
     """
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -106,12 +80,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def publish(temporary: Path, folder: Path) -> None:
-    """Flush every file of a temporary folder to the disk, then rename the folder.
-
-    Args:
-        temporary: The folder with the written files.
-        folder: Its new name, on the same disk. If a folder of this name exists, it is kept.
-    """
+    """Flush every file of a temporary folder to the disk, then rename the folder, unless that name is taken."""
     for file in temporary.rglob("*"):
         if file.is_file():
             flush(file)
@@ -129,7 +98,7 @@ def flush(path: Path) -> None:
     windows = sys.platform == "win32"
     if windows and path.is_dir():
         return  # Windows opens no folders, and writes the list of names by itself
-    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)  # Windows flushes what can be written only
+    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)  # Windows flushes only what can be written
     try:
         os.fsync(descriptor)
     finally:
@@ -137,15 +106,7 @@ def flush(path: Path) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a text file atomically: after a crash the file holds the old text or the new one, never a mixture.
-
-    Args:
-        file: The file; its folder must exist.
-        text: The contents, written as UTF-8.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write a text file atomically: after a crash the file holds the old text or the new one, never a mixture."""
     write_bytes(file, text.encode())
 
 
@@ -163,7 +124,7 @@ def write_bytes(file: Path, data: bytes) -> None:
 
 
 def _replace(temporary: Path, file: Path) -> None:
-    """Rename a file over another. Windows refuses while anyone reads the old one, who is soon done."""
+    """Rename a file over another. Windows refuses as long as a reader has the old one open."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -174,3 +135,117 @@ def _replace(temporary: Path, file: Path) -> None:
             time.sleep(0.01)
         else:
             return
+
+
+# -- Reading mappings
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read the JSON object in a file; a ValueError says what is wrong with the file."""
+    return _mapping(file, "JSON")
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """Read the YAML mapping in a file; a ValueError says what is wrong with the file."""
+    return _mapping(file, "YAML")
+
+
+def _mapping(file: Path, kind: str) -> dict[str, Any]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {file}.") from None
+    except IsADirectoryError:
+        raise IsADirectoryError(f"{file} is a folder: a {kind} file is needed.") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not valid {kind}: it is not UTF-8 at byte {error.start}.") from None
+    if not text.strip():
+        raise ValueError(f"{file} is empty: a {kind} mapping is needed.")
+    tree: Any
+    if kind == "JSON":
+        try:
+            tree = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{file} is not valid JSON: {error}") from None
+    else:
+        import yaml
+
+        try:
+            tree = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise ValueError(f"{file} must hold a mapping of names to values, not {type(tree).__name__}.")
+    return {str(key): value for key, value in tree.items()}
+
+
+# -- Locks
+
+LOCK = ".lock"  # the default name of a lock's file
+IN_USE = "{folder} is in use by {holder}: wait for it or stop it."
+# Some network file systems have no locks, for example Lustre without its option flock. A single process works there
+# all the same; on a cluster, the executor starts each part once.
+UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+
+class HeldError(ValueError):
+    """Another process holds the lock."""
+
+
+class Lock:
+    """A lock on a folder that only one process holds at a time; the system releases it when that process ends.
+
+    Args:
+        folder: The folder; it is created if it does not exist.
+        name: The name of the lock's file in the folder. Locks with different names are independent.
+        wait: Wait until the lock is free instead of raising a `HeldError`.
+        in_use: The message of that error; `{folder}` and `{holder}` are replaced.
+    """
+
+    def __init__(self, folder: Path, name: str = LOCK, wait: bool = False, in_use: str = IN_USE) -> None:
+        self.folder, self.name, self.wait, self.in_use = folder, name, wait, in_use
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> "Lock":
+        from filelock import lock_descriptor  # imports asyncio, which only those who lock need
+
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = (self.folder / self.name).open("ab", buffering=0)
+        try:
+            free = lock_descriptor(file.fileno(), blocking=self.wait)
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+            free = True
+        if not free:
+            file.close()
+            raise HeldError(self.in_use.format(folder=self.folder, holder=lock_holder(self.folder, self.name)))
+        # The file of a process that was killed still names that process, but does not hold the lock.
+        with writing(self.folder / self.name):
+            file.truncate(0)
+            file.write(f" process {os.getpid()} on {platform.node()}".encode())
+        self._file = file
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        from filelock import unlock_descriptor
+
+        assert self._file is not None
+        try:
+            unlock_descriptor(self._file.fileno())
+        except OSError as failure:
+            if failure.errno not in UNSUPPORTED:
+                raise
+        finally:
+            self._file.close()
+
+
+def lock_holder(folder: Path, name: str = LOCK) -> str:
+    """The process that holds a lock or held it last, for example "process 4711 on laptop"."""
+    try:
+        with (folder / name).open("rb", buffering=0) as file:
+            file.seek(1)  # on Windows the first byte is locked, and nobody else can read it
+            return file.read().decode().strip() or "another process"
+    except FileNotFoundError:  # the lock is on another machine
+        return "another process"

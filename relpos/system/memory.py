@@ -38,16 +38,7 @@ def memory_limit() -> int:
 
 
 def check_memory(what: str, size: int, advice: str) -> None:
-    """Refuse what cannot fit into memory before it is allocated: the system would end the process without a word.
-
-    Args:
-        what: What needs the memory, with the numbers that its size comes from.
-        size: Bytes that are needed, at least.
-        advice: What to do instead.
-
-    Raises:
-        ValueError: The memory of this machine is less.
-    """
+    """Refuse what cannot fit into memory before it is allocated: the system would end the process without a word."""
     limit = memory_limit()
     if size > limit:
         raise ValueError(f"{what} needs {in_words(size)} of memory, and there are {in_words(limit)}: {advice}.")
@@ -74,14 +65,10 @@ def in_words(size: int) -> str:
 
 
 def begin_peak(device: "torch.device") -> None:
-    """Start measuring peak memory.
-
-    Args:
-        device: On a CUDA device the memory of tensors is measured; otherwise the resident memory of this process.
-    """
-    import torch
-
+    """Start measuring peak memory: on a CUDA device that of tensors, otherwise the resident memory of this process."""
     if device.type == "cuda":
+        import torch
+
         torch.cuda.reset_peak_memory_stats(device)
         return
     give_back_freed_memory()  # what earlier work has freed must not count
@@ -91,13 +78,10 @@ def begin_peak(device: "torch.device") -> None:
 
 def peak(device: "torch.device") -> int:
     """The peak memory in bytes since `begin_peak` was called with the same device."""
-    import torch
+    if device.type == "cuda":
+        import torch
 
-    return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else _peak_of_process()
-
-
-def _peak_of_process() -> int:
-    """The peak of the resident memory of this process in bytes, since it started or the peak was reset."""
+        return int(torch.cuda.max_memory_allocated(device))
     if sys.platform == "win32":
         import psutil
 
@@ -123,30 +107,26 @@ def give_back_freed_memory() -> None:
     """
     import torch
 
-    if torch.compiler.is_compiling():
-        return
-    trim = _malloc_trim()
+    trim = None if torch.compiler.is_compiling() else _of_glibc("malloc_trim")
     if trim is not None:
         trim(0)
 
 
 def limit_arenas(number: int) -> None:
-    """Let the threads of this process share a few of the C library's pools of memory.
+    """Let threads that are started later share this number of pools of memory.
 
-    glibc gives each new thread a pool of its own, which keeps what the thread has freed. Call this before the threads
-    are started.
-
-    Args:
-        number: Of pools.
+    glibc gives each new thread a pool of its own, which keeps what the thread has freed.
     """
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # not glibc
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, number)
+    mallopt = _of_glibc("mallopt")
+    if mallopt is not None:
+        mallopt(M_ARENA_MAX, number)
 
 
 @cache
-def _malloc_trim() -> Callable[[int], int] | None:
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    """A function of the C library; None if that is not glibc."""
     try:
-        function: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError, TypeError):  # not glibc
+        function: Callable[..., int] = getattr(ctypes.CDLL(None), name)
+    except (OSError, AttributeError, TypeError):
         return None
     return function

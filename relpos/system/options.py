@@ -33,12 +33,8 @@ class Range:
 
     def holds(self, value: float) -> bool:
         """Whether a number is allowed."""
-        return (
-            math.isfinite(value)
-            and (value > self.least if self.above else value >= self.least)
-            and value <= self.most
-            and value < self.below
-        )
+        low_enough = math.isfinite(value) and value <= self.most and value < self.below
+        return low_enough and (value > self.least if self.above else value >= self.least)
 
     def __str__(self) -> str:
         words = [f"above {self.least:,}" if self.above else f"at least {self.least:,}"]
@@ -56,33 +52,19 @@ SEED = Range(below=2**32)  # as numpy takes it
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of an option beside its name, type and default.
+    """What is known of an option beside its name, type and default."""
 
-    Attributes:
-        meaning: One sentence or two.
-        shown: The default in words, if it is not a constant.
-        range: Allowed numbers.
-        choices: Allowed words.
-        complete: Returns the words that the shell completes, if there are no `choices`.
-        metavar: What the help shows as the value. With a comma in it, several values are separated by commas.
-        panel: Group in the help.
-        flag: Name on the command line, if it is not the field's own.
-        argument: Whether the command line takes it without a flag.
-        command: Whether the command line has it.
-        key: The setting behind it, by dotted key.
-    """
-
-    meaning: str
-    shown: str = ""
-    range: Range | None = None
-    choices: tuple[str, ...] = ()
-    complete: Callable[[], Iterable[str]] | None = None
-    metavar: str = ""
-    panel: str = ""
-    flag: str = ""
-    argument: bool = False
-    command: bool = True
-    key: str = ""
+    meaning: str  # a sentence or two
+    shown: str = ""  # the default in words, if it is not a constant
+    range: Range | None = None  # allowed numbers
+    choices: tuple[str, ...] = ()  # allowed words
+    complete: Callable[[], Iterable[str]] | None = None  # the words that the shell completes, if there are no choices
+    metavar: str = ""  # the value in the help; with a comma in it, several values are separated by commas
+    panel: str = ""  # group in the help
+    flag: str = ""  # name on the command line, if it is not the field's own
+    argument: bool = False  # whether the command line takes it without a flag
+    command: bool = True  # whether the command line has it
+    key: str = ""  # the setting behind it, by dotted key
 
 
 def option(default: Any, meaning: str, **more: Any) -> Any:
@@ -100,8 +82,7 @@ def required(meaning: str, **more: Any) -> Mapping[str, Option]:
 
 def options_of(cls: Any) -> Iterator[tuple["dataclasses.Field[Any]", Option]]:
     """The fields of an options dataclass, each with what is known of it."""
-    for each in dataclasses.fields(cls):
-        yield each, each.metadata["option"]
+    return ((field_, field_.metadata["option"]) for field_ in dataclasses.fields(cls))
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
@@ -111,44 +92,35 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
     return tuple(typing.get_origin(kind) or kind for kind in allowed)
 
 
-def default_words(each: "dataclasses.Field[Any]") -> str:
+def default_words(field_: "dataclasses.Field[Any]") -> str:
     """The default of an option as help and docstrings print it; empty if there is nothing to say."""
-    about, default = each.metadata["option"], each.default
+    about, default = field_.metadata["option"], field_.default
     if about.shown or default is None or isinstance(default, bool) or default in ((), "", dataclasses.MISSING):
         return str(about.shown)
     return "" if callable(default) else str(default)
 
 
 def check_options(options: Any) -> None:
-    """Check every option of an instance: empty strings, types of numbers and switches, ranges and choices.
-
-    Raises:
-        ValueError: A value is not allowed.
-        TypeError: A switch is not True or False.
-    """
-    for each, about in options_of(options):
-        value = getattr(options, each.name)
-        if each.default != "" and (about.command or isinstance(value, str)):  # a token's name may be a space
-            check_not_empty(each.name, value)
-        if value is None or (callable(value) and value is each.default):
+    """Check every option of an instance: empty strings, types of numbers and switches, ranges and choices."""
+    for field_, about in options_of(options):
+        name, value = field_.name, getattr(options, field_.name)
+        if field_.default != "" and (about.command or isinstance(value, str)):  # a token's name may be a space
+            check_not_empty(name, value)
+        if value is None or (callable(value) and value is field_.default):
             continue
-        kinds = kinds_of(each.type)
+        kinds = kinds_of(field_.type)
         if kinds == (bool,) and not isinstance(value, bool):  # a text such as "no" would count as True
-            raise TypeError(f"{each.name} must be True or False, not {value!r}.")
+            raise TypeError(f"{name} must be True or False, not {value!r}.")
         if about.choices and isinstance(value, str) and value not in about.choices:
-            raise unknown(each.name, value, about.choices)
+            raise unknown(name, value, about.choices)
         if about.range is not None:
             several = isinstance(value, Sequence) and not isinstance(value, str)
             for number in value if several else [value]:
-                check_number(each.name, number, about.range, float not in kinds)
+                check_number(name, number, about.range, float not in kinds)
 
 
 def check_number(name: str, value: Any, allowed: Range, whole: bool) -> None:
-    """Check a number.
-
-    Raises:
-        ValueError: It is not a number (bools are rejected), not an integer although `whole`, or out of range.
-    """
+    """Refuse what is not a number (bools are rejected), not an integer although `whole`, or out of range."""
     if not isinstance(value, int if whole else int | float) or isinstance(value, bool):
         raise ValueError(f"{name} must be {'an integer' if whole else 'a number'} of {allowed}, not {value!r}.")
     if not allowed.holds(value):
@@ -176,25 +148,22 @@ def takes(
             return function(checked)
 
         result = function.__annotations__.get("return", inspect.Signature.empty)
-        with_arguments.__signature__ = inspect.signature(options).replace(  # type: ignore[attr-defined]
-            return_annotation=result
-        )
+        signature = inspect.signature(options).replace(return_annotation=result)
+        with_arguments.__signature__ = signature  # type: ignore[attr-defined]
         with_arguments.__annotations__ = {"return": result}
         del with_arguments.__wrapped__  # whose signature tools would show instead
-        with_arguments.__doc__ = with_arguments_section(function.__doc__ or "", options)
+        text = inspect.cleandoc(function.__doc__ or "")
+        with_arguments.__doc__ = text.replace("Returns:\n", f"{_arguments_section(options)}\n\nReturns:\n", 1)
         return with_arguments
 
     return decorate
 
 
-def with_arguments_section(docstring: str, options: Any) -> str:
-    """A docstring with a section Args before its section Returns."""
+def _arguments_section(options: Any) -> str:
+    """The section Args of a docstring."""
     lines = ["Args:"]
-    for each, about in options_of(options):
-        words = f"{each.name}: {about.meaning}"
-        default = default_words(each) or ("True" if each.default is True else "")
-        lines += textwrap.wrap(
-            f"{words} Default: {default}." if default else words, 110, initial_indent="    ", subsequent_indent=" " * 8
-        )
-    text = inspect.cleandoc(docstring)
-    return text.replace("Returns:\n", "\n".join([*lines, "", "Returns:\n"]), 1)
+    for field_, about in options_of(options):
+        default = default_words(field_) or ("True" if field_.default is True else "")
+        words = f"{field_.name}: {about.meaning}" + (f" Default: {default}." if default else "")
+        lines += textwrap.wrap(words, 110, initial_indent="    ", subsequent_indent=" " * 8)
+    return "\n".join(lines)

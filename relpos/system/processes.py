@@ -4,134 +4,87 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Generic, TypeVar
 
-Key = TypeVar("Key", bound=Hashable)
 ORPHANED = 65  # exit code of a child whose parent has ended; nobody is left to read it
 NEW_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # Windows only
-READ = 4096  # bytes read from the end of a child's standard error
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How a child process ended.
+    """How a process ended."""
 
-    Attributes:
-        code: The exit code; a negative value is the number of the signal that ended the process (not on Windows).
-        seconds: How long the process ran.
-        last_line: The last line of its standard error; empty for a child that writes to a log.
-        failure: Why it did not run to its end, in a sentence, where its process cannot say so: its machine was lost.
-    """
-
-    code: int
+    code: int  # if negative, the number of the signal that ended the process (not on Windows)
     seconds: float
-    last_line: str
-    failure: str | None = None
+    failure: str | None = None  # a sentence where the process cannot say it itself: its machine was lost
 
-    def reason(self, details: str | None = None) -> str:
-        """Describe in a sentence why the process ended.
-
-        Args:
-            details: What to print after the exit code; the last line of standard error by default.
-        """
+    def reason(self, details: str = "") -> str:
+        """Why the process ended, in a sentence; `details` follow the exit code."""
         if self.failure is not None:
             return self.failure
         if self.code < 0:
             name = signal.Signals(-self.code).name
             memory = ", as the system does when memory runs out" if name == "SIGKILL" else ""
             return f"its process was ended by {name}{memory}."
-        return f"its process ended with code {self.code}: {self.last_line if details is None else details}"
+        return f"its process ended with code {self.code}: {details}"
 
 
-@dataclass(frozen=True)
-class _Child:
-    process: subprocess.Popen[bytes]
-    started: float  # seconds, as time.monotonic counts them
-    errors: IO[bytes] | None  # its standard error, if that is captured
+class Children:
+    """The child processes of this process, by name. Each must call `end_with_parent` when it starts.
 
-
-class Children(Generic[Key]):
-    """The child processes of this process, by key.
-
-    A child must call `end_with_parent` when it starts. Ctrl-C reaches this process only, which then calls `stop`.
-
-    Args:
-        threads: The number of threads of each child (OMP_NUM_THREADS).
-
-    Example:
-        >>> children = Children[str](threads=1)
-        >>> children.start("a", ["-m", "my_package.work"])
-        >>> while children.running:
-        ...     for key, end in children.ended().items():
-        ...         print(key, end.code, end.reason())
+    Ctrl-C reaches this process only, which then calls `stop`.
     """
 
     def __init__(self, threads: int) -> None:
-        self.threads = threads
-        self._children: dict[Key, _Child] = {}
+        self.threads = threads  # of each child
+        self._children: dict[str, tuple[subprocess.Popen[bytes], float]] = {}  # and when each was started
 
     @property
-    def running(self) -> list[Key]:
-        """The keys of the children that have not been reported by `ended`, in the order in which they started."""
+    def running(self) -> list[str]:
+        """The children that have not been reported by `ended`, in the order in which they were started."""
         return list(self._children)
 
-    def start(self, key: Key, arguments: Sequence[str], log: Path | None = None, folder: Path | None = None) -> None:
-        """Start a Python process.
-
-        Args:
-            key: The name of the child in `running` and `ended`.
-            arguments: The arguments of the Python interpreter, for example ["-m", "package.module", "3"].
-            log: The file to which standard output and standard error are appended. Without it standard output is
-                discarded, and the last line of standard error is in the child's `Exit`.
-            folder: The current folder of the child. Default: that of this process.
-        """
-        errors = tempfile.TemporaryFile() if log is None else None  # noqa: SIM115 - closed when the child has ended
-        with (Path(os.devnull) if log is None else log).open("ab") as output:
+    def start(self, name: str, arguments: Sequence[str], log: Path, folder: Path | None = None) -> None:
+        """Start Python with these arguments in a folder; all output is appended to the log."""
+        with log.open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
                 stdin=subprocess.PIPE,  # closes when this process ends; `end_with_parent` waits for that
                 stdout=output,
-                stderr=errors or subprocess.STDOUT,
+                stderr=subprocess.STDOUT,
                 cwd=folder,
                 env={**os.environ, "OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,  # so that Ctrl-C in the terminal does not reach the child,
                 creationflags=NEW_GROUP,  # and the same on Windows
             )
-        self._children[key] = _Child(process, time.monotonic(), errors)
+        self._children[name] = (process, time.monotonic())
 
-    def seconds(self, key: Key) -> float:
-        """The seconds since a running child started."""
-        return time.monotonic() - self._children[key].started
+    def seconds(self, name: str) -> float:
+        """The seconds since a running child was started."""
+        return time.monotonic() - self._children[name][1]
 
-    def ended(self) -> dict[Key, Exit]:
+    def ended(self) -> dict[str, Exit]:
         """The children that have ended since the last call, and how."""
-        codes = {key: child.process.poll() for key, child in self._children.items()}
-        return {key: self._remove(key, code) for key, code in codes.items() if code is not None}
+        codes = {name: process.poll() for name, (process, _) in self._children.items()}
+        return {name: self._remove(name, code) for name, code in codes.items() if code is not None}
 
     def stop(self) -> None:
         """Terminate all children and wait until they have ended."""
-        for child in self._children.values():
-            child.process.terminate()
-        for key in self.running:
-            self._remove(key, self._children[key].process.wait())
+        for process, _ in self._children.values():
+            process.terminate()
+        for name in self.running:
+            self._remove(name, self._children[name][0].wait())
 
-    def _remove(self, key: Key, code: int) -> Exit:
-        child = self._children.pop(key)
-        assert child.process.stdin is not None
-        child.process.stdin.close()
-        last_line = ""
-        if child.errors is not None:
-            with child.errors as errors:
-                errors.seek(max(0, errors.seek(0, os.SEEK_END) - READ))
-                lines = errors.read().decode(errors="replace").strip().splitlines()
-            last_line = lines[-1] if lines else ""
-        return Exit(code, time.monotonic() - child.started, last_line)
+    def _remove(self, name: str, code: int) -> Exit:
+        seconds = self.seconds(name)
+        process, _ = self._children.pop(name)
+        assert process.stdin is not None
+        process.stdin.close()
+        return Exit(code, seconds)
 
 
 def end_with_parent() -> None:

@@ -1,91 +1,58 @@
-"""Lines that show progress."""
+"""A line that shows progress: rich replaces it in a terminal; elsewhere lines are printed below each other."""
 
-import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 
 class LiveLine:
-    """Prints a line that replaces the previous one in a terminal; elsewhere each line is printed below the last.
+    """A line that is shown again and again.
 
     Args:
-        stream: Where to print; standard output by default.
+        stream: Where to print; by default what is standard output at the time.
+        every: Outside a terminal, seconds between two lines; texts in between are not printed.
+        first: Outside a terminal, seconds until the first line.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream
-        self.width = 0
+    def __init__(self, stream: TextIO | None = None, every: float = 0.0, first: float = 0.0) -> None:
+        self.stream, self.every, self.next = stream, every, time.monotonic() + first
+        self._live: Live | None = None
 
-    @property
-    def stream(self) -> TextIO:
-        """The stream; standard output is looked up at every call, because tests replace it."""
-        return self._stream or sys.stdout
+    def __call__(self, text: str | Callable[[], str]) -> None:
+        """Show a text, or what a function returns, which is called only if it is time for a line."""
+        if (self.stream or sys.stdout).isatty():
+            from rich.text import Text
 
-    def __call__(self, line: str) -> None:
-        if self.stream.isatty():
-            print("\r" + line.ljust(self.width), end="", flush=True, file=self.stream)
-            self.width = len(line)
-        else:
-            print(line, flush=True, file=self.stream)
-
-    def clear(self) -> None:
-        """Remove the line, so that another text can be printed in its place."""
-        if self.width:
-            print("\r" + " " * self.width, end="\r", flush=True, file=self.stream)
-            self.width = 0
-
-    def end(self) -> None:
-        """Keep the line; what is printed next starts on a new line."""
-        if self.width:
-            print(file=self.stream)
-            self.width = 0
-
-
-class StatusLine(LiveLine):
-    """A live line on standard error that is updated often: outside a terminal it is printed every few seconds only.
-
-    Args:
-        every: Seconds between two lines outside a terminal.
-        first: Seconds until the first line outside a terminal.
-    """
-
-    def __init__(self, every: float, first: float = 0.0) -> None:
-        super().__init__(sys.stderr)
-        self.every, self.next = every, time.monotonic() + first
-
-    def update(self, line: Callable[[], str]) -> None:
-        """Print what `line` returns, cut to the width of the terminal; outside a terminal, if it is time."""
-        if self.stream.isatty():
-            self(line()[: os.get_terminal_size(self.stream.fileno()).columns - 1])
+            line = text if isinstance(text, str) else text()
+            self._terminal().update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
         elif time.monotonic() >= self.next:
             self.next = time.monotonic() + self.every
-            self(line())
+            print(text if isinstance(text, str) else text(), flush=True, file=self.stream)
 
+    def _terminal(self) -> "Live":
+        if self._live is None:
+            from rich.console import Console
+            from rich.live import Live
 
-class FractionLine(StatusLine):
-    """Shows the completed fraction and the time left; nothing if the work takes less than two seconds.
+            console = Console(file=self.stream, force_terminal=True)
+            self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+            self._live.start()
+        return self._live
 
-    Args:
-        verb: What is being done: "drawing".
-        every: Seconds between two lines outside a terminal.
-        first: Seconds until the first line.
-    """
+    def clear(self, keep: bool = False) -> None:
+        """Remove the line, or keep it; what is printed next starts on a line of its own."""
+        if self._live is not None:
+            self._live.transient = not keep
+            self._live.stop()
+            self._live = None
 
-    def __init__(self, verb: str, every: float = 10.0, first: float = 2.0) -> None:
-        super().__init__(every, first)
-        self.verb, self.start, self.next_in_terminal = verb, time.monotonic(), self.next
-
-    def show(self, done: float) -> None:
-        """Show the completed fraction; 1 is all of it."""
-        now = time.monotonic()
-        if done >= 1:
-            self.clear()
-        elif done > 0 and now >= self.next_in_terminal:
-            self.next_in_terminal = now + 0.1
-            left = time_left(now - self.start, done, 1.0)
-            self.update(lambda: f"{self.verb} {done:4.0%}  {left}")
+    def end(self) -> None:
+        """Keep the line."""
+        self.clear(keep=True)
 
 
 class Countdown:
@@ -107,22 +74,13 @@ class Countdown:
         self.total -= amount
 
     def step(self, amount: float, message: str) -> None:
-        """Add an amount of finished work.
-
-        Args:
-            amount: The work done since the last call.
-            message: Where the work is; the remaining time is printed after it.
-        """
+        """Add an amount of finished work; the message says where the work is."""
         self.done += amount
         now = time.monotonic()
         if now - self.last_message >= self.every:
             self.last_message = now
-            self.say(f"{message}  {time_left(now - self.started, self.done, self.total)}")
-
-
-def time_left(seconds: float, done: float, total: float) -> str:
-    """How long the rest of the work takes at the speed so far: "0:09 left"."""
-    return f"{clock_time((total - done) * seconds / done)} left"
+            left = (self.total - self.done) * (now - self.started) / self.done
+            self.say(f"{message}  {clock_time(left)} left")
 
 
 def clock_time(seconds: float) -> str:

@@ -13,9 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from relpos.system.files import atomic_folder, writing
-from relpos.system.lock import Lock
-from relpos.system.mappings import read_json
+from relpos.system.files import Lock, atomic_folder, read_json, writing
 
 SEAL = "sealed.json"  # the size and checksum of every other file of a folder
 CHECKSUM = "checksum"  # of an entry of a JSON file
@@ -30,15 +28,7 @@ def seal(folder: Path) -> None:
 
 
 def damage(folder: Path, only: str | None = None) -> str | None:
-    """Check a folder against its checksums. A gigabyte takes about a second.
-
-    Args:
-        folder: A folder that was sealed.
-        only: The name of a file, to check that file only.
-
-    Returns:
-        What is wrong, in words; None if nothing is.
-    """
+    """What is wrong with a sealed folder, or with one file of it; None if nothing. A gigabyte takes about a second."""
     try:
         sums = read_json(folder / SEAL)
     except (OSError, ValueError):
@@ -61,17 +51,7 @@ def damage(folder: Path, only: str | None = None) -> str | None:
 def cached_folder(folder: Path, write: Callable[[Path], None]) -> Path:
     """A folder of the cache: written once, checked at every use, and written again if it is damaged.
 
-    Several processes may ask for the same folder.
-
-    Args:
-        folder: Its name.
-        write: Writes the files into the temporary folder that it is given.
-
-    Returns:
-        The folder, complete and as it was written.
-
-    Raises:
-        OSError: It cannot be written.
+    Several processes may ask for the same folder. `write` writes the files into the temporary folder that it receives.
     """
     if not folder.exists():
         _write_sealed(folder, write)
@@ -104,7 +84,12 @@ def signed(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def undamaged(entry: object) -> dict[str, Any] | None:
-    """An entry of a JSON file without its checksum; None if it has changed since it was `signed`."""
+    """An entry of a JSON file, or its text, without its checksum; None if it has changed since it was `signed`."""
+    if isinstance(entry, bytes):
+        try:
+            entry = json.loads(entry)
+        except ValueError:
+            return None
     if not isinstance(entry, dict):
         return None
     content = {key: value for key, value in entry.items() if key != CHECKSUM}

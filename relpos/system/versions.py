@@ -10,13 +10,6 @@ PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "numpy")
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """The versions of relpos, Python and the packages that numbers depend on.
-
-    Args:
-        packages: Names of installed packages.
-
-    Returns:
-        Version by name, relpos and python first.
-    """
+    """The versions of relpos, Python and the packages that numbers depend on, by name."""
     installed = {name: importlib.metadata.version(name) for name in packages}
     return {"relpos": __version__, "python": platform.python_version(), **installed}

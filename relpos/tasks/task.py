@@ -4,7 +4,7 @@ import hashlib
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.random import Generator
@@ -13,23 +13,18 @@ from numpy.typing import NDArray
 from relpos.text.corpus import Portion
 
 PAD, UNKNOWN = "<pad>", "<unk>"  # the first two entries of every vocabulary
+DIGITS = tuple("0123456789")
 HELDOUT_SHARE = 10  # one sequence in ten is held out
 EXAMPLE = 40  # tokens of the example that is printed
 
 
 @dataclass(frozen=True)
 class Example:
-    """One sequence of a task.
+    """One sequence of a task."""
 
-    Attributes:
-        ids: Token ids (length,).
-        answers: Which tokens are answers and are scored (length,).
-        depth: Where the relevant passage is, from 0 (beginning) to 1 (end); None in a task without depth.
-    """
-
-    ids: NDArray[np.int64]
-    answers: NDArray[np.bool_]
-    depth: float | None = None
+    ids: NDArray[np.int64]  # (length,)
+    answers: NDArray[np.bool_]  # (length,): which tokens are answers and are scored
+    depth: float | None = None  # where the relevant passage is, from 0 (beginning) to 1 (end), if the task has a depth
 
 
 class Task:
@@ -37,48 +32,26 @@ class Task:
 
     A subclass sets the attributes below and defines `sample`, which draws a sequence, and `solve`, which finds an
     answer from the words alone; tests compare the two. The first line of its docstring is its summary.
-
-    Attributes:
-        measures: What the task measures.
-        layout: What a sequence looks like.
-        paper: Where the task comes from.
-        words: The vocabulary, the same at every length.
-        shortest: The shortest length in tokens.
-        chance: The share of answers that guessing gets right.
-        has_depth: Whether `sample` takes a depth.
-
-    Args:
-        name: The name in the registry.
     """
 
-    measures: ClassVar[str]
-    layout: ClassVar[str]
-    paper: ClassVar[str]
-    words: ClassVar[tuple[str, ...]]
-    shortest: ClassVar[int]
-    chance: ClassVar[float]
-    has_depth: ClassVar[bool] = False
+    measures: ClassVar[str]  # what the task measures
+    layout: ClassVar[str]  # what a sequence looks like
+    paper: ClassVar[str]  # where the task comes from
+    words: ClassVar[tuple[str, ...]]  # the vocabulary, the same at every length
+    shortest: ClassVar[int]  # the shortest length in tokens
+    chance: ClassVar[float]  # the share of answers that guessing gets right
+    has_depth: ClassVar[bool] = False  # whether `sample` takes a depth
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = name  # in the registry
         self.vocabulary = {word: i for i, word in enumerate((PAD, UNKNOWN, *self.words))}
 
     def sample(self, rng: Generator, length: int, depth: float | None = None) -> Example:
-        """Draw a sequence at random.
-
-        Args:
-            rng: The generator of all random choices.
-            length: The exact number of tokens, at least `shortest`.
-            depth: Where the relevant passage is, if the task has a depth; random by default.
-        """
+        """Draw a sequence of exactly `length` tokens; all random choices are those of `rng`."""
         raise NotImplementedError
 
     def solve(self, context: Sequence[str]) -> str:
-        """The answer that follows a context.
-
-        Args:
-            context: The words before the answer; earlier answers are among them.
-        """
+        """The answer that follows a context of words; earlier answers are among them."""
         raise NotImplementedError
 
     @property
@@ -96,6 +69,10 @@ class Task:
         """The token ids of words."""
         return np.array([self.vocabulary[word] for word in words], dtype=np.int64)
 
+    def filler(self, length: int, word: str = ".") -> NDArray[np.int64]:
+        """A sequence of one word, to be filled."""
+        return np.full(length, self.vocabulary[word])
+
     def text(self, example: Example) -> str:
         """A sequence as text, with its answers in brackets."""
         words = list(self.vocabulary)
@@ -107,7 +84,7 @@ class Task:
         return self.text(self.draw(max(self.shortest, EXAMPLE), 0, 0, "heldout"))
 
     def check_length(self, length: int) -> None:
-        """Raise a ValueError if a length is too short for the task."""
+        """Refuse a length that is too short for the task."""
         if length < self.shortest:
             raise ValueError(f"a sequence of {self.name} has at least {self.shortest} tokens, not {length}.")
 
@@ -115,17 +92,7 @@ class Task:
         """Draw the sequence of an index; the same arguments always give the same sequence.
 
         The content of a sequence decides its portion, as with documents. So no held-out sequence is ever trained on,
-        whatever the seeds.
-
-        Args:
-            length: The number of tokens.
-            seed: The seed; other seeds give other sequences.
-            index: The index of the sequence.
-            portion: "train" or "heldout".
-            depth: Where the relevant passage is, if the task has a depth; random by default.
-
-        Raises:
-            ValueError: The length is too short for the task.
+        whatever the seeds. The depth of a task that has one is random by default.
         """
         self.check_length(length)
         rng = np.random.default_rng([zlib.crc32(self.name.encode()), length, seed, index])
@@ -133,3 +100,10 @@ class Task:
             example = self.sample(rng, length, depth)
             if (zlib.crc32(example.ids.tobytes()) % HELDOUT_SHARE == 0) == (portion == "heldout"):
                 return example
+
+
+def with_answers(ids: NDArray[np.int64], answers: Any, depth: float | None = None) -> Example:
+    """A sequence whose answers are at the given indices."""
+    marked = np.zeros(len(ids), dtype=np.bool_)
+    marked[answers] = True
+    return Example(ids, marked, depth)

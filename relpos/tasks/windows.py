@@ -22,18 +22,8 @@ def task_tokenizer(task: Task) -> PreTrainedTokenizerFast:
 class TaskWindows(Dataset[dict[str, Tensor]]):
     """Sequences of a task by index, each drawn when it is read, so that there may be billions of them.
 
-    Args:
-        task: The task.
-        portion: "train" or "heldout".
-        length: Tokens per window.
-        count: The number of sequences.
-        seed: The seed of the sequences.
-        all_tokens: Whether all tokens have labels; otherwise only the answers have.
-        shortest: Draw lengths from here to `length`, and pad the end of the window, where no token attends to it.
-            By default all sequences have `length` tokens.
-
-    Raises:
-        ValueError: The length is too short for the task.
+    Only the answers have labels, unless `all_tokens` have. With `shortest`, lengths are drawn from there to `length`,
+    and the end of the window, where no token attends to it, is padded.
     """
 
     def __init__(
@@ -46,10 +36,9 @@ class TaskWindows(Dataset[dict[str, Tensor]]):
         all_tokens: bool = False,
         shortest: int | None = None,
     ) -> None:
-        task.check_length(length if shortest is None else shortest)
+        task.check_length(shortest or length)
         self.task, self.portion, self.length, self.count = task, portion, length, count
-        self.seed, self.all_tokens = seed, all_tokens
-        self.shortest = length if shortest is None else shortest
+        self.seed, self.all_tokens, self.shortest = seed, all_tokens, shortest or length
 
     def __len__(self) -> int:
         return self.count

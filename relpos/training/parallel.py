@@ -1,9 +1,7 @@
-"""Train several models at the same time, each in a process of its own.
+"""Train several models at the same time, each in a process of its own: python -m relpos.training.parallel SETTINGS.
 
-python -m relpos.training.parallel THREADS SETTINGS
-
-trains one of them; SETTINGS is a JSON object of settings by dotted key. The number of threads is fixed because it
-decides the order in which sums are added: with the same number, the same kind of CPU computes the same weights.
+The number of threads is fixed because it decides the order in which sums are added: with the same number, the same kind
+of CPU computes the same weights.
 """
 
 import contextlib
@@ -15,37 +13,23 @@ from typing import Any
 
 from relpos.runs.checkpoints import read_log
 from relpos.runs.settings import load_settings
-from relpos.system.executors.interface import Part
-from relpos.system.executors.local import LocalExecutor
+from relpos.system.executors import LocalExecutor, Part, Parts, last_line
 from relpos.system.processes import end_with_parent
 from relpos.system.progress import clock_time
-from relpos.system.scheduler import EVERY, Parts, last_line
 
 FAILED = 2  # exit code of a training that has printed its error in a sentence
 LOG = "training.log"  # in the run's folder, while it is trained
 
 
 def train_in_parallel(
-    trainings: Mapping[str, Mapping[str, Any]], workers: int, threads: int, every: float = EVERY
+    trainings: Mapping[str, Mapping[str, Any]], workers: int, threads: int
 ) -> Generator[tuple[str, str | None]]:
-    """Train several models, each in a process of its own, with one line of progress for all.
+    """Train several models by their settings by dotted key (with run.out and run.steps or run.minutes).
 
-    Args:
-        trainings: The settings of each training by name: dotted keys, with run.out and run.steps or run.minutes.
-        workers: How many trainings run at the same time.
-        threads: The number of threads of each training.
-        every: Seconds between two lines of progress where standard error is not a terminal.
-
-    Yields:
-        The name of each training when it ends, and None or a sentence that says what went wrong.
-
-    Example:
-        >>> settings = {"model.encoding": "alibi", "run.steps": 100, "run.out": "runs/alibi"}
-        >>> for name, error in train_in_parallel({"alibi": settings}, workers=1, threads=1):
-        ...     print(name, error or "trained")
+    Yields the name of each when it ends, and None or a sentence that says what went wrong.
     """
     work = Trainings(LocalExecutor(workers, threads), trainings)
-    with contextlib.closing(work.run(every)) as ends:
+    with contextlib.closing(work.run()) as ends:
         for name, end in ends:
             log = work.parts[name].log
             error = None if end.code == 0 else last_line(log) if end.code == FAILED else end.reason(last_line(log))
@@ -57,11 +41,11 @@ class Trainings(Parts):
     """Trainings as parts; the line of progress says how much of each is done."""
 
     def __init__(self, executor: LocalExecutor, trainings: Mapping[str, Mapping[str, Any]]) -> None:
-        parts = {}
-        for name, settings in trainings.items():
-            folder = Path(settings["run.out"])
-            arguments = (str(executor.threads), json.dumps(dict(settings)))
-            parts[name] = Part("relpos.training.parallel", arguments, folder, folder / LOG)
+        folders = {name: Path(settings["run.out"]) for name, settings in trainings.items()}
+        parts = {
+            name: Part("relpos.training.parallel", (json.dumps(dict(trainings[name])),), folder, folder / LOG)
+            for name, folder in folders.items()
+        }
         super().__init__(executor, parts, print)
         self.trainings = trainings
 
@@ -81,21 +65,13 @@ class Trainings(Parts):
 def _share_done(settings: Mapping[str, Any]) -> tuple[float, float]:
     """How much of a training is done, from 0 to 1, and the seconds that this took."""
     last = (read_log(Path(settings["run.out"])) or [{"step": 0, "seconds": 0.0}])[-1]
-    shares = [0.0]
-    if settings.get("run.steps"):
-        shares.append(last["step"] / settings["run.steps"])
-    if settings.get("run.minutes"):
-        shares.append(last["seconds"] / (60 * settings["run.minutes"]))
+    steps, minutes = settings.get("run.steps"), settings.get("run.minutes")
+    shares = [last["step"] / steps if steps else 0.0, last["seconds"] / (60 * minutes) if minutes else 0.0]
     return min(1.0, max(shares)), last["seconds"]
 
 
 def makespan(jobs: list[float], workers: int) -> float:
-    """The time at which the last job ends if every worker that becomes free takes the next job.
-
-    Args:
-        jobs: The duration of each job, in the order in which they are taken.
-        workers: The number of workers.
-    """
+    """The time at which the last job ends if every worker that becomes free takes the next job."""
     free = [0.0] * workers
     for job in jobs:
         free.sort()
@@ -104,17 +80,13 @@ def makespan(jobs: list[float], workers: int) -> float:
 
 
 def main() -> int:
-    """Train with the settings of the command line."""
-    threads, settings = sys.argv[1:]
+    """Train with the settings of the command line, a JSON object by dotted key."""
     end_with_parent()
     try:
-        checked = load_settings(None, json.loads(settings))  # before the slow imports
-        import torch
-
+        settings = load_settings(None, json.loads(sys.argv[1]))  # before the slow imports
         from relpos.training.training import silent, train
 
-        torch.set_num_threads(int(threads))
-        train(checked, silent)
+        train(settings, silent)
     except (ValueError, TypeError, OSError) as error:
         print(" ".join(str(error).split()))
         return FAILED

@@ -2,45 +2,49 @@
 
 import contextlib
 import dataclasses
+import filecmp
 import json
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.distributed
 import transformers
 import yaml
 from accelerate import PartialState
+from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainingArguments, set_seed
+from transformers import PreTrainedModel, TrainingArguments, default_data_collator, set_seed
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
-from relpos.model_catalogue import preset
-from relpos.models.context import divide_sequences
-from relpos.models.family import get_family
-from relpos.runs.checkpoints import CLOCK, newest_undamaged, read_log, step_of
+from relpos.models.context import divide_sequences, slice_window
+from relpos.models.saved import write_stub
+from relpos.pictures.curves import draw_losses
+from relpos.pictures.printed_page import save
+from relpos.runs.checkpoints import CLOCK, LOSSES, newest_undamaged, read_log, step_of
 from relpos.runs.resolve import check_context, check_encoding
-from relpos.runs.results import ABOUT, RESULT, About, RunResult, read_about
+from relpos.runs.results import ABOUT, RESULT, About, RunResult, read_about, write_card
 from relpos.runs.settings import FREE, Settings, flatten
-from relpos.system.files import write_text
-from relpos.system.lock import LOCK, Lock
-from relpos.system.mappings import read_json
+from relpos.system.files import LOCK, Lock, flush, read_json, write_text, writing
 from relpos.system.memory import check_memory
+from relpos.system.seal import SEAL
 from relpos.system.versions import versions
-from relpos.training.distributed import check_processes, context_group, make_collator
-from relpos.training.finish import finish
-from relpos.training.log import Clock, Log
-from relpos.training.start import check_start, open_start
-from relpos.training.trainer import RelposTrainer, cannot_write
-from relpos.training.training_data import Data, open_data
+from relpos.training.model_and_data import Data, build_model, open_data, open_start
+from relpos.training.trainer import OPTIMIZER, UNLOGGED, Clock, Log, RelposTrainer, cannot_write
 
 ENDLESS = 10**9  # steps of a run that the clock ends
 IN_USE = "{folder} is being trained by {holder}: wait for it, stop it, or choose another --out."
+STATE = {CLOCK, SEAL, UNLOGGED, OPTIMIZER, "trainer_state.json"}  # a checkpoint's files that are not the model's
+MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".jinja")
+
+Say = Callable[[str], None]
 
 
-def train(settings: Settings, say: Callable[[str], None] = print) -> RunResult:
+def train(settings: Settings, say: Say = print) -> RunResult:
     """Train a model, or resume its training. Every process of a distributed run calls this.
 
     Args:
@@ -53,46 +57,41 @@ def train(settings: Settings, say: Callable[[str], None] = print) -> RunResult:
     Raises:
         ValueError: A setting is wrong, another process trains in the folder, or its run has other settings.
         OSError: A file could not be written.
-
-    Example:
-        >>> train(load_settings(None, {"model.encoding": "alibi", "run.steps": 100, "run.out": "runs/alibi"}))
     """
     assert settings.run.out is not None
-    out = Path(settings.run.out)
+    out, context = Path(settings.run.out), settings.run.context_parallel
     state = PartialState(cpu=not torch.cuda.is_available())
-    check_processes(settings.run.context_parallel, state.num_processes)
-    say = say if state.is_main_process else silent
+    processes = state.num_processes
+    if processes % context:
+        raise ValueError(
+            f"run.context_parallel={context} divides each window among {context} processes, and there "
+            f"{'is 1' if processes == 1 else f'are {processes}'}: start a multiple of {context}, as in torchrun "
+            f"--nproc-per-node {context} -m relpos.cli train …"
+        )
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file, and a run needs a folder: choose another --out.")
     with contextlib.ExitStack() as held:
-        lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if state.is_main_process:
-            lock = Lock(out, in_use=IN_USE)
+        lock = Lock(out, in_use=IN_USE) if state.is_main_process else contextlib.nullcontext()
         used = (out / LOCK).exists()
         if used:  # a process that trains there is noticed before the text is read
             held.enter_context(lock)
-        prepared = _prepare(settings, out, state)
+        model, data, about = _prepare(settings, out, state)
         if not used:  # nothing is written before everything is checked
             held.enter_context(lock)
         state.wait_for_everyone()
-        return _train(settings, out, state, prepared, say)
+        _train(settings, out, state, model, data, about, say if state.is_main_process else silent)
+        return cast(RunResult, read_json(out / RESULT))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Prepared:
-    """A run whose settings and data are checked, and which has written nothing yet."""
-
-    model: PreTrainedModel
-    data: Data
-    about: dict[str, Any]  # for run.yaml
+def silent(text: str) -> None:
+    """Print nothing: the `say` of all processes but the first."""
 
 
-def _prepare(settings: Settings, out: Path, state: PartialState) -> _Prepared:
-    run = settings.run
+def _prepare(settings: Settings, out: Path, state: PartialState) -> tuple[PreTrainedModel, Data, About]:
+    """Check settings and data; return the model, the data, and a description for run.yaml. Nothing is written yet."""
     # Settings are checked before the text is read and tokenized, which may take long.
     start = None
-    groups = state.num_processes // run.context_parallel
-    micro, _ = _shares(run.batch_size, run.micro_batch_size, groups)
+    micro, _ = _shares(settings, state)
     if settings.model.start is None:
         check_encoding(settings)
     else:
@@ -101,16 +100,16 @@ def _prepare(settings: Settings, out: Path, state: PartialState) -> _Prepared:
     _check_before(settings, out)
     with state.main_process_first():  # the other processes use its cache
         data = open_data(settings, None if start is None else start.tokenizer)
-    _eval_batch(len(data.heldout), micro, groups, run.context_parallel)
+    _eval_batch(settings, state, len(data.heldout), micro)
     model = build_model(settings, data.tokenizer) if start is None else start.model
     _check_step_memory(settings, model, micro)
-    about: dict[str, Any] = {"versions": versions(), **data.about}
+    about: About = {"versions": versions(), **data.about}
     if start is not None:
         about["start"] = start.about
     about["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     about["processes"] = state.num_processes
     about["threads"] = torch.get_num_threads()  # the number decides the order in which sums are added
-    return _Prepared(model, data, about)
+    return model, data, about
 
 
 def _check_before(settings: Settings, out: Path) -> About | None:
@@ -118,9 +117,28 @@ def _check_before(settings: Settings, out: Path) -> About | None:
     read_log(out)
     if not (out / ABOUT).exists():
         return None
-    settings_before, about = read_about(out)
-    _check_settings(settings, settings_before, out)
+    before, about = read_about(out)
+    old, new = (flatten(dataclasses.asdict(values)) for values in (before, settings))
+    for key in new:
+        if key not in FREE and key != "optimizer.warmup_steps" and old[key] != new[key]:
+            raise ValueError(
+                f"{out} was started with {key}={old[key]}, but {key}={new[key]} was requested: "
+                "give the same settings to resume, or choose another --out."
+            )
+    settings.optimizer.warmup_steps = before.optimizer.warmup_steps
     return about
+
+
+def _check_sources(about: Mapping[str, object], before: Mapping[str, object], out: Path) -> None:
+    """Refuse to resume with another text, task or model than the run was started with."""
+    for source, name, mark, words in (
+        ("corpus", "name", "hash", "the text of {} has"),
+        ("task", "name", "hash", "the task {} has"),
+        ("start", "model", "checksum", "the weights of {} have"),
+    ):
+        now, then = about.get(source), before.get(source)
+        if isinstance(now, dict) and (not isinstance(then, dict) or then.get(mark) != now[mark]):
+            raise ValueError(f"{words.format(now[name])} changed since {out} was started: choose another --out.")
 
 
 def _check_step_memory(settings: Settings, model: PreTrainedModel, micro: int) -> None:
@@ -136,14 +154,20 @@ def _check_step_memory(settings: Settings, model: PreTrainedModel, micro: int) -
     )
 
 
-def _train(settings: Settings, out: Path, state: PartialState, prepared: _Prepared, say: Any) -> RunResult:
-    run, model, data, about = settings.run, prepared.model, prepared.data, prepared.about
+def _train(
+    settings: Settings,
+    out: Path,
+    state: PartialState,
+    model: PreTrainedModel,
+    data: Data,
+    about: About,
+    say: Say,
+) -> None:
+    run = settings.run
     about_before = _check_before(settings, out)  # again: only now no other process can write there
     set_seed(run.seed)
     if about_before is not None:
-        _check_data(about, about_before, out)
-        if "start" in about:
-            check_start(about["start"], about_before, out)
+        _check_sources(about, about_before, out)
     resolved = yaml.safe_dump({**dataclasses.asdict(settings), "about": about}, sort_keys=False, allow_unicode=True)
     if state.is_main_process:
         write_text(out / ABOUT, resolved)
@@ -165,69 +189,29 @@ def _train(settings: Settings, out: Path, state: PartialState, prepared: _Prepar
     else:
         say(f"{out} is already finished at step {step_of(checkpoint)}: to train on, give more steps or another --out.")
     if state.is_main_process:
-        finish(settings, out, clock, say)
+        _finish(settings, out, clock, say)
     state.wait_for_everyone()
-    return cast(RunResult, read_json(out / RESULT))
 
 
-def build_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """Create the model that the settings describe.
-
-    With the same seed, the weights that two encodings have in common start with the same values: those of a model
-    without an encoding.
-
-    Args:
-        settings: The settings of the run.
-        tokenizer: The embedding has at least one row per entry of the tokenizer.
-
-    Raises:
-        ValueError: model.vocab_size is smaller than the tokenizer, or settings of the model contradict each other.
-    """
-    own = settings.model
-    vocab_size = own.vocab_size or len(tokenizer)
-    assert own.family is not None
-    assert own.preset is not None
-    family, size = get_family(own.family), preset(own.preset)
-    if vocab_size < len(tokenizer):
-        raise ValueError(f"model.vocab_size is {vocab_size}, but the tokenizer has {len(tokenizer)} entries.")
-    check_memory(
-        f"an embedding of model.vocab_size={vocab_size:,} rows, with its gradients and AdamW's two averages,",
-        4 * 4 * vocab_size * size.width,
-        "give fewer rows",
-    )
-
-    def build(position: Mapping[str, Any]) -> PreTrainedModel:
-        set_seed(settings.run.seed)
-        config = family.config(
-            size,
-            position,
-            vocab_size=vocab_size,
-            tokenizer=tokenizer,
-            share_position=own.share_position,
-            dropout=own.dropout or 0.0,
-        )
-        return family.model_class(config)
-
-    model = build(own.position())
-    model.load_state_dict(build({"name": "nope"}).state_dict(), strict=False)
-    return model
+def _finished(step: int, clock: Clock, steps: int | None) -> bool:
+    by_clock = clock.limit is not None and clock.seconds >= clock.limit
+    return by_clock or (steps is not None and step >= steps)
 
 
 def _make_trainer(
-    settings: Settings,
-    out: Path,
-    state: PartialState,
-    model: PreTrainedModel,
-    data: Data,
-    clock: Clock,
-    new: bool,
+    settings: Settings, out: Path, state: PartialState, model: PreTrainedModel, data: Data, clock: Clock, new: bool
 ) -> RelposTrainer:
-    optimizer, run = settings.optimizer, settings.run
-    groups = state.num_processes // run.context_parallel
-    micro, accumulation = _shares(run.batch_size, run.micro_batch_size, groups)
-    collator = make_collator(data.tokenizer, state, run.context_parallel)
-    if run.context_parallel > 1:
-        divide_sequences(model, context_group(run.context_parallel))
+    optimizer, run, context = settings.optimizer, settings.run, settings.run.context_parallel
+    micro, accumulation = _shares(settings, state)
+    # All windows have one length. Trainer's own collator asks for a padding token, which many tokenizers lack.
+    collator = default_data_collator if data.tokenizer.pad_token_id is None else None
+    if context > 1:
+        rank = state.process_index % context
+
+        def collator(windows: list[Any]) -> dict[str, Tensor]:
+            return slice_window(default_data_collator(windows), rank, context)
+
+        divide_sequences(model, torch.distributed.new_subgroups(context)[0])  # type: ignore[no-untyped-call]
     gpu = torch.cuda.is_available()
     half = run.precision == "bfloat16" or (run.precision is None and gpu and torch.cuda.is_bf16_supported())
     transformers.utils.logging.disable_progress_bar()
@@ -236,7 +220,7 @@ def _make_trainer(
         output_dir=str(out),
         max_steps=run.steps or ENDLESS,
         per_device_train_batch_size=micro,
-        per_device_eval_batch_size=_eval_batch(len(data.heldout), micro, groups, run.context_parallel),
+        per_device_eval_batch_size=_eval_batch(settings, state, len(data.heldout), micro),
         gradient_accumulation_steps=accumulation,
         gradient_checkpointing=settings.model.gradient_checkpointing,
         optim="adamw_torch_fused",
@@ -275,11 +259,8 @@ def _make_trainer(
         processing_class=data.tokenizer,
         data_collator=collator,
         callbacks=[clock, Log(out, run.batch_size * settings.data.length, clock)],
-        optimizer_settings=optimizer,
+        settings=settings,
         clock=clock,
-        steps=run.steps,
-        keep=run.keep_checkpoints,
-        context=run.context_parallel,
     )
     trainer.remove_callback(PrinterCallback)
     if state.is_main_process:
@@ -287,12 +268,13 @@ def _make_trainer(
     return trainer
 
 
-def _shares(batch: int, micro: int | None, processes: int) -> tuple[int, int]:
+def _shares(settings: Settings, state: PartialState) -> tuple[int, int]:
     """The windows per micro-batch of a process, and the number of its micro-batches per step."""
-    if batch % processes:
-        raise ValueError(f"a batch of {batch} windows cannot be shared by {processes} processes: give a multiple.")
-    share = batch // processes
-    micro = min(micro or share, share)
+    batch, groups = settings.run.batch_size, state.num_processes // settings.run.context_parallel
+    if batch % groups:
+        raise ValueError(f"a batch of {batch} windows cannot be shared by {groups} processes: give a multiple.")
+    share = batch // groups
+    micro = min(settings.run.micro_batch_size or share, share)
     if share % micro:
         raise ValueError(
             f"each process has {share} windows per step, which is not a multiple of run.micro_batch_size={micro}."
@@ -300,40 +282,96 @@ def _shares(batch: int, micro: int | None, processes: int) -> tuple[int, int]:
     return micro, share // micro
 
 
-def _eval_batch(windows: int, micro: int, processes: int, context: int) -> int:
+def _eval_batch(settings: Settings, state: PartialState, windows: int, micro: int) -> int:
     """The largest batch size that divides the windows evenly: Trainer counts windows twice to fill up a batch."""
-    if context > 1 and windows % processes:  # and takes out what it counted twice by process, not by window
+    context = settings.run.context_parallel
+    groups = state.num_processes // context
+    if context > 1 and windows % groups:  # and takes out what it counted twice by process, not by window
         raise ValueError(
-            f"{windows} held-out windows cannot be shared evenly by {processes} groups of {context} processes: make "
+            f"{windows} held-out windows cannot be shared evenly by {groups} groups of {context} processes: make "
             "run.eval_windows a multiple of the number of groups."
         )
-    return next((size for size in range(micro, 1, -1) if windows % (size * processes) == 0), 1)
+    return next((size for size in range(micro, 1, -1) if windows % (size * groups) == 0), 1)
 
 
-def _finished(step: int, clock: Clock, steps: int | None) -> bool:
-    by_clock = clock.limit is not None and clock.seconds >= clock.limit
-    return by_clock or (steps is not None and step >= steps)
+def _finish(settings: Settings, out: Path, clock: Clock, say: Say) -> None:
+    """Copy the model of the last undamaged checkpoint into the run's folder, plot its losses, write the result."""
+    last = newest_undamaged(out)
+    if last is None:
+        raise ValueError(f"{out} has no undamaged checkpoint, although one was just written: check the disk.")
+    try:
+        _copy_model(last, out, say)
+        if _finished_step(out) == step_of(last):
+            return
+        result = _result(settings, out, step_of(last), clock)
+        save(draw_losses(read_log(out), out.name), out / "loss.png")
+        write_card(out, result)
+        write_text(out / RESULT, json.dumps(result, indent=1))
+    except OSError as error:
+        raise cannot_write(out, "the trained model", error) from error
+    loss, start, end = (
+        "unknown" if value is None else f"{value:.4f}"
+        for value in (result["loss"], result["heldout_at_start"], result["heldout"])
+    )
+    say(f"{out}: loss {loss}, held-out {start} → {end}")
+    if "warning" in result:
+        say(f"warning: {result['warning']}")
 
 
-def _check_settings(settings: Settings, before: Settings, out: Path) -> None:
-    """Refuse to resume with other settings than those the run was started with."""
-    old, new = (flatten(dataclasses.asdict(each)) for each in (before, settings))
-    for key in new:
-        if key not in FREE and key != "optimizer.warmup_steps" and old[key] != new[key]:
-            raise ValueError(
-                f"{out} was started with {key}={old[key]}, but {key}={new[key]} was requested: "
-                "give the same settings to resume, or choose another --out."
-            )
-    settings.optimizer.warmup_steps = before.optimizer.warmup_steps
+def _copy_model(checkpoint: Path, out: Path, say: Say) -> None:
+    """Copy the files of the model that are missing or damaged."""
+    files = [file for file in sorted(checkpoint.iterdir()) if file.suffix in MODEL_SUFFIXES and file.name not in STATE]
+    changed = [file for file in files if not _same(file, out / file.name)]
+    if changed and _finished_step(out) == step_of(checkpoint):
+        say(f"{', '.join(file.name for file in changed)} in {out} was damaged: copied again from {checkpoint}.")
+    for file in changed:
+        temporary = out / f".{file.name}.part"
+        with writing(out / file.name):
+            shutil.copyfile(file, temporary)
+            flush(temporary)
+            temporary.replace(out / file.name)
+    write_stub(out)
 
 
-def _check_data(about: Mapping[str, Any], before: Mapping[str, Any], out: Path) -> None:
-    """Refuse to resume with other data than that the run was started with."""
-    source, kind = ("corpus", "the text of") if "corpus" in about else ("task", "the task")
-    data_before = before.get(source)
-    if not isinstance(data_before, dict) or data_before.get("hash") != about[source]["hash"]:
-        raise ValueError(f"{kind} {about[source]['name']} has changed since {out} was started: choose another --out.")
+def _same(file: Path, other: Path) -> bool:
+    """Whether two files are the same, except for what `write_stub` adds to config.json."""
+    if not other.is_file():
+        return False
+    if file.name != "config.json":
+        return filecmp.cmp(file, other, shallow=False)
+    try:
+        copy = read_json(other)
+    except ValueError:
+        return False
+    copy.pop("auto_map", None)
+    return copy == read_json(file)
 
 
-def silent(text: str) -> None:
-    """Print nothing: the `say` of all processes but the first."""
+def _finished_step(out: Path) -> int | None:
+    """The step in result.json; None if the file does not exist or is damaged and has to be written again."""
+    try:
+        return int(read_json(out / RESULT)["step"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _result(settings: Settings, out: Path, step: int, clock: Clock) -> RunResult:
+    losses: dict[str, list[float | None]] = {
+        name: [entry[name] for entry in read_log(out) if name in entry] or [None] for name in LOSSES
+    }
+    result: RunResult = {
+        "step": step,
+        "tokens": step * settings.run.batch_size * settings.data.length,
+        "seconds": round(clock.seconds, 1),
+        "loss": losses["loss"][-1],
+        "heldout": losses["heldout"][-1],
+        "heldout_at_start": losses["heldout"][0],
+    }
+    minutes, steps, warmup = settings.run.minutes, settings.run.steps, settings.optimizer.warmup_steps or 0
+    if minutes is not None and step <= max(warmup, 1) and (steps is None or step < steps):  # the clock was too early
+        rises = f", and the learning rate rises over the first {warmup}" if warmup else ""
+        result["warning"] = (
+            f"{minutes:g} minutes were enough for {step} step{'' if step == 1 else 's'} only{rises}: the model has "
+            "hardly been trained. Give more minutes, a smaller model or shorter windows."
+        )
+    return result

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +13,12 @@ import pytest
 import torch
 from conftest import SMALL_RUN
 from torch.nn import functional as F
+from waiting import gone, wait_until
 
-from relpos.comparison.compare import run_trials
-from relpos.comparison.comparison import Trial, load_comparison, make_comparison
+from relpos.comparison.compare import LOCK, LOG, run_trials
+from relpos.comparison.comparison import RECORD, Trial, load_comparison, make_comparison, read_record
 from relpos.comparison.options import ENCODINGS
 from relpos.comparison.summary import make_table, notes, read_records
-from relpos.comparison.trial import LOCK, LOG, RECORD, read_record
 from relpos.runs.run import open_run
 from relpos.training import trainer as trainer_module
 from relpos.training.training import train
@@ -79,15 +78,6 @@ main()
     return subprocess.Popen([sys.executable, "-c", code, "compare", "--out", str(out)])
 
 
-def wait_until(true, seconds=300.0):
-    """Counted in naps, not by the clock: on a busy machine the tests may be halted as long as they like."""
-    for _ in range(int(seconds / 0.02)):
-        if true():
-            return
-        time.sleep(0.02)
-    raise AssertionError("it has not come about")
-
-
 def ended(*processes: subprocess.Popen[bytes]) -> list[int]:
     """How these processes ended; waits for them."""
     try:
@@ -97,14 +87,6 @@ def ended(*processes: subprocess.Popen[bytes]) -> list[int]:
             process.kill()
             process.wait()
     return [process.returncode for process in processes]
-
-
-def gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
 
 
 def holder(out: Path, trial: Trial) -> int:
@@ -306,7 +288,7 @@ class TestMakingAComparison:
         ("given", "sentence"),
         [
             ({"encodings": ["alibii"]}, "Did you mean 'alibi'?"),
-            ({"encodings": ["alibi", ""]}, "'' is not an encoding"),
+            ({"encodings": ["alibi", ""]}, "encodings is empty"),
             ({"encodings": ["../alibi"]}, "is not an encoding"),
             ({"encodings": ["rope:base"]}, "key=value"),
             ({"encodings": ["alibi", "rope:bass=3"]}, "unknown option of rope 'bass'. Did you mean 'base'"),

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 from conftest import SMALL_RUN
-from ray_cluster import TwoMachines, two_machines, wait_until
+from ray_cluster import TwoMachines, two_machines
+from waiting import gone, wait_until
 
 import relpos
-from relpos.comparison.compare import run_trials
-from relpos.comparison.comparison import Trial, load_comparison, make_comparison
+from relpos.comparison.compare import DONE, FAILED, LOCK, LOG, run_trials
+from relpos.comparison.comparison import Trial, finished, load_comparison, make_comparison, read_record
 from relpos.comparison.summary import make_table, read_records
-from relpos.comparison.trial import DONE, FAILED, LOCK, LOG, finished, read_record
-from relpos.system.executors.local import LocalExecutor
-from relpos.system.executors.ray import RayExecutor
+from relpos.system.executors import LocalExecutor
+from relpos.system.ray import RayExecutor
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world"), pytest.mark.slow]
 ENCODINGS, SEEDS, LENGTHS = ["alibi", "rope", "cable"], 2, [16, 32]
@@ -80,14 +80,6 @@ def complete(out: Path) -> list[str]:
     """The trials for which nothing is left to do."""
     comparison = load_comparison(out)
     return [trial.name for trial in comparison.trials() if finished(read_record(out, trial), comparison, trial)]
-
-
-def gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
 
 
 def killed_in_the_middle(out: Path, cluster: TwoMachines, scratch: bool) -> list[str]:
@@ -192,7 +184,7 @@ def test_ctrl_c_ends_the_trials_on_the_cluster(world, settings, cluster):
 
 def test_a_second_driver_is_refused(world, settings):
     from relpos.comparison.compare import DRIVER
-    from relpos.system.lock import Lock
+    from relpos.system.files import Lock
 
     out = world / "twice"
     make_comparison(out, ["alibi"], 1, LENGTHS, settings=settings)
@@ -206,14 +198,14 @@ def test_a_second_driver_is_refused(world, settings):
 
 def test_a_trial_with_two_processes_is_recorded_once(world, settings):
     """As with two GPUs: torchrun starts the trial; here over gloo, on the CPU."""
-    from relpos.system.executors.interface import Part
+    from relpos.system.executors import Part
 
     out, trial = world / "two-processes", Trial("alibi", 0)
     make_comparison(out, ["alibi", "learned:length=8"], 1, LENGTHS, settings=settings)
 
     def run(encoding: str) -> int:
         folder = out / Trial(encoding, 0).name
-        part = Part("relpos.comparison.trial", (out, encoding, "0", "1"), folder, folder / LOG, distributed=True)
+        part = Part("relpos.comparison.compare", (out, encoding, "0", "1"), folder, folder / LOG, distributed=True)
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, *map(str, part.command(gpus=2))]
         with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as process:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from relpos.comparison.paired_test import Standing, standing
+from relpos.comparison.summary import Standing, standing
 
 DOCUMENTS = 25
 

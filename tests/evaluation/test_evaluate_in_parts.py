@@ -9,8 +9,8 @@ from conftest import SMALL_RUN
 import relpos
 from relpos.evaluation.scoring import Scorer
 from relpos.runs.settings import load_settings
-from relpos.system.executors.local import LocalExecutor
-from relpos.system.executors.slurm import SlurmExecutor
+from relpos.system.executors import LocalExecutor
+from relpos.system.slurm import SlurmExecutor
 from relpos.training.training import train
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]

@@ -18,6 +18,7 @@ from relpos.paper.figures import FIGURES, draw_figures, needs_training
 from relpos.paper.page import write_page
 from relpos.pictures.draw import draw
 from relpos.runs.settings import load_settings
+from relpos.system.executors import Parts
 from relpos.training.parallel import makespan, train_in_parallel
 from relpos.training.training import train
 
@@ -61,13 +62,18 @@ def test_only_what_training_cannot_change_needs_none():
     assert not free & {"kerple_log", "fire", "clipped", "t5", "rope", "cable", "cope", "learned"}
 
 
-def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys):
+def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Parts.run, "__defaults__", (0.2,))  # seconds between two lines
     messages = []
     runs, out = tmp_path / "runs", tmp_path / "figures"
     assert draw_figures(out, [8, 12, 15], runs=runs, steps=3, say=messages.append, **small) == []
     shown = capsys.readouterr().err.splitlines()  # one line for both trainings, and nothing else
     assert shown
-    assert [line for line in shown if not re.match(r"[012] of 2 trained(  (rope|cable) +\d+%)*", line)] == []
+    assert [
+        line
+        for line in shown
+        if not re.match(r"[012] of 2 trained(  (rope|cable) (starting|\d+%))*(  about .* left)?$", line)
+    ] == []
     stems = ("figure8-cable", "figure12-alibi", "figure15-rope")
     assert sorted(path.name for path in out.iterdir()) == sorted(
         ["index.html", *(stem + suffix for stem in stems for suffix in (".png", ".pdf", ".json"))]

@@ -17,7 +17,7 @@ import relpos
 from relpos.cli import app
 from relpos.explorer.explore import open_subjects
 from relpos.pretrained.framing import Framing, SpecialToken
-from relpos.text.masking import masked_places
+from relpos.text.tokens import masked_places
 
 BOS, COPIED, OTHER = 1, 5, 6  # ids in the vocabulary of `word_tokenizer`
 WORDS = [OTHER if place % 3 else COPIED for place in range(129)]

@@ -37,7 +37,7 @@ import relpos
 from relpos.cli import app
 from relpos.evaluation.evaluation import evaluate
 from relpos.pretrained import open as model_opening
-from relpos.text.masking import masked_places
+from relpos.text.tokens import masked_places
 
 TEXT = "w05 w09 w12 w07 w30 w31 w09 w09 w08 w40 w50 w51 w52 w53 w05 w06 w07"
 BOS = 1  # of all small models

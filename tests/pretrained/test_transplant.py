@@ -18,8 +18,8 @@ from relpos.runs.settings import load_settings
 from relpos.text.corpus import open_corpus
 from relpos.text.tokenizers import load_tokenizer
 from relpos.training import trainer as trainer_module
+from relpos.training.model_and_data import open_data
 from relpos.training.training import train
-from relpos.training.training_data import open_data
 
 pytestmark = pytest.mark.heavy
 

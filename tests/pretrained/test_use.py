@@ -349,13 +349,13 @@ def test_the_probe_leaves_windows_chunks_and_selections_as_far_as_it_may_cost():
     ],
 )
 def test_a_mask_refuses_what_would_change_its_meaning(convert):
-    mask = KeyMaskTensor(KeyMask(2, 4, 4, causal=True), torch.device("cpu"))
+    mask = KeyMaskTensor(KeyMask(4, 4, batch=2, causal=True))
     with pytest.raises(ValueError, match="would change the meaning"):
         convert(mask)
 
 
 def test_a_mask_can_be_sliced_joined_and_chosen_by():
-    mask = KeyMaskTensor(KeyMask(2, 4, 4, causal=True), torch.device("cpu"))
+    mask = KeyMaskTensor(KeyMask(4, 4, batch=2, causal=True))
     seen = torch.ones(4, 4).tril().bool().expand(2, 1, 4, 4)
     assert torch.equal(mask[:, 0, 1:], seen[:, 0, 1:])
     assert torch.equal(mask & ~mask[:, :, :1], seen & ~seen[:, :, :1])

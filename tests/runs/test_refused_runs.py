@@ -9,8 +9,7 @@ from refused_command import refused
 from relpos.comparison.comparison import make_comparison
 from relpos.runs.settings import load_settings
 from relpos.system import memory
-from relpos.system.files import atomic_folder, write_text, writing
-from relpos.system.lock import Lock
+from relpos.system.files import Lock, atomic_folder, write_text, writing
 from relpos.system.memory import check_memory
 from relpos.text.documents import Document
 from relpos.training.training import train

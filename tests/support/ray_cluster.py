@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,12 +49,3 @@ def two_machines() -> Iterator[TwoMachines]:
 
         ray.shutdown()
         cluster.cluster.shutdown()
-
-
-def wait_until(true: Any, seconds: float = 300.0) -> None:
-    """Counted in naps, not by the clock: on a busy machine the tests may be halted as long as they like."""
-    for _ in range(int(seconds / 0.02)):
-        if true():
-            return
-        time.sleep(0.02)
-    raise AssertionError("it has not come about")

@@ -8,19 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from ray_cluster import two_machines, wait_until
+from ray_cluster import two_machines
+from waiting import gone, wait_until
 
 from relpos.cli.cluster import ClusterOptions, make_executor, parse_memory, with_address
-from relpos.system.executors.interface import Executor, Part, Resources
-from relpos.system.executors.local import LocalExecutor
-from relpos.system.executors.node import Began, Ended, Lines, Missing, bring_back, make_job, pack, run_part, unpack
-from relpos.system.executors.ray import RayExecutor
-from relpos.system.executors.slurm import FOLDER, SUFFIX, SlurmExecutor
+from relpos.system.executors import Executor, LocalExecutor, Part, Resources
+from relpos.system.node import Event, bring_back, make_job, pack, run_part, unpack
 from relpos.system.processes import Exit
+from relpos.system.ray import RayExecutor
+from relpos.system.slurm import FOLDER, SUFFIX, SlurmExecutor
 
 pytestmark = pytest.mark.heavy
 
@@ -83,14 +82,6 @@ def until_ended(executor: Executor, count: int = 1) -> dict[str, Exit]:
 
     wait_until(all_there)
     return ended
-
-
-def gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -195,8 +186,8 @@ class TestRay:
             RayExecutor(cluster.address, resources)
 
     def test_waiting_for_ever_is_refused_too(self, cluster, on_ray, here, monkeypatch):
-        monkeypatch.setattr("relpos.system.executors.ray.CHECK", 0.0)
-        monkeypatch.setattr("relpos.system.executors.ray.PATIENCE", 1.0)
+        monkeypatch.setattr("relpos.system.ray.CHECK", 0.0)
+        monkeypatch.setattr("relpos.system.ray.PATIENCE", 1.0)
         for name in ("a", "b"):
             on_ray.start(name, part(name, "wait"))
         wait_until(lambda: on_ray.ended() == {} and len(on_ray.active) == 2)
@@ -221,7 +212,7 @@ def test_a_wrong_address_is_a_sentence(address, sentence):
 
 
 def test_a_port_that_nobody_answers_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr("relpos.system.executors.ray.CONNECT", 0.2)
+    monkeypatch.setattr("relpos.system.ray.CONNECT", 0.2)
     with socket.create_server(("127.0.0.1", 0), backlog=1) as server:
         port = server.getsockname()[1]
     with pytest.raises(ValueError, match=f"no Ray cluster answers at 127.0.0.1:{port}"):
@@ -312,11 +303,11 @@ class TestAMachine:
         monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
         (here / "out/a/.shared").write_text("another folder of the same name")
         (event,) = run_part(job)
-        assert isinstance(event, Missing)
-        began, *lines, ended = run_part(job, pack(here, [*job.reads, job.writes], [job.log]))
-        assert (type(began), type(ended)) == (Began, Ended)
-        assert all(isinstance(event, Lines) for event in lines)  # several if the machine is slow
-        assert b"".join(event.text for event in lines) == b"threads 1\n"
+        assert event == Event(os.uname().nodename, missing=True)
+        paths = [*job.part.reads, job.part.writes]
+        began, *_, ended = events = list(run_part(job, pack(here, paths, [job.part.log])))
+        assert (began, ended.exit.code) == (Event(os.uname().nodename), 0)
+        assert b"".join(event.log for event in events) == b"threads 1\n"  # in several if the machine is slow
         assert "sum" not in files(here / "out/a")
         unpack(ended.files, Path("back"))
         assert files(Path("back/out/a"))["sum"] == "6 False"
@@ -356,8 +347,8 @@ class TestJobsOfSubmitit:
         first.stop()
 
     def test_a_job_that_disappears_is_submitted_again(self, here, monkeypatch):
-        monkeypatch.setattr("relpos.system.executors.slurm.CHECK", 0.0)
-        monkeypatch.setattr("relpos.system.executors.slurm.GONE", 0.5)
+        monkeypatch.setattr("relpos.system.slurm.CHECK", 0.0)
+        monkeypatch.setattr("relpos.system.slurm.GONE", 0.5)
         messages: list[str] = []
         with SlurmExecutor(cluster="local", retries=1) as executor:
 
@@ -394,8 +385,8 @@ class TestCommandsOfSlurm:
             (here / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
             (here / "bin" / name).chmod(0o755)
         monkeypatch.setenv("PATH", f"{here / 'bin'}{os.pathsep}{os.environ['PATH']}")
-        monkeypatch.setattr("relpos.system.executors.slurm.CHECK", 0.0)
-        monkeypatch.setattr("relpos.system.executors.slurm.STOP", 0.0)
+        monkeypatch.setattr("relpos.system.slurm.CHECK", 0.0)
+        monkeypatch.setattr("relpos.system.slurm.STOP", 0.0)
         return here
 
     def test_a_job_asks_for_what_the_part_needs(self, slurm):
@@ -434,7 +425,7 @@ class TestCommandsOfSlurm:
             SlurmExecutor(partition="x").start("a", part("a"))
 
     def test_a_controller_that_does_not_answer_loses_no_job(self, slurm, monkeypatch):
-        monkeypatch.setattr("relpos.system.executors.slurm.GONE", 1e-9)
+        monkeypatch.setattr("relpos.system.slurm.GONE", 1e-9)
         (slurm / "bin/squeue").write_text("#!/bin/sh\nexit 1\n")
         with SlurmExecutor() as executor:
             executor.start("a", part("a"))
@@ -447,20 +438,6 @@ def kill_tree(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     for child in children.stdout.split():
         kill_tree(int(child))
-
-
-def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):
-    import errno
-    import fcntl
-
-    from relpos.system.lock import Lock
-
-    def none(descriptor, operation):
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(fcntl, "flock", none)
-    with Lock(tmp_path), Lock(tmp_path, wait=True):
-        time.sleep(0)
 
 
 def test_the_help_does_not_import_ray():

@@ -1,4 +1,4 @@
-"""Windows and macOS, as far as Linux can try them. Locks and memory are filelock's and psutil's work."""
+"""The kernel on Windows and macOS, as far as Linux can try it."""
 
 import re
 import shutil
@@ -10,31 +10,8 @@ import pytest
 
 from relpos.attend import native
 from relpos.attend.native import library
-from relpos.system import files
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_on_windows_a_file_that_is_being_read_is_replaced_afterwards(monkeypatch, tmp_path):
-    real, refusals = Path.replace, [PermissionError("in use")] * 3
-
-    def replace(self, target):
-        if refusals:
-            raise refusals.pop()
-        return real(self, target)
-
-    monkeypatch.setattr(Path, "replace", replace)
-    (tmp_path / "a").write_text("old")
-    with pytest.raises(PermissionError):  # elsewhere it is an error that does not pass
-        files.write_text(tmp_path / "a", "new")
-    assert [file.name for file in tmp_path.iterdir()] == ["a"]
-    monkeypatch.setattr(sys, "platform", "win32")
-    files.write_text(tmp_path / "a", "new")
-    assert not refusals
-    assert (tmp_path / "a").read_text() == "new"
-
-
-# -- The kernel
 
 
 @pytest.mark.parametrize("name", ["librelpos.so", "librelpos.dylib", "librelpos.dll"])

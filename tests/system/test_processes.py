@@ -1,4 +1,4 @@
-"""Child processes: what they inherit, how their end is described, and that none outlives its parent."""
+"""Child processes, locks, memory and lines of progress."""
 
 import errno
 import io
@@ -6,90 +6,64 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from pathlib import Path
 
 import pytest
 import torch
+from waiting import gone, wait_until
 
 from relpos.system import memory
-from relpos.system.lock import HeldError, Lock, lock_holder
+from relpos.system.files import HeldError, Lock, lock_holder
 from relpos.system.processes import Children, Exit
-from relpos.system.progress import FractionLine, LiveLine
+from relpos.system.progress import Countdown, LiveLine
 
 pytestmark = pytest.mark.heavy
 
-WAITING = "from relpos.system.processes import end_with_parent; end_with_parent(); import time; time.sleep(600)"
+WAITING = "from relpos.system.processes import end_with_parent; end_with_parent(); import time; time.sleep({})"
 
 
-def wait_for(children: Children[str], count: int = 1) -> dict[str, Exit]:
-    """The next `count` children that end. Counted in naps: a busy machine may halt the test as long as it likes."""
+def end_of(children: Children, name: str) -> Exit:
     ended: dict[str, Exit] = {}
-    for _ in range(6000):
-        ended |= children.ended()
-        if len(ended) >= count:
-            return ended
-        time.sleep(0.02)
-    raise AssertionError("no child has ended")
+    wait_until(lambda: ended.update(children.ended()) or name in ended)
+    return ended[name]
 
 
-def gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
-
-
-def test_a_child_has_its_threads_and_its_log(tmp_path):
+def test_a_child_has_its_threads_and_its_log_and_runs_to_its_end(tmp_path):
     log = tmp_path / "log"
     log.write_text("before\n")
-    children = Children[str](threads=3)
-    code = "import os, sys; print(os.environ['OMP_NUM_THREADS']); print('error', file=sys.stderr)"
+    children = Children(threads=3)
+    code = f"import os, sys; print(os.environ['OMP_NUM_THREADS']); print('x', file=sys.stderr); {WAITING.format(0.3)}"
     children.start("a", ["-c", code], log)
     assert children.running == ["a"]
-    end = wait_for(children)["a"]
-    assert (end.code, end.last_line) == (0, "")
-    assert log.read_text() == "before\n3\nerror\n"
+    end = end_of(children, "a")
+    assert end.code == 0
+    assert end.seconds > 0.3
+    assert log.read_text() == "before\n3\nx\n"
     assert children.running == []
-
-
-def test_without_a_log_the_last_line_of_standard_error_is_kept():
-    children = Children[str](threads=1)
-    children.start("a", ["-c", "import sys; print('output'); sys.exit('first\\nx = 1 is too small.')"])
-    children.start("b", ["-c", "import sys; print('e' * 10**6, 'end', file=sys.stderr)"])  # more than a pipe holds
-    ended = wait_for(children, 2)
-    assert (ended["a"].code, ended["a"].last_line) == (1, "x = 1 is too small.")
-    assert ended["a"].reason() == "its process ended with code 1: x = 1 is too small."
-    assert ended["a"].reason("see the log.") == "its process ended with code 1: see the log."
-    assert ended["b"].code == 0
-    assert ended["b"].last_line.endswith("eee end")
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("code", "sentence"),
     [
-        ("SIGKILL", "its process was ended by SIGKILL, as the system does when memory runs out."),
-        ("SIGSEGV", "its process was ended by SIGSEGV."),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL, as the system does when memory runs out."),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "was ended by SIGSEGV."),
+        ("exit(3)", "ended with code 3: see the log."),
     ],
 )
-def test_a_signal_is_named(name, sentence):
-    children = Children[str](threads=1)
-    children.start("a", ["-c", f"import os, signal; os.kill(os.getpid(), signal.{name})"])
-    assert wait_for(children)["a"].reason() == sentence
+def test_how_a_child_ended_is_a_sentence(code, sentence, tmp_path):
+    children = Children(threads=1)
+    children.start("a", ["-c", f"import os, signal; {code}"], tmp_path / "log")
+    assert end_of(children, "a").reason("see the log.") == f"its process {sentence}"
 
 
 def test_stop_ends_all_and_waits(tmp_path):
-    children = Children[str](threads=1)
-    for name in ("a", "b"):
-        log = tmp_path / name
-        children.start(name, ["-c", f"import os; print(os.getpid()); {WAITING}"], log)
-    while not all((tmp_path / name).exists() and (tmp_path / name).read_text() for name in ("a", "b")):
-        time.sleep(0.02)
+    children, logs = Children(threads=1), {name: tmp_path / name for name in ("a", "b")}
+    for name, log in logs.items():
+        children.start(name, ["-c", f"import os; print(os.getpid()); {WAITING.format(600)}"], log)
+    wait_until(lambda: all(log.read_text() for log in logs.values()))
     assert children.seconds("a") >= children.seconds("b") > 0
     children.stop()
     assert children.running == []
-    assert all(gone(int((tmp_path / name).read_text())) for name in ("a", "b"))
+    assert all(gone(int(log.read_text())) for log in logs.values())
 
 
 def test_a_child_ends_when_its_parent_is_killed(tmp_path):
@@ -98,32 +72,19 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path):
 import time
 from pathlib import Path
 from relpos.system.processes import Children
-Children(threads=1).start("a", ["-c", "import os; print(os.getpid()); {WAITING}"], Path({str(log)!r}))
+children = Children(threads=1)
+children.start("a", ["-c", "import os; print(os.getpid()); {WAITING.format(600)}"], Path({str(log)!r}))
 time.sleep(600)
 """
     process = subprocess.Popen([sys.executable, "-c", parent])
     try:
-        while not (log.exists() and log.read_text().endswith("\n")):
-            time.sleep(0.02)
+        wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
         child = int(log.read_text())
         assert not gone(child)
     finally:
         process.kill()
         process.wait()
-    for _ in range(3000):
-        if gone(child):
-            return
-        time.sleep(0.02)
-    raise AssertionError("the child outlives its parent")
-
-
-def test_a_child_with_a_living_parent_runs_to_its_end():
-    children = Children[str](threads=1)
-    code = "from relpos.system.processes import end_with_parent; end_with_parent(); import time; time.sleep(0.3)"
-    children.start("a", ["-c", code])
-    end = wait_for(children)["a"]
-    assert end.code == 0
-    assert end.seconds > 0.3
+    wait_until(lambda: gone(child))
 
 
 class TestALock:
@@ -155,12 +116,13 @@ class TestALock:
         thread.join()
         assert order == ["first", "second"]
 
-    def test_is_taken_as_held_where_the_file_system_has_no_locks(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+    def test_is_taken_as_held_where_the_file_system_has_no_locks(self, number, tmp_path, monkeypatch):
         def refuse(*args):
-            raise OSError(errno.ENOLCK, "No locks available")
+            raise OSError(number, "No locks available")
 
         monkeypatch.setattr("fcntl.flock", refuse)
-        with Lock(tmp_path):
+        with Lock(tmp_path), Lock(tmp_path, wait=True):
             assert lock_holder(tmp_path).startswith("process")
 
 
@@ -183,26 +145,37 @@ class TestMemory:
 
 
 class TestProgress:
-    """Outside a terminal, as in the logs of Ray and SLURM, lines are printed below each other."""
-
-    def test_of_a_fraction_shows_the_time_left(self, capsys):
-        line = FractionLine("drawing", every=0, first=0)
-        line.next_in_terminal = 0.0
-        for done in (0.0, 0.25, 0.5, 1.0):
-            line.show(done)
-            line.next_in_terminal = 0.0
-        lines = capsys.readouterr().err.splitlines()
-        assert [line[:12] for line in lines] == ["drawing  25%", "drawing  50%"]
-        assert all(line.endswith("left") for line in lines)
-
-    def test_in_a_terminal_replaces_the_line(self, capsys):
+    def test_in_a_terminal_replaces_the_line(self):
         class Terminal(io.StringIO):
             def isatty(self):
                 return True
 
         stream = Terminal()
-        line = LiveLine(stream)
+        line = LiveLine(stream, every=100.0)  # which is for what is not a terminal
         line("step 10")
-        line("step 9")
+        line(lambda: "step 9")
         line.end()
-        assert stream.getvalue() == "\rstep 10\rstep 9 \n"
+        line("gone")
+        line.clear()
+        kept, removed = stream.getvalue().split("\n", 1)
+        assert kept.index("step 10") < kept.index("\r") < kept.index("step 9")
+        assert removed.rindex("\x1b[2K") > removed.index("gone")  # rich erases it
+
+    def test_elsewhere_prints_lines_below_each_other_every_few_seconds(self, capsys, monkeypatch):
+        now = iter([0.0, 1.0, 3.0, 3.0, 4.0, 9.0, 9.0])
+        monkeypatch.setattr("time.monotonic", lambda: next(now))
+        line = LiveLine(every=5.0, first=2.0)
+        for text in ("at 1", "at 3", "at 4", lambda: "at 9"):
+            line(text)
+        line.end()
+        assert capsys.readouterr().out == "at 3\nat 9\n"
+
+    def test_tells_the_time_left(self, monkeypatch):
+        now = iter([0.0, 2.0, 6.0, 7.0, 12.0])
+        monkeypatch.setattr("time.monotonic", lambda: next(now))
+        messages = []
+        countdown = Countdown(130, messages.append, every=5)
+        countdown.skip(30)
+        for _ in range(4):
+            countdown.step(20, "length 16")
+        assert messages == ["length 16  0:09 left", "length 16  0:03 left"]

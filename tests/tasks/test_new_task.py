@@ -9,11 +9,12 @@ import pytest
 from test_tasks import check_answers
 from typer.testing import CliRunner
 
+from relpos import tasks
 from relpos.cli import app
 from relpos.evaluation.task_scoring import score_task
 from relpos.runs.run import open_run
 from relpos.runs.settings import load_settings
-from relpos.tasks import Example, Task, names, registry, task
+from relpos.tasks import Example, Task, names, task
 from relpos.training.training import train
 
 pytestmark = pytest.mark.heavy
@@ -45,7 +46,7 @@ def _last_bit(monkeypatch):
     module = ModuleType("relpos.tasks.last_bit")
     module.LastBit = LastBit
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(registry.FILES, "last_bit", ("last_bit", "LastBit"))
+    monkeypatch.setitem(tasks.FILES, "last_bit", ("last_bit", "LastBit"))
     yield
     task.cache_clear()
 

@@ -18,7 +18,7 @@ from relpos.text.corpus import Corpus, open_corpus
 from relpos.text.documents import Document
 from relpos.text.tokenizers import gpt2_tokenizer, load_tokenizer, separates
 from relpos.text.tokens import Tokens, Windows, tokenize
-from relpos.training.training_data import open_data
+from relpos.training.model_and_data import open_data
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from relpos.text.masking import MASKED_EVERY, MaskedWindows, add_mask_token, begins_word, masked_places
 from relpos.text.tokenizers import gpt2_tokenizer
-from relpos.text.tokens import Tokens, Windows
+from relpos.text.tokens import MASKED_EVERY, MaskedWindows, Tokens, Windows, add_mask_token, begins_word, masked_places
 
 TEXT = (
     "The presidential messages are read aloud, unquestionably; nobody interrupts extraordinarily long sentences. " * 40

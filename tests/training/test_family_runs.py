@@ -11,13 +11,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from relpos.encodings import Rope
-from relpos.evaluation.evaluation import evaluate
-from relpos.evaluation.scaled_rope import check_scaling, scaled_run
+from relpos.evaluation.evaluation import check_scaling, evaluate, scaled_run
 from relpos.models import FAMILIES
 from relpos.pictures.draw import draw
 from relpos.runs.run import open_run
-from relpos.text.masking import MaskedWindows, masked_places
-from relpos.text.tokens import separator_of
+from relpos.text.tokens import MaskedWindows, masked_places, separator_of
 from relpos.training.training import train
 
 pytestmark = pytest.mark.heavy

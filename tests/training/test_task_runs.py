@@ -23,8 +23,8 @@ from relpos.runs.run import Run, open_run
 from relpos.runs.settings import load_settings
 from relpos.tasks import task
 from relpos.tasks.windows import TaskWindows, task_tokenizer
+from relpos.training.model_and_data import open_data
 from relpos.training.training import train
-from relpos.training.training_data import open_data
 
 pytestmark = pytest.mark.heavy
 

@@ -23,15 +23,15 @@ from relpos.encodings.clipped import Clipped
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 from relpos.runs.checkpoints import checkpoints, read_log
 from relpos.runs.settings import OptimizerSettings
-from relpos.system.lock import Lock
+from relpos.system.files import Lock
 from relpos.system.seal import damage
 from relpos.text.corpus import open_corpus
 from relpos.text.tokenizers import load_tokenizer
 from relpos.text.tokens import Windows, tokenize
 from relpos.training import trainer as trainer_module
-from relpos.training.log import Clock
-from relpos.training.trainer import parameter_groups, schedule
-from relpos.training.training import build_model, train
+from relpos.training.model_and_data import build_model
+from relpos.training.trainer import Clock, parameter_groups, schedule
+from relpos.training.training import train
 
 STEPS = SMALL_RUN["run.steps"]
 WEIGHTS = "model.safetensors"
@@ -168,7 +168,8 @@ from relpos.training import trainer
 from relpos.runs.settings import load_settings
 from relpos.text.tokenizers import load_tokenizer
 from relpos.text.tokens import Windows, tokenize
-from relpos.training.training import build_model, train
+from relpos.training.model_and_data import build_model
+from relpos.training.training import train
 install, calls = trainer.install, []
 def killed(*args):
     calls.append(args)
@@ -263,7 +264,7 @@ class TestRefusals:
 
     def test_but_not_the_lock_of_a_process_that_is_dead(self, tmp_path):
         code = (
-            f"from pathlib import Path; from relpos.system.lock import Lock; Lock(Path({str(tmp_path)!r})).__enter__()"
+            f"from pathlib import Path; from relpos.system.files import Lock; Lock(Path({str(tmp_path)!r})).__enter__()"
         )
         script = f"{code}; import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
         subprocess.run([sys.executable, "-c", script], check=False)
@@ -336,7 +337,7 @@ class TestTheEnd:
             return step(*args, **kwargs)
 
         monkeypatch.setattr(trainer_module.RelposTrainer, "training_step", one_second)
-        monkeypatch.setattr("relpos.training.log.time", SimpleNamespace(monotonic=lambda: now))
+        monkeypatch.setattr("relpos.training.trainer.time", SimpleNamespace(monotonic=lambda: now))
         result = train(settings(tmp_path, run__steps=None, run__minutes=seconds / 60, run__log_every=1000))
         assert (result["step"], result["seconds"]) == (steps, 2.0 * steps)
         assert damage(tmp_path / f"checkpoint-{steps}") is None

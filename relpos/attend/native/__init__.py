@@ -1,7 +1,6 @@
 """Attention by the compiled CPU kernel: exact, in memory linear in the length, forward and backward.
 
-`attention` converts a form to the kernel's inputs by differentiable torch (one file per form); the two operators of
-`operators` run it.
+`attention` converts a form to the kernel's inputs by differentiable torch; the two operators of `operators` run it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,9 +10,9 @@ import torch
 from torch import Tensor
 
 from relpos.attend.native import library, operators
-from relpos.attend.native.decoding import PackedBias, RunningTotals
 from relpos.attend.native.library import FEW, MAX_DIM, isa, isas
 from relpos.attend.native.operators import needs_operator, skipped_fraction
+from relpos.attend.native.packing import PackedBias, RunningTotals, describe
 from relpos.attend.native.problem import DTYPES, TENSORS, Inputs, Problem, columns
 from relpos.forms.bias import Form, RankOne, Scaled, Toeplitz, terms
 from relpos.forms.call import Call
@@ -72,7 +71,7 @@ def refuses(q: Tensor, v: Tensor, form: Form | None, call: Call) -> str | None:
 
 
 def refuses_call(form: Form | None, call: Call) -> str | None:
-    """Why the kernel cannot run a form or the masks of a call, as a sentence; None if it can."""
+    """Why the kernel cannot run a form, the masks or the positions of a call, as a sentence; None if it can."""
     parts = terms(form)
     kinds = [type(term) for term in parts]
     runs = not kinds or kinds == [Scaled] or (set(kinds) <= {Toeplitz, RankOne} and kinds.count(RankOne) <= 1)
@@ -83,12 +82,6 @@ def refuses_call(form: Form | None, call: Call) -> str | None:
         return "the native kernel runs a Scaled bias that is scaled per query, and this one is scaled per key too."
     if call.mask is not None:
         return "the native kernel cannot run mask=: it runs causal=, window=, documents= and padding=."
-    return refuses_places(parts, call)
-
-
-def refuses_places(parts: Sequence[Form], call: Call) -> str | None:
-    """Why the kernel cannot run the indices and positions of a call, as a sentence; None if it can."""
-    end = call.first + call.queries
     if call.first < 0:
         return f"the native kernel counts tokens from 0, and the first query has the index {call.first}."
     by_distance = [term for term in parts if isinstance(term, Toeplitz | Scaled)]
@@ -97,6 +90,11 @@ def refuses_places(parts: Sequence[Form], call: Call) -> str | None:
             "the native kernel reads a bias over distances by the difference of two indices, which is not the distance "
             "of these positions=."
         )
+    return _refuses_beyond_keys(parts, call)
+
+
+def _refuses_beyond_keys(parts: Sequence[Form], call: Call) -> str | None:
+    end = call.first + call.queries
     tokens = [("a RankOne bias has", term.total.shape[-1]) for term in parts if isinstance(term, RankOne)]
     if call.documents is not None:
         tokens.append(("documents= have", call.documents.shape[1]))
@@ -118,19 +116,9 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention that `refuses` has not refused; gradients flow to q, k, v, the sinks and the form's tensors.
 
-    Args:
-        q: Queries, (batch, heads, queries, head_dim), not rotated where the call has a rotation.
-        k: Keys, (batch, key_heads, keys, head_dim), likewise.
-        v: Values, (batch, key_heads, keys, value_dim).
-        form: The bias, or None.
-        call: The call of attention.
-        skip: Whether the kernel may leave out tiles whose weights are provably below 2^−24 of their rows; None: yes,
-            unless `every_tile` says otherwise. `skipped_fraction` returns how many the last call left out.
-        packed: The bias in place of `form`, packed before; for calls without gradients.
-
-    Returns:
-        The output, (batch, heads, queries, value_dim) in the dtype of q, and the log-sum-exp of each row, (batch,
-        heads, queries) in float32, or None if the call does not ask for it.
+    With `skip` (by default, unless `every_tile` says otherwise) the kernel leaves out tiles whose weights are provably
+    below 2^−24 of their rows; `skipped_fraction` returns how many the last call left out. For calls without gradients,
+    `packed` is the bias in place of `form`. The output has the dtype of q, the log-sum-exp float32.
     """
     skip = _skips if skip is None else skip
     inputs = make_inputs(q, k, v, form, call, skip and packed is None)
@@ -165,18 +153,11 @@ def refuses_mass(q: Tensor, form: Form | None, call: Call) -> str | None:
 
 @torch.no_grad()
 def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum the weights of a call that `refuses_mass` has not refused by the difference of indices.
-
-    Args:
-        q: Queries, (batch, heads, queries, head_dim), not rotated where the call has a rotation.
-        k: Keys, (batch, key_heads, keys, head_dim), likewise.
-        form: The bias, or None.
-        call: The call of attention. Its dropout has no effect here.
+    """Sum the weights of a call that `refuses_mass` has not refused, without dropout, by the difference of indices.
 
     Returns:
-        Sums of the weights over `call.distances`, without the first token of each query's document, (batch, heads,
-        distances); the sum of the weights of those tokens, (batch, heads); and how many queries see a key, (batch,
-        heads).
+        Sums over `call.distances`, without the first token of each query's document, (batch, heads, distances); the
+        sum of the weights of those tokens, (batch, heads); and how many queries see a key, (batch, heads).
     """
     inputs = make_inputs(q, k, k, form, call, skip=False)
     inputs.dropout = 0.0
@@ -217,13 +198,8 @@ def make_inputs(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, 
     if call.window is not None:
         inputs.window_left, inputs.window_right = call.window
     if rotation is not None:
-        inputs.q_cos, inputs.q_sin, inputs.k_cos, inputs.k_sin = (
-            rotation.q_cos,
-            rotation.q_sin,
-            rotation.k_cos,
-            rotation.k_sin,
-        )
+        inputs.q_cos, inputs.q_sin = rotation.q_cos, rotation.q_sin
+        inputs.k_cos, inputs.k_sin = rotation.k_cos, rotation.k_sin
         inputs.interleaved = rotation.layout == "interleaved"
-    for term in terms(form):
-        operators.FILES[type(term)].describe(term, call, inputs)
+    describe(form, call, inputs)
     return inputs

@@ -7,19 +7,16 @@ import ctypes
 import math
 from collections.abc import Iterable
 from dataclasses import fields
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from relpos.attend.native import library, rank_one, scaled, toeplitz
+from relpos.attend.native import library
 from relpos.attend.native.library import Array, constant
-from relpos.attend.native.problem import BIAS, LEARNED, NAMES, TENSORS, Inputs, Keep, Problem
-from relpos.forms.bias import Form, RankOne, Scaled, Toeplitz
+from relpos.attend.native.packing import TablePacking, TotalsPacking, kinds
+from relpos.attend.native.problem import BIAS, LEARNED, NAMES, TENSORS, Inputs, Problem
 
-FILES: dict[type[Form], ModuleType] = {Toeplitz: toeplitz, RankOne: rank_one, Scaled: scaled}
-SKIPPED = (toeplitz, rank_one)  # forms with which tiles may be left out
 # What PyTorch's schemas call the types of the fields.
 TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", bool: "bool", float: "float"}
 ARGUMENTS = ", ".join(f"{TYPES[item.type]} {item.name}" for item in fields(Inputs))  # type: ignore[index]
@@ -36,26 +33,16 @@ def skipped_fraction() -> float:
     return 1.0 - scored / visible if visible else 0.0
 
 
-def make_problem(inputs: Inputs) -> tuple[Problem, dict[ModuleType, Any]]:
-    """The problem for the kernel, and the forms of its bias with what their `fill` returned."""
+def make_problem(inputs: Inputs) -> tuple[Problem, list[TablePacking | TotalsPacking]]:
+    """The problem for the kernel, with its bias packed."""
     problem = Problem(inputs)
-    return problem, fill(problem.fields, inputs, problem.keep)
-
-
-def fill(p: ctypes.Structure, inputs: Inputs, keep: Keep) -> dict[ModuleType, Any]:
-    """Set the fields of the bias, and return its forms with what their `fill` returned."""
-    filled = {}
-    for form in FILES.values():
-        if form.present(inputs):
-            filled[form] = form.fill(p, inputs, keep)
-            p.form |= constant(form.FORM)  # the number of a sum is made of the bits of its terms
-    return filled
+    return problem, [kind(inputs, problem) for kind in kinds(inputs)]
 
 
 def skipping_words(inputs: Inputs) -> int:
     """Length of the record of skipped tiles, in 64-bit words, as relpos_skipping_words computes it."""
-    forms = [form for form in FILES.values() if form.present(inputs)]
-    if not (inputs.skip and forms and all(form in SKIPPED for form in forms)) or inputs.softcap or inputs.dropout:
+    forms = kinds(inputs)
+    if not (inputs.skip and forms and all(form.skips for form in forms)) or inputs.softcap or inputs.dropout:
         return 0
     tile, first = constant("TILE"), inputs.start
     batch, heads, queries, _ = inputs.q.shape
@@ -153,13 +140,13 @@ def backward(
     if learns:
         slots = library.load().relpos_slots(ctypes.byref(p))
         for form in forms:
-            sums |= form.buffers(inputs, slots)
+            sums |= form.buffers(slots)
         for name, x in sums.items():
             setattr(p, name, x.data_ptr())
     problem.run("relpos_backward")
     if learns:
-        for form, filled in forms.items():
-            grads |= form.gradients(sums, inputs, p, filled)
+        for form in forms:
+            grads |= form.gradients(sums)
     if inputs.sinks is not None:
         grads["sinks"] = sinks_gradient(inputs.sinks, out, lse, grad, grad_lse)
     return [grads.get(name, lse.new_empty(0)) for name in LEARNED]

@@ -1,7 +1,6 @@
 """The inputs of the kernel's operators, and the problem that the kernel receives: padded, scaled, kept alive."""
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,8 +15,6 @@ WORK_FOR_A_THREAD = 1 << 21  # multiplications of q·k, about 0.1 ms: starting a
 READ_BY_A_THREAD = 1 << 17  # numbers of keys and values that are worth a thread where the queries are FEW
 DTYPES = {torch.float32: "FLOAT32", torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}
 
-Keep = Callable[[Tensor], Tensor]  # returns the tensor, contiguous, and keeps it alive
-
 
 @dataclass(slots=True)
 class Inputs:
@@ -26,7 +23,7 @@ class Inputs:
     q: Tensor  # (batch, heads, queries, head_dim)
     k: Tensor  # (batch, key_heads, keys, head_dim)
     v: Tensor  # (batch, key_heads, keys, value_dim)
-    # The bias: see the file of each form.
+    # The bias: see packing.py.
     table: Tensor | None = None
     total: Tensor | None = None
     step: Tensor | None = None
@@ -75,17 +72,26 @@ def columns(call: Call) -> tuple[int, int]:
     return zero, zero + call.first + call.queries
 
 
-class Problem:
-    """A problem for the kernel, and the tensors it points to, kept alive.
+class Fields:
+    """The structure that the kernel receives, relpos_problem, and the tensors it points to, kept alive."""
 
-    Attributes:
-        fields: The structure that the kernel receives, relpos_problem.
-    """
+    def __init__(self) -> None:
+        self.fields: Any = library.interface().problem()
+        self.tensors: list[Tensor] = []
+
+    def keep(self, x: Tensor) -> Tensor:
+        """The tensor, contiguous, kept alive as long as this object."""
+        self.tensors.append(x.contiguous())
+        return self.tensors[-1]
+
+
+class Problem(Fields):
+    """A problem for the kernel; its bias is still to be packed."""
 
     def __init__(self, inputs: Inputs) -> None:
+        super().__init__()
         q, k, v = inputs.q, inputs.k, inputs.v
-        self.fields = p = library.interface().problem()
-        self.tensors: list[Tensor] = []
+        p = self.fields
         p.batch, p.heads, p.queries, p.head_dim = q.shape
         p.key_heads, p.keys, p.value_dim = v.shape[1:]
         p.dtype, p.form = library.constant(DTYPES[q.dtype]), library.constant("NONE")
@@ -110,24 +116,8 @@ class Problem:
             assert inputs.seed is not None
             # Of 24 bits, as the generator compares them, so that float32 holds it exactly.
             p.dropout, p.seed = round(inputs.dropout * 2**24) / 2**24, int(inputs.seed)
-        if inputs.q_cos is not None:
-            self.set_rotation(inputs)
-
-    def keep(self, x: Tensor) -> Tensor:
-        """The tensor, contiguous, kept alive as long as this object."""
-        self.tensors.append(x.contiguous())
-        return self.tensors[-1]
-
-    def array(self, x: Tensor) -> Array:
-        """The tensor as rows that the kernel can read, copied only if the rows are not contiguous."""
-        if x.stride(-1) != 1:
-            x = x.contiguous()
-        self.tensors.append(x)
-        return Array.of(x)
-
-    def set_rotation(self, inputs: Inputs) -> None:
-        """Set the tables of cosines and sines."""
-        p = self.fields
+        if inputs.q_cos is None:
+            return
         p.interleaved = inputs.interleaved
         for name in ("q_cos", "q_sin", "k_cos", "k_sin"):
             table = self.keep(getattr(inputs, name).float())
@@ -135,6 +125,13 @@ class Problem:
             p.pairs = table.shape[2]
             stride = table.shape[1] * table.shape[2] if table.shape[0] > 1 else 0
             setattr(p, f"{name[0]}_rotation_stride", stride)
+
+    def array(self, x: Tensor) -> Array:
+        """The tensor as rows that the kernel can read, copied only if the rows are not contiguous."""
+        if x.stride(-1) != 1:
+            x = x.contiguous()
+        self.tensors.append(x)
+        return Array.of(x)
 
     def run(self, function: str) -> None:
         """Call the kernel; other Python threads run meanwhile."""

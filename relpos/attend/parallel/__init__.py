@@ -1,9 +1,18 @@
-"""Attention over one sequence that is divided among the processes of a group.
+"""Attention over one sequence that is divided among the processes of a group, by one of several schemes.
 
-To add a scheme: write a module with `refuses` and `attention`, and add its line to `SCHEMES`.
+heads: Each process sees the whole sequence for its share of the heads (DeepSpeed-Ulysses). All-to-all exchanges slices
+of all heads for some heads of the whole sequence, and the result back. In between, attention is that of one process, on
+any backend: running sums, tables and rotations are what they always are.
+
+ring: See ring.py.
+
+gather: Keys and values of all processes are gathered, and each process computes complete rows of its own queries, with
+all heads. It runs everything, also encodings that mix heads or read complete rows; keys and values of the whole
+sequence must fit into the memory of each process.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor
 from torch import distributed as dist
@@ -16,25 +25,13 @@ from relpos.attend.arguments import (
     read_dropout,
     read_positions,
 )
-from relpos.attend.parallel import gather, heads, ring
-from relpos.attend.parallel.inputs import Inputs
-from relpos.attend.parallel.slices import Slices, agree, check_group
-from relpos.forms.bias import Form
+from relpos.attend.backends import attend, choose, positioned
+from relpos.attend.parallel import ring
+from relpos.attend.parallel.exchange import Routes, gather_tokens, heads_of_slices, slices_of_heads
+from relpos.attend.parallel.slices import Inputs, Slices, agree, check_group
+from relpos.forms.bias import Form, Scored
 from relpos.forms.encoding import Encoding
 from relpos.system.errors import unknown
-
-
-class Scheme(Protocol):
-    """What a scheme's module holds."""
-
-    def refuses(self, inputs: Inputs) -> str | None:
-        """Why the scheme cannot run a call, as a sentence; None if it can. All processes must answer the same."""
-
-    def attention(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        """The output of this process's slice, (batch, heads, length, value_dim), and the log-sum-exp if asked for."""
-
-
-SCHEMES: dict[str, Scheme] = {"heads": heads, "ring": ring, "gather": gather}  # the first that can run a call is chosen
 
 
 def attention_over_slices(
@@ -47,11 +44,7 @@ def attention_over_slices(
     backend: str | None,
     options: AttentionOptions,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of this process's slice over the whole sequence; the arguments are those of `relpos.attention`.
-
-    Returns:
-        The output of the slice, (batch, heads, length, value_dim), and the log-sum-exp if asked for.
-    """
+    """Attention of this process's slice over the whole sequence; the arguments are those of `relpos.attention`."""
     members = check_group(group)
     if scheme is not None and scheme not in SCHEMES:
         raise unknown("scheme", scheme, SCHEMES)
@@ -91,19 +84,12 @@ def attention_over_slices(
     }
     needed = gates if position is not None and position.needs_hidden else None
     inputs = Inputs(slices, q, k, v, position, needed, of_all, backend)
-    return SCHEMES[choose_scheme(scheme, inputs)].attention(inputs)
-
-
-def choose_scheme(scheme: str | None, inputs: Inputs) -> str:
-    """The name of the scheme: the one asked for, or the first that can run the call."""
-    if scheme is None:
-        return next(name for name, module in SCHEMES.items() if module.refuses(inputs) is None)
-    reason = SCHEMES[scheme].refuses(inputs)
-    if reason is not None:
-        raise ValueError(
-            f"the scheme {scheme!r} cannot run this: {reason} Leave scheme= out to let another one run it."
-        )
-    return scheme
+    for name in SCHEMES if scheme is None else (scheme,):
+        refuses, run = SCHEMES[name]
+        reason = refuses(inputs)
+        if reason is None:
+            return run(inputs)
+    raise ValueError(f"the scheme {scheme!r} cannot run this: {reason} Leave scheme= out to let another one run it.")
 
 
 def _summary(name: str, value: object) -> object:
@@ -118,8 +104,72 @@ def _summary(name: str, value: object) -> object:
 def _gathered(slices: Slices, name: str, x: Tensor | None, batch: int) -> Tensor | None:
     """Per-token integers of all slices; the shape is checked first, for other shapes would end in a deadlock."""
     if x is not None and (not isinstance(x, Tensor) or x.shape != (batch, slices.length)):
-        found = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(
-            f"with a group, {name} is that of this process's slice, ({batch}, {slices.length}), not {found}."
+            f"with a group, {name} is that of this process's slice, ({batch}, {slices.length}), not {shape}."
         )
     return slices.gather(x)
+
+
+def refuses_heads(inputs: Inputs) -> str | None:
+    """Why the heads cannot be divided, as a sentence; None if they can."""
+    heads, processes = inputs.q.shape[1], inputs.slices.processes
+    if heads % processes:
+        return f"{heads} heads cannot be divided among {processes} processes: their number must be a multiple."
+    if inputs.options["dropout"]:
+        return (
+            "what is dropped depends on the number of a head among all heads, which a process with some does not see."
+        )
+    terms, changes_queries = inputs.form_of_two_tokens()
+    if any(isinstance(term, Scored) and not term.by_head for term in terms):
+        return f"the bias of {type(inputs.position).__name__} is computed from all heads together."
+    if changes_queries:
+        return f"{type(inputs.position).__name__} changes queries and keys by a function of all heads."
+    return None
+
+
+def divide_heads(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    """Attention over the slices: output (batch, heads, length, value_dim), and the log-sum-exp if asked for."""
+    slices, heads, key_heads = inputs.slices, inputs.q.shape[1], inputs.k.shape[1]
+    share, group = heads // slices.processes, heads // key_heads
+    shares: Routes = [range(process * share, (process + 1) * share) for process in range(slices.processes)]
+    of_keys: Routes = [sorted({head // group for head in some}) for some in shares]
+    tensors, routes = [inputs.q, inputs.k, inputs.v], [shares, of_keys, of_keys]
+    if inputs.gates is not None:
+        tensors, routes = [*tensors, inputs.gates], [*routes, shares]
+    q, k, v, *gates = heads_of_slices(slices, tensors, routes)
+    own = shares[slices.rank]
+    which = [of_keys[slices.rank].index(head // group) for head in own]
+    if share % k.shape[1] or which != [number * k.shape[1] // share for number in range(share)]:
+        k, v = k[:, which], v[:, which]  # key heads that serve different numbers of heads here
+    call, mask, some = inputs.call(all_queries=True), inputs.options["mask"], slice(own[0], own[-1] + 1)
+    call = replace(
+        call,
+        heads=share,
+        gates=gates[0] if gates else None,
+        q=None if call.q is None else q.to(call.dtype),
+        sinks=None if call.sinks is None else call.sinks[some],
+        mask=None if not callable(mask) else lambda b, h, i, j: mask(b, h + own[0], i, j),
+    )
+    q, k, form, call = positioned(q, k, inputs.position, call, heads=some)
+    out, lse = choose(inputs.backend, q, v, form, call).attention(q, k, v.to(q.dtype), form, call)
+    results = [out.to(v.dtype)] if lse is None else [out.to(v.dtype), lse[..., None]]
+    out, *others = slices_of_heads(slices, results, shares)
+    return out, others[0][..., 0] if others else None
+
+
+def gather_keys(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    """Attention over the slices: output (batch, heads, length, value_dim), and the log-sum-exp if asked for."""
+    tensors = [inputs.k, inputs.v] if inputs.gates is None else [inputs.k, inputs.v, inputs.gates]
+    k, v, *gates = gather_tokens(inputs.slices, tensors)
+    call = replace(inputs.call(all_queries=False), gates=gates[0] if gates else None)
+    return attend(inputs.q, k, v, inputs.position, call, inputs.backend)
+
+
+Refuses = Callable[[Inputs], str | None]  # why a scheme cannot run a call; all processes must answer the same
+Attention = Callable[[Inputs], tuple[Tensor, Tensor | None]]
+SCHEMES: dict[str, tuple[Refuses, Attention]] = {  # the first that can run a call is chosen
+    "heads": (refuses_heads, divide_heads),
+    "ring": (ring.refuses, ring.attention),
+    "gather": (lambda inputs: None, gather_keys),
+}

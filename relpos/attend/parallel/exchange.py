@@ -15,53 +15,89 @@ from torch.autograd.function import once_differentiable
 from relpos.attend.parallel.slices import Slices
 
 Routes = Sequence[Sequence[int]]  # the heads that each process receives
+Splits = tuple[list[int], list[int]]  # how many values of a tensor each process sends to, and receives from, each other
+
+
+class _Exchange(Function):
+    """All-to-all of flat tensors; the gradients go the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, slices: Slices, splits: Sequence[Splits], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.slices, ctx.splits = slices, splits
+        return tuple(_all_to_all(slices, x, *each) for x, each in zip(tensors, splits, strict=True))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        back = ((received, sent) for sent, received in ctx.splits)
+        return None, None, *(_all_to_all(ctx.slices, x, *each) for x, each in zip(grads, back, strict=True))
+
+
+def _all_to_all(slices: Slices, x: Tensor, sent: list[int], received: list[int]) -> Tensor:
+    out = x.new_empty(sum(received))
+    dist.all_to_all_single(out, x.contiguous(), received, sent, group=slices.group)
+    return out
 
 
 def heads_of_slices(slices: Slices, tensors: Sequence[Tensor], routes: Sequence[Routes]) -> list[Tensor]:
-    """Exchange slices of all heads for the whole sequence of some heads (all-to-all).
+    """Exchange slices of all heads for the whole sequence of some heads.
 
-    Args:
-        slices: The slices.
-        tensors: Each (batch, heads, length, size).
-        routes: For each tensor, the heads that each process receives; a head may go to several.
-
-    Returns:
-        For each tensor the heads of this process, (batch, own heads, total, size).
+    Tensors are (batch, heads, length, size); their routes may send a head to several processes. Returns the heads of
+    this process, (batch, own heads, total, size).
     """
-    return list(_HeadsOfSlices.apply(slices, routes, *tensors))  # type: ignore[no-untyped-call]
+    flat, splits, shapes = [], [], []
+    for x, route in zip(tensors, routes, strict=True):
+        batch, _, length, size = x.shape
+        own, per_head = len(route[slices.rank]), batch * length * size
+        flat.append(torch.cat([x[:, list(heads)].reshape(-1) for heads in route]))
+        splits.append(([len(heads) * per_head for heads in route], [own * per_head] * slices.processes))
+        shapes.append((slices.processes, batch, own, length, size))
+    received = _Exchange.apply(slices, splits, *flat)  # type: ignore[no-untyped-call]
+    by_process = [x.view(shape) for x, shape in zip(received, shapes, strict=True)]
+    return [x.permute(1, 2, 0, 3, 4).flatten(2, 3) for x in by_process]
 
 
 def slices_of_heads(slices: Slices, tensors: Sequence[Tensor], routes: Routes) -> list[Tensor]:
-    """The way back: from some heads of the whole sequence to all heads of this process's slice.
+    """The way back: from some heads of the whole sequence, (batch, own heads, total, size), to all heads of this slice.
 
-    Args:
-        slices: The slices.
-        tensors: Each (batch, own heads, total, size).
-        routes: The heads of each process; every head belongs to one.
-
-    Returns:
-        For each tensor, (batch, heads, length, size).
+    Every head belongs to one process. Returns (batch, heads, length, size).
     """
-    return list(_SlicesOfHeads.apply(slices, routes, *tensors))  # type: ignore[no-untyped-call]
+    flat, splits, sizes = [], [], []
+    for x in tensors:
+        batch, own, _, size = x.shape
+        per_head = batch * slices.length * size
+        by_process = x.reshape(batch, own, slices.processes, slices.length, size).permute(2, 0, 1, 3, 4)
+        flat.append(by_process.reshape(-1))
+        splits.append(([own * per_head] * slices.processes, [len(heads) * per_head for heads in routes]))
+        sizes.append((batch, slices.length, size))
+    order = torch.tensor([head for heads in routes for head in heads]).argsort().tolist()
+    outs = []
+    received = _Exchange.apply(slices, splits, *flat)  # type: ignore[no-untyped-call]
+    for x, (_, counts), (batch, length, size) in zip(received, splits, sizes, strict=True):
+        parts = [part.view(batch, -1, length, size) for part in x.split(counts)]
+        outs.append(torch.cat(parts, dim=1)[:, order])
+    return outs
 
 
 def gather_tokens(slices: Slices, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tokens of all processes (all-gather); their gradients are summed over the processes (reduce-scatter).
+    """The tokens of all processes, (batch, heads, total, size), from (batch, heads, length, size) of each.
 
-    Args:
-        slices: The slices.
-        tensors: Each (batch, heads, length, size).
-
-    Returns:
-        For each tensor, (batch, heads, total, size).
+    Gradients are summed over the processes.
     """
-    return list(_GatherTokens.apply(slices, *tensors))  # type: ignore[no-untyped-call]
+    return [torch.cat(list(x), dim=2) for x in _every(slices, tensors)]
 
 
 def sum_before(slices: Slices, x: Tensor) -> Tensor:
     """The sum of the tensors of all processes before this one (exclusive scan), in the dtype of x."""
-    summed: Tensor = _SumBefore.apply(slices, x)  # type: ignore[no-untyped-call]
-    return summed
+    return _every(slices, [x])[0][: slices.rank].sum(0)
+
+
+def _every(slices: Slices, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors of all processes: (processes, …)."""
+    flat = [x.expand(slices.processes, *x.shape).reshape(-1) for x in tensors]
+    splits = [([x.numel()] * slices.processes,) * 2 for x in tensors]
+    received = _Exchange.apply(slices, splits, *flat)  # type: ignore[no-untyped-call]
+    return [out.view(slices.processes, *x.shape) for out, x in zip(received, tensors, strict=True)]
 
 
 class Transfer:
@@ -90,112 +126,3 @@ def shift(slices: Slices, tensors: Sequence[Tensor]) -> Transfer:
         operations.append(dist.P2POp(dist.isend, there, after, slices.group, tag))
         operations.append(dist.P2POp(dist.irecv, here, before, slices.group, tag))
     return Transfer(received, sent, dist.batch_isend_irecv(operations))
-
-
-class _HeadsOfSlices(Function):
-    @staticmethod
-    def forward(ctx: Any, slices: Slices, routes: Sequence[Routes], *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.slices, ctx.routes, ctx.heads = slices, routes, [x.shape[1] for x in tensors]
-        return tuple(_spread_heads(slices, x, route) for x, route in zip(tensors, routes, strict=True))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        own = (_collect_heads(ctx.slices, *each) for each in zip(grads, ctx.routes, ctx.heads, strict=True))
-        return None, None, *own
-
-
-class _SlicesOfHeads(Function):
-    @staticmethod
-    def forward(ctx: Any, slices: Slices, routes: Routes, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.slices, ctx.routes = slices, routes
-        heads = sum(map(len, routes))
-        return tuple(_collect_heads(slices, x, routes, heads) for x in tensors)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *(_spread_heads(ctx.slices, grad, ctx.routes) for grad in grads)
-
-
-class _GatherTokens(Function):
-    @staticmethod
-    def forward(ctx: Any, slices: Slices, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.slices = slices
-        gathered = []
-        for x in tensors:
-            parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(slices.processes)]
-            dist.all_gather(parts, x.contiguous(), group=slices.group)
-            gathered.append(torch.cat(parts, dim=2))
-        return tuple(gathered)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        slices = ctx.slices
-        own = []
-        for grad in grads:
-            batch, heads, _, size = grad.shape
-            by_process = grad.reshape(batch, heads, slices.processes, slices.length, size).movedim(2, 0).contiguous()
-            received = torch.empty_like(by_process)
-            dist.all_to_all_single(received, by_process, group=slices.group)
-            # Summed here and in float32 at least, in the order of the processes: the same on every run.
-            dtype = torch.promote_types(grad.dtype, torch.float32)
-            own.append(received.sum(0, dtype=dtype).to(grad.dtype))
-        return None, *own
-
-
-class _SumBefore(Function):
-    @staticmethod
-    def forward(ctx: Any, slices: Slices, x: Tensor) -> Tensor:
-        ctx.slices = slices
-        return _every(slices, x)[: slices.rank].sum(0)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-        return None, _every(ctx.slices, grad)[ctx.slices.rank + 1 :].sum(0)
-
-
-def _every(slices: Slices, x: Tensor) -> Tensor:
-    """The tensors of all processes: (processes, …)."""
-    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(slices.processes)]
-    dist.all_gather(parts, x.contiguous(), group=slices.group)
-    return torch.stack(parts)
-
-
-def _spread_heads(slices: Slices, x: Tensor, routes: Routes) -> Tensor:
-    """(batch, heads, length, size) of each process to (batch, own heads, total, size)."""
-    batch, _, length, size = x.shape
-    own, per_head = len(routes[slices.rank]), batch * length * size
-    sent = torch.cat([x[:, list(heads)].reshape(-1) for heads in routes])
-    received = x.new_empty(slices.processes * own * per_head)
-    dist.all_to_all_single(
-        received,
-        sent,
-        output_split_sizes=[own * per_head] * slices.processes,
-        input_split_sizes=[len(heads) * per_head for heads in routes],
-        group=slices.group,
-    )
-    by_process = received.view(slices.processes, batch, own, length, size)
-    return by_process.permute(1, 2, 0, 3, 4).reshape(batch, own, slices.total, size)
-
-
-def _collect_heads(slices: Slices, x: Tensor, routes: Routes, heads: int) -> Tensor:
-    """(batch, own heads, total, size) to (batch, heads, length, size); what several processes send back is added."""
-    batch, own, _, size = x.shape
-    length, per_head = slices.length, batch * slices.length * size
-    sent = x.reshape(batch, own, slices.processes, length, size).permute(2, 0, 1, 3, 4).reshape(-1)
-    received = x.new_empty(sum(map(len, routes)) * per_head)
-    sizes = [len(each) * per_head for each in routes]
-    dist.all_to_all_single(
-        received,
-        sent,
-        output_split_sizes=sizes,
-        input_split_sizes=[own * per_head] * slices.processes,
-        group=slices.group,
-    )
-    collected = x.new_zeros(batch, heads, length, size)
-    for part, each in zip(torch.split(received, sizes), routes, strict=True):
-        collected.index_add_(1, torch.tensor(each, device=x.device), part.view(batch, len(each), length, size))
-    return collected

@@ -1,30 +1,28 @@
 """A sequence divided among the processes of a group: equal, contiguous slices, in the order of the ranks."""
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+
+from relpos.attend.arguments import AttentionOptions, make_call
+from relpos.forms.bias import Form, terms
+from relpos.forms.call import Call
+from relpos.forms.encoding import Encoding
 
 SIZES = ("batch", "heads", "key heads", "tokens", "keys", "head_dim", "value_dim")
 
 
 @dataclass(frozen=True)
 class Slices:
-    """The slices, and this process's own.
-
-    Attributes:
-        group: The processes.
-        processes: Their number.
-        rank: The number of this process among them.
-        length: Tokens per slice.
-    """
+    """The slices, and this process's own."""
 
     group: dist.ProcessGroup
     processes: int
-    rank: int
-    length: int
+    rank: int  # of this process
+    length: int  # tokens per slice
 
     @property
     def total(self) -> int:
@@ -48,6 +46,51 @@ class Slices:
         parts = [torch.empty_like(flat) for _ in range(self.processes)]
         dist.all_gather(parts, flat, group=self.group)
         return torch.cat(parts, dim=1).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a scheme receives: the slice of one process, and what it shares with the others."""
+
+    slices: Slices
+    q: Tensor  # (batch, heads, length, head_dim)
+    k: Tensor  # (batch, key_heads, length, head_dim)
+    v: Tensor  # (batch, key_heads, length, value_dim)
+    position: Encoding | None
+    gates: Tensor | None  # (batch, heads, length, gate_size), computed from this process's hidden
+    options: AttentionOptions  # documents, padding and positions are those of all tokens
+    backend: str | None
+
+    def call(self, all_queries: bool) -> Call:
+        """The call over all keys, without gates: of all queries, or of those of this slice."""
+        batch, heads, _, head_dim = self.q.shape
+        total = self.slices.total
+        # Of the tensors of the whole sequence, which are nowhere yet, only the shapes are read.
+        q = self.q[:, :, :1].expand(batch, heads, total, head_dim) if all_queries else self.q
+        k = self.k[:, :, :1].expand(batch, self.k.shape[1], total, head_dim)
+        gates = None if self.gates is None else self.gates[:, :, :1].expand(batch, heads, total, -1)
+        start = None if all_queries else self.slices.start
+        options: AttentionOptions = {**self.options, "gates": gates, "start": start}
+        return replace(make_call(q, k, self.position, **options), gates=None)
+
+    @torch.no_grad()
+    def form_of_two_tokens(self) -> tuple[tuple[Form, ...], bool]:
+        """What the encoding does, tried on two tokens.
+
+        Returns:
+            The terms of its bias; and whether it changes q and k by its method `rotate` alone, of which nothing is
+            known.
+        """
+        position = self.position
+        if position is None:
+            return (), False
+        dtype, device = torch.promote_types(self.q.dtype, torch.float32), self.q.device
+        gates = position.gates(torch.zeros(1, 2, position.width, dtype=dtype, device=device))
+        q = torch.zeros(1, position.heads, 2, position.head_dim, dtype=dtype, device=device)
+        causal = self.options["causal"]
+        call = Call(2, 2, causal=causal, gates=gates, q=q, dtype=dtype, device=device, heads=position.heads)
+        in_tables = position.rotation(call) is not None or position.query_factor(call) is not None
+        return terms(position.bias(call)), "query and key" in position.places and not in_tables
 
 
 def check_group(group: object) -> dist.ProcessGroup:
@@ -83,17 +126,17 @@ def agree(group: dist.ProcessGroup, q: Tensor, k: Tensor, v: Tensor, options: ob
 
 
 def _compare(own: list[int], other: list[int], rank: int, process: int) -> None:
-    for name, ours, theirs in zip(SIZES, own, other, strict=False):
-        if ours == theirs:
+    for name, size, other_size in zip(SIZES, own, other, strict=False):
+        if size == other_size:
             continue
         if name in ("tokens", "keys"):
             raise ValueError(
-                f"with a group, all processes hold slices of the same length, but process {rank} has {ours} {name} and "
-                f"process {process} has {theirs}: divide the sequence evenly, with padding= at its end if need be."
+                f"with a group, all processes hold slices of the same length, but process {rank} has {size} {name} and "
+                f"process {process} has {other_size}: divide the sequence evenly, with padding= at its end if need be."
             )
         raise ValueError(
-            f"with a group, all processes hold slices of the same shape, but process {rank} has {name} {ours} and "
-            f"process {process} has {theirs}."
+            f"with a group, all processes hold slices of the same shape, but process {rank} has {name} {size} and "
+            f"process {process} has {other_size}."
         )
     if own[-1] != other[-1]:
         raise ValueError(

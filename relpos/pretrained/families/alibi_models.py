@@ -48,7 +48,7 @@ def describe(layer: ModelLayer) -> LayerPosition | None:
 
 def bloom_forward(
     self: Any,
-    hidden_states: Tensor,
+    states: Tensor,
     residual: Tensor,
     alibi: Tensor,
     attention_mask: Any,
@@ -56,11 +56,11 @@ def bloom_forward(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """In place of `BloomAttention.forward`; alibi is (batch × heads, 1, keys)."""
-    query, key, value = self._reshape(self.query_key_value(hidden_states))
+    query, key, value = self._reshape(self.query_key_value(states))
     if layer_past is not None:
         key, value = layer_past.update(key, value, self.layer_idx)
     kwargs |= {"scaling": self.inv_norm_factor, "dropout": self.attention_dropout.p}
-    bias = by_key(alibi.view(len(hidden_states), self.num_heads, -1))
+    bias = by_key(alibi.view(len(states), self.num_heads, -1))
     context = relpos_attention(self, query, key, value, attention_mask, key_bias=bias, **kwargs)[0].flatten(2)
     if self.pretraining_tp > 1 and self.slow_but_exact:
         parts = self.pretraining_tp

@@ -52,7 +52,7 @@ def get_rel_pos(self: Any, hidden_states: Tensor, query_states: Any = None, rela
         raise ValueError("relpos counts the distances itself: leave relative_pos out, or relpos.use(model, off=True).")
 
 
-def forward_v1(
+def forward(
     self: Any,
     hidden_states: Tensor,
     attention_mask: Tensor,
@@ -61,82 +61,48 @@ def forward_v1(
     relative_pos: Any = None,
     rel_embeddings: Tensor | None = None,
 ) -> tuple[Tensor, None]:
-    """In place of `DisentangledSelfAttention.forward` of version 1."""
-    query, key, value = split(self, self.in_proj(hidden_states)).chunk(3, dim=-1)
-    if query_states is not None:
-        query = split(self, self.in_proj(query_states)).chunk(3, dim=-1)[0]
-    query = query + split(self, self.q_bias[None, None])
-    value = value + split(self, self.v_bias[None, None])
-    tables: tuple[Tensor | None, Tensor | None] = (None, None)
-    if self.relative_attention and rel_embeddings is not None:
+    """In place of `DisentangledSelfAttention.forward` of both versions.
+
+    K and Q are tables (heads, rows, head_dim), with distance 0 in the middle.
+    """
+
+    def by_heads(x: Tensor) -> Tensor:  # (batch, tokens, heads × size) to (batch, heads, tokens, size)
+        return x.view(*x.shape[:2], self.num_attention_heads, -1).transpose(1, 2)
+
+    if hasattr(self, "in_proj"):  # version 1
+        query, key, value = by_heads(self.in_proj(hidden_states)).chunk(3, dim=-1)
+        if query_states is not None:
+            query = by_heads(self.in_proj(query_states)).chunk(3, dim=-1)[0]
+        query, value = (x + by_heads(b[None, None]) for x, b in ((query, self.q_bias), (value, self.v_bias)))
+        to_keys, to_queries, terms = "pos_proj", "pos_q_proj", len(self.pos_att_type)
         middle = self.max_relative_positions
         span = min(max(query.shape[2], key.shape[2]), middle)
-        embeddings = self.pos_dropout(rel_embeddings)[None, middle - span : middle + span]
-        tables = (
-            split(self, self.pos_proj(embeddings))[0] if "c2p" in self.pos_att_type else None,
-            split(self, self.pos_q_proj(embeddings))[0] if "p2c" in self.pos_att_type else None,
-        )
-    return attend(self, (query, key, value), tables, len(self.pos_att_type), attention_mask, output_attentions)
-
-
-def forward_v2(
-    self: Any,
-    hidden_states: Tensor,
-    attention_mask: Tensor,
-    output_attentions: bool = False,
-    query_states: Tensor | None = None,
-    relative_pos: Any = None,
-    rel_embeddings: Tensor | None = None,
-) -> tuple[Tensor, None]:
-    """In place of `DisentangledSelfAttention.forward` of version 2."""
-    query = split(self, self.query_proj(hidden_states if query_states is None else query_states))
-    key, value = split(self, self.key_proj(hidden_states)), split(self, self.value_proj(hidden_states))
-    terms = [term for term in TERMS if term in self.pos_att_type]
-    tables: tuple[Tensor | None, Tensor | None] = (None, None)
-    if self.relative_attention:
-        embeddings = self.pos_dropout(rel_embeddings)[None, : 2 * self.pos_ebd_size]
-        prefix = "" if self.share_att_key else "pos_"
-        tables = (
-            split(self, getattr(self, f"{prefix}key_proj")(embeddings))[0] if "c2p" in terms else None,
-            split(self, getattr(self, f"{prefix}query_proj")(embeddings))[0] if "p2c" in terms else None,
-        )
-    return attend(self, (query, key, value), tables, len(terms), attention_mask, output_attentions)
-
-
-def split(self: Any, x: Tensor) -> Tensor:
-    """(batch, tokens, heads × size) by heads: (batch, heads, tokens, size)."""
-    return x.view(*x.shape[:2], self.num_attention_heads, -1).transpose(1, 2)
-
-
-def attend(
-    self: Any,
-    projected: tuple[Tensor, Tensor, Tensor],
-    tables: tuple[Tensor | None, Tensor | None],
-    terms: int,
-    attention_mask: Tensor,
-    output_attentions: bool,
-) -> tuple[Tensor, None]:
-    """Attention of projected queries, keys and values, (batch, heads, tokens, head_dim), with the terms of position.
-
-    The tables are K and Q above, (heads, rows, head_dim) each; None for a term that the layer does not have. The scale
-    counts `terms` of them.
-    """
-    query, key, _ = projected
+    else:
+        query = by_heads(self.query_proj(hidden_states if query_states is None else query_states))
+        key, value = by_heads(self.key_proj(hidden_states)), by_heads(self.value_proj(hidden_states))
+        to_keys, to_queries = ("key_proj", "query_proj") if self.share_att_key else ("pos_key_proj", "pos_query_proj")
+        terms = sum(term in self.pos_att_type for term in TERMS)
+        middle = span = getattr(self, "pos_ebd_size", 0)
     scale = (query.shape[-1] * (1 + terms)) ** -0.5
+    tables = []  # vectors, the table that they meet, and whether they are keys
+    if self.relative_attention and rel_embeddings is not None:
+        embeddings = self.pos_dropout(rel_embeddings)[None, middle - span : middle + span]
+        if "c2p" in self.pos_att_type:
+            tables.append((query, by_heads(getattr(self, to_keys)(embeddings))[0], False))
+        if "p2c" in self.pos_att_type:
+            tables.append((key, by_heads(getattr(self, to_queries)(embeddings))[0], True))
 
     def bias(call: Call) -> Form:
         forms = []
-        for vectors, table, of_keys in ((query, tables[0], False), (key, tables[1], True)):
-            if table is not None:
-                rows = table.shape[1]
-                row = (bucketed(self, call.distances.long()) + rows // 2).clamp(0, rows - 1)  # (distances,)
-                scaled = table.to(call.dtype) * scale
-                forms.append(Projected(vectors.to(call.dtype), scaled, call.zero, row, of_keys, call.first))
+        for vectors, table, of_keys in tables:
+            row = bucketed(self, call.distances.long()) + table.shape[1] // 2  # (distances,)
+            row, scaled = row.clamp(0, table.shape[1] - 1), table.to(call.dtype) * scale
+            forms.append(Projected(vectors.to(call.dtype), scaled, call.zero, row, of_keys, call.first))
         return forms[0] if len(forms) == 1 else Sum(tuple(forms))
 
-    position = None if tables == (None, None) else PositionBias(bias, 0)
     options = {"scaling": scale, "dropout": self.dropout.p, "is_causal": False, "output_attentions": output_attentions}
-    out, _ = relpos_attention(self, *projected, attention_mask, position_bias=position, **options)
+    position = PositionBias(bias, 0) if tables else None
+    out, _ = relpos_attention(self, query, key, value, attention_mask, position_bias=position, **options)
     return out.flatten(2), None
 
 
@@ -158,8 +124,8 @@ ADAPTER = Adapter(
     describe,
     {  # both versions have a DisentangledSelfAttention
         "modeling_deberta.DebertaEncoder": ENCODER,
-        "modeling_deberta.DisentangledSelfAttention": {"forward": forward_v1},
+        "modeling_deberta.DisentangledSelfAttention": {"forward": forward},
         "modeling_deberta_v2.DebertaV2Encoder": ENCODER,
-        "modeling_deberta_v2.DisentangledSelfAttention": {"forward": forward_v2},
+        "modeling_deberta_v2.DisentangledSelfAttention": {"forward": forward},
     },
 )

@@ -1,4 +1,4 @@
-"""The passkey task."""
+"""Tasks of retrieval: a passage at a depth, and values by their keys."""
 
 import re
 from collections.abc import Sequence
@@ -6,14 +6,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.random import Generator
 
-from relpos.tasks.task import Example, Task
+from relpos.tasks.task import DIGITS, Example, Task, with_answers
 
 FILLER = "the grass is green . the sky is blue . the sun is yellow . here we go . there and back again ."
 NEEDLE = "the pass key is"
 AFTER = ". remember it ."
 QUESTION = "what is the pass key ? the pass key is"
-DIGITS = tuple("0123456789")
-KEY = 5  # digits
+KEY = 5  # digits of the pass key
+PAIRS = 4  # to recall, at every length: only their distance grows
+KEYS = tuple(f"k{i}" for i in range(16))
+VALUES = tuple(f"v{i}" for i in range(16))
 
 
 class Passkey(Task):
@@ -36,9 +38,7 @@ class Passkey(Task):
         before = round(depth * room)
         needle, after, question = (self.ids(text.split()) for text in (NEEDLE, AFTER, QUESTION))
         ids = np.concatenate([filler[:before], needle, key, after, filler[before:], question, key])
-        answers = np.zeros(length, dtype=np.bool_)
-        answers[-KEY:] = True
-        return Example(ids, answers, depth)
+        return with_answers(ids, slice(-KEY, None), depth)
 
     def solve(self, context: Sequence[str]) -> str:
         passage = re.search(r"the pass key is ((?:\d ){5})\. remember", " ".join(context))
@@ -46,3 +46,30 @@ class Passkey(Task):
         question_end = max(i for i, word in enumerate(context) if word == "is")
         answered = len(context) - 1 - question_end  # digits of the answer so far
         return passage[1].split()[answered]
+
+
+class Recall(Task):
+    """Key-value pairs among dots, then every key is followed by its value."""
+
+    measures = "finding a token by its content and reading the token after it, however far back"
+    layout = "4 pairs of key and value anywhere among dots, ?, then the 4 keys in another order, each with its value"
+    paper = "multi-query associative recall: Arora et al. 2023 (Zoology), arXiv 2312.04927"
+    words = (".", "?", *KEYS, *VALUES)
+    shortest = 4 * PAIRS + 1
+    chance = 1 / len(VALUES)
+
+    def sample(self, rng: Generator, length: int, depth: float | None = None) -> Example:
+        keys = rng.choice(self.ids(KEYS), PAIRS, replace=False)
+        values = rng.choice(self.ids(VALUES), PAIRS)
+        ids, body = self.filler(length), length - 2 * PAIRS - 1
+        # Drawn as if each pair took one place, then shifted by the pairs before it, so that no two overlap.
+        places = np.sort(rng.choice(body - PAIRS, PAIRS, replace=False)) + np.arange(PAIRS)
+        ids[places], ids[places + 1] = keys, values
+        order = rng.permutation(PAIRS)
+        ids[body] = self.vocabulary["?"]
+        ids[body + 1 :: 2], ids[body + 2 :: 2] = keys[order], values[order]
+        return with_answers(ids, slice(body + 2, None, 2))
+
+    def solve(self, context: Sequence[str]) -> str:
+        pairs = context[: context.index("?")]
+        return pairs[pairs.index(context[-1]) + 1]

@@ -1,11 +1,12 @@
 """The copying tasks: all letters, or those scattered among dots."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
 
-from relpos.tasks.task import Example, Task
+from relpos.tasks.task import Example, Task, with_answers
 
 LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
 FEW_LETTERS = LETTERS[:16]  # of selective copying
@@ -18,25 +19,25 @@ class Copy(Task):
     measures = "finding a place by order alone: the more letters, the less their neighbours identify them"
     layout = "letters, |, the same letters; a dot first if the length is even"
     paper = "Graves et al. 2014 (Neural Turing Machines), arXiv 1410.5401; Jelassi et al. 2024, arXiv 2402.01032"
-    words = (".", "|", *LETTERS)
+    words: ClassVar[tuple[str, ...]] = (".", "|", *LETTERS)
     shortest = 9
     chance = 1 / len(LETTERS)
 
     def sample(self, rng: Generator, length: int, depth: float | None = None) -> Example:
         count = (length - 1) // 2
         letters = rng.choice(self.ids(LETTERS), count)
-        ids = np.full(length, self.vocabulary["."])
+        ids = self.filler(length)
         ids[-2 * count - 1 : -count - 1] = ids[-count:] = letters
         ids[-count - 1] = self.vocabulary["|"]
-        answers = np.zeros(length, dtype=np.bool_)
-        answers[-count:] = True
-        return Example(ids, answers)
+        return with_answers(ids, slice(-count, None))
 
     def solve(self, context: Sequence[str]) -> str:
-        return next_letter(context)
+        bar = context.index("|")  # after it as many have been copied as there are words
+        letters = [word for word in context[:bar] if word != "."]
+        return letters[len(context) - bar - 1]
 
 
-class SelectiveCopy(Task):
+class SelectiveCopy(Copy):
     """Letters scattered among dots, then the same letters in order."""
 
     measures = "keeping the order of letters when the distances between them are random"
@@ -48,20 +49,8 @@ class SelectiveCopy(Task):
 
     def sample(self, rng: Generator, length: int, depth: float | None = None) -> Example:
         letters = rng.choice(self.ids(FEW_LETTERS), COUNT)
-        ids = np.full(length, self.vocabulary["."])
+        ids = self.filler(length)
         ids[np.sort(rng.choice(length - COUNT - 1, COUNT, replace=False))] = letters
         ids[-COUNT - 1] = self.vocabulary["|"]
         ids[-COUNT:] = letters
-        answers = np.zeros(length, dtype=np.bool_)
-        answers[-COUNT:] = True
-        return Example(ids, answers)
-
-    def solve(self, context: Sequence[str]) -> str:
-        return next_letter(context)
-
-
-def next_letter(context: Sequence[str]) -> str:
-    """The letter to copy next: after "|" as many have been copied as there are words."""
-    bar = context.index("|")
-    letters = [word for word in context[:bar] if word != "."]
-    return letters[len(context) - bar - 1]
+        return with_answers(ids, slice(-COUNT, None))

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relpos.system.executors.interface import Executor, Part, Resources
-from relpos.system.executors.node import PROOF, Ended, Job, make_job, run_part
+from relpos.system.executors import Part, Resources
 from relpos.system.files import write_text
+from relpos.system.node import ClusterExecutor, Job, Task, import_extra, last_words, make_job, run_part
 from relpos.system.processes import Exit
 
 MINUTES = 60  # time limit of a job
@@ -25,12 +25,8 @@ SUFFIX = ".job"  # of the file there with the number of a part's job, by which a
 CHECK = 15.0  # seconds between two looks at the queue
 # Reasons for which SLURM keeps a job in the queue for ever: no machine of the partition is large enough, and the like.
 NEVER = {
-    "PartitionConfig",
-    "PartitionNodeLimit",
-    "PartitionTimeLimit",
-    "BadConstraints",
-    "InvalidAccount",
-    "InvalidQOS",
+    *("PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit"),
+    *("BadConstraints", "InvalidAccount", "InvalidQOS"),
 }
 # SLURM ends a job by sending these to all its processes. That is not a result of the part: the job is queued again, or
 # ends before it can write one.
@@ -40,16 +36,16 @@ STOP = 10.0  # seconds to wait for cancelled jobs
 GONE = 30.0  # seconds after which a job that is neither in the queue nor has a result is lost
 
 
-@dataclass
-class _Task:
-    """A part that was submitted."""
+@dataclass(kw_only=True)
+class SlurmTask(Task):
+    """A part that was submitted; its handle is submitit's job."""
 
-    part: Part
-    job: Any  # submitit's
-    submitted: float  # as time.monotonic counts
-    began: float | None = None  # None while it waits for a place
-    seen: float = 0.0  # when it was last in the queue
-    lost: int = 0  # how often its job disappeared
+    seen: float  # when it was last in the queue, as time.monotonic counts
+
+    @property
+    def number(self) -> str:
+        """The number of its job."""
+        return str(self.handle.job_id)
 
 
 class SlurmPart:
@@ -60,21 +56,20 @@ class SlurmPart:
 
     def __call__(self) -> Exit:
         for event in run_part(self.job):
-            if isinstance(event, Ended):
+            if event.exit is not None:
                 if event.exit.code < 0 and signal.Signals(-event.exit.code).name in ENDING:
                     time.sleep(GRACE)
                 return event.exit
-        sentence = (
-            f"a machine of the cluster does not see {self.job.writes}: SLURM needs a folder that all machines share."
-        )
-        return Exit(1, 0.0, "", sentence)
+        folder = self.job.part.writes
+        sentence = f"a machine of the cluster does not see {folder}: SLURM needs a folder that all machines share."
+        return Exit(1, 0.0, sentence)
 
     def checkpoint(self) -> Any:
         """Called by submitit before the time limit, and when a job is preempted: the part resumes in a new job."""
         return importlib.import_module("submitit").helpers.DelayedSubmission(self)
 
 
-class SlurmExecutor(Executor):
+class SlurmExecutor(ClusterExecutor[SlurmTask]):
     """Runs parts as jobs of SLURM, one job per part. Needs relpos[slurm], and a folder that all machines share.
 
     If this process is killed, its jobs go on; rerun the command to wait for them. A part that does not finish within
@@ -108,13 +103,11 @@ class SlurmExecutor(Executor):
         retries: int = RETRIES,
         cluster: str = "slurm",
     ) -> None:
-        if workers is not None and workers < 1:
-            raise ValueError(f"--workers must be at least 1, not {workers}.")
-        self._submitit: Any = _import_submitit()
+        super().__init__(resources, workers, retries)
+        self._submitit = import_extra("submitit", "slurm")
         if cluster == "slurm" and shutil.which("sbatch") is None:
             raise ValueError("this machine has no SLURM (no command sbatch): run relpos where you submit jobs.")
-        self.resources, self.places, self.retries, self.cluster = resources, workers, retries, cluster
-        self.threads = resources.threads
+        self.cluster = cluster
         self._parameters: dict[str, Any] = {
             "name": "relpos",
             "nodes": 1,
@@ -129,17 +122,7 @@ class SlurmExecutor(Executor):
             self._parameters["gpus_per_node"] = resources.gpus
         if resources.memory is not None:
             self._parameters["mem_gb"] = resources.memory / 2**30
-        self._tasks: dict[str, _Task] = {}
-        self._messages: list[str] = []
         self._checked = 0.0
-
-    @property
-    def running(self) -> list[str]:
-        return list(self._tasks)
-
-    @property
-    def active(self) -> list[str]:
-        return [name for name, task in self._tasks.items() if task.began is not None]
 
     def start(self, name: str, part: Part) -> None:
         job = self._earlier(part)
@@ -147,40 +130,25 @@ class SlurmExecutor(Executor):
             job = self._submit(part)
         else:
             self._messages.append(f"{name} is job {job.job_id} of an earlier command: waiting for it")
-        now = time.monotonic()
-        self._tasks[name] = _Task(part, job, now, seen=now)
-
-    def seconds(self, name: str) -> float:
-        began = self._tasks[name].began
-        return 0.0 if began is None else time.monotonic() - began
+        self._tasks[name] = SlurmTask(part, job, seen=time.monotonic())
 
     def ended(self) -> dict[str, Exit]:
         if self._tasks and time.monotonic() - self._checked >= CHECK:
             self._look()
-        ends = {name: self._end(name, task) for name, task in self._tasks.items()}
-        ended = {name: end for name, end in ends.items() if end is not None}
-        for name in ended:
-            self._remove(name)
-        return ended
+        return super().ended()
 
     def stop(self) -> None:
         for task in self._tasks.values():
-            task.job.cancel(check=False)
-        numbers, limit = [task.job.job_id for task in self._tasks.values()], time.monotonic() + STOP
+            task.handle.cancel(check=False)
+        numbers, limit = [task.number for task in self._tasks.values()], time.monotonic() + STOP
         while numbers and self._queue(numbers) and time.monotonic() < limit:
             time.sleep(0.5)
         for name in self.running:
             self._remove(name)
 
-    def messages(self) -> list[str]:
-        messages, self._messages = self._messages, []
-        return messages
-
     def _remove(self, name: str) -> None:
-        task = self._tasks.pop(name)
-        if all(other.part.writes != task.part.writes for other in self._tasks.values()):
-            (task.part.writes / PROOF).unlink(missing_ok=True)
-        _number_file(task.part).unlink(missing_ok=True)
+        _number_file(self._tasks[name].part).unlink(missing_ok=True)
+        super()._remove(name)
 
     def _submit(self, part: Part) -> Any:
         folder = part.writes.absolute() / FOLDER
@@ -208,7 +176,7 @@ class SlurmExecutor(Executor):
     def _queue(self, numbers: list[str]) -> dict[str, list[str]]:
         """The state of each job that waits or runs, by number, and the reason for which it waits."""
         if self.cluster != "slurm":
-            jobs = {task.job.job_id: task.job for task in self._tasks.values()}
+            jobs = {task.number: task.handle for task in self._tasks.values()}
             return {number: ["RUNNING", ""] for number in numbers if _runs(number, jobs.get(number))}
         command = ["squeue", "--noheader", "--user", getpass.getuser(), "--format", "%A|%T|%r"]
         queue = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -220,12 +188,12 @@ class SlurmExecutor(Executor):
     def _look(self) -> None:
         """Note which jobs are in the queue, and which of them run; refuse to wait for one that never will."""
         self._checked = now = time.monotonic()
-        states = self._queue([task.job.job_id for task in self._tasks.values()])
+        states = self._queue([task.number for task in self._tasks.values()])
         for task in self._tasks.values():
-            if task.job.job_id not in states:
+            if task.number not in states:
                 continue
             task.seen = now
-            state, reason = states[task.job.job_id]
+            state, reason = states[task.number]
             if state == "PENDING" and (reason in NEVER or reason.endswith("PerJobLimit")):
                 raise ValueError(
                     f"SLURM will never start a job that needs {self.resources} ({reason}): ask for less, or for "
@@ -236,41 +204,28 @@ class SlurmExecutor(Executor):
             elif state == "PENDING":
                 task.began = None
 
-    def _end(self, name: str, task: _Task) -> Exit | None:
-        if task.job.paths.result_pickle.exists():
-            return self._result(task)
+    def _end(self, name: str, task: SlurmTask) -> Exit | None:
+        if task.handle.paths.result_pickle.exists():
+            try:
+                end: Exit = task.handle.result()
+            except Exception as error:  # what the job raised: its traceback
+                return Exit(1, 0.0, f"it could not be run by job {task.number}: {last_words(error)}")
+            return end
         if self._checked - task.seen < GONE:
             return None
         task.lost += 1
         if task.lost > self.retries:
-            failure = f"its jobs disappeared {task.lost} times; the last was {task.job.job_id}: see {FOLDER}."
-            return Exit(1, self.seconds(name), "", failure)
+            failure = f"its jobs disappeared {task.lost} times; the last was {task.number}: see {FOLDER}."
+            return Exit(1, task.seconds, failure)
         self._messages.append(
-            f"job {task.job.job_id} of {name} disappeared. Submitting it again ({task.lost} of {self.retries})"
+            f"job {task.number} of {name} disappeared. Submitting it again ({task.lost} of {self.retries})"
         )
-        task.job, task.began, task.seen = self._submit(task.part), None, time.monotonic()
+        task.handle, task.began, task.seen = self._submit(task.part), None, time.monotonic()
         return None
-
-    def _result(self, task: _Task) -> Exit:
-        try:
-            end: Exit = task.job.result()
-        except Exception as error:  # what the job raised: its traceback
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            return Exit(1, 0.0, "", f"it could not be run by job {task.job.job_id}: {lines[-1] if lines else error}")
-        return end
 
 
 def _number_file(part: Part) -> Path:
     return part.writes / FOLDER / f"{part.log.stem}{SUFFIX}"
-
-
-def _import_submitit() -> Any:
-    try:
-        return importlib.import_module("submitit")
-    except ModuleNotFoundError as error:
-        if error.name != "submitit":
-            raise
-        raise ModuleNotFoundError("--slurm needs submitit: pip install 'relpos[slurm]'", name="submitit") from None
 
 
 def _runs(number: str, job: Any) -> bool:

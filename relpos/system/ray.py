@@ -9,16 +9,16 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from relpos.system.executors.interface import Executor, Part, Resources
-from relpos.system.executors.node import (
+from relpos.system.executors import Part, Resources
+from relpos.system.node import (
     PROOF,
-    Began,
-    Ended,
+    ClusterExecutor,
     Event,
     Job,
-    Lines,
-    Missing,
+    Task,
     bring_back,
+    import_extra,
+    last_words,
     make_job,
     pack,
     run_part,
@@ -35,22 +35,24 @@ RETRIES = 3  # how often a part is started again because its machine was lost
 STOP = 10.0  # seconds that parts have to end; then their workers are killed
 CHECK = 10.0  # seconds between two looks at the machines of the cluster, if a part waits
 PATIENCE = 60.0  # seconds that a part waits for a machine that is large enough: it may be starting again
+REASONS = {  # Ray's errors
+    "NodeDiedError": "its machine ended or cannot be reached",
+    "WorkerCrashedError": "Ray's worker ended",
+    "OutOfMemoryError": "its machine ran out of memory",
+    "ObjectLostError": "its result was lost with its machine",
+}
 
 
-@dataclass
-class _Task:
-    """A part that was handed to Ray."""
+@dataclass(kw_only=True)
+class RayTask(Task):
+    """A part that was handed to Ray; its handle is a generator of references to events."""
 
-    part: Part
     job: Job
-    events: Any  # a generator of references to the events
     files: Any = None  # a reference to what the part reads, once a machine has asked for it
     machine: str = ""
-    began: float | None = None  # as time.monotonic counts; None while it waits for a place
-    lost: int = 0  # how often its machine was lost
 
 
-class RayExecutor(Executor):
+class RayExecutor(ClusterExecutor[RayTask]):
     """Runs parts as tasks of a Ray cluster, on any of its machines. Needs relpos[ray].
 
     relpos and its requirements must be installed on every machine, in the same versions. A part runs in the user's
@@ -83,20 +85,16 @@ class RayExecutor(Executor):
         retries: int = RETRIES,
         scratch: bool = False,
     ) -> None:
-        if workers is not None and workers < 1:
-            raise ValueError(f"--workers must be at least 1, not {workers}.")
-        self.resources, self.places, self.retries, self.scratch = resources, workers, retries, scratch
-        self.threads = resources.threads
-        self._ray: Any = _import_ray()
+        super().__init__(resources, workers, retries)
+        self.scratch = scratch
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anyone
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns about a change to come
+        self._ray = import_extra("ray", "ray")
         self._own = not self._ray.is_initialized()
         if self._own:
             _connect(self._ray, address)
-        self._tasks: dict[str, _Task] = {}
-        self._messages: list[str] = []
         self._enough = self._checked = time.monotonic()  # when a machine was last seen to be large enough, or checked
-        needs: dict[str, Any] = {"num_cpus": resources.cores, "num_gpus": resources.gpus}
-        if resources.memory is not None:
-            needs["memory"] = resources.memory
+        needs: dict[str, Any] = {"num_cpus": resources.cores, "num_gpus": resources.gpus, "memory": resources.memory}
         # We count retries ourselves, since the user should read about each.
         remote = self._ray.remote(run_part)
         self._submit = remote.options(num_returns="streaming", max_retries=0, **needs).remote
@@ -106,27 +104,12 @@ class RayExecutor(Executor):
             self.close()
             raise
 
-    @property
-    def running(self) -> list[str]:
-        return list(self._tasks)
-
-    @property
-    def active(self) -> list[str]:
-        return [name for name, task in self._tasks.items() if task.began is not None]
-
     def start(self, name: str, part: Part) -> None:
         job = make_job(part, self.resources, self.scratch)
-        self._tasks[name] = _Task(part, job, self._submit(job))
-
-    def seconds(self, name: str) -> float:
-        began = self._tasks[name].began
-        return 0.0 if began is None else time.monotonic() - began
+        self._tasks[name] = RayTask(part, self._submit(job), job=job)
 
     def ended(self) -> dict[str, Exit]:
-        exits = {name: self._advance(name, task) for name, task in self._tasks.items()}
-        ended = {name: end for name, end in exits.items() if end is not None}
-        for name in ended:
-            self._remove(name)
+        ended = super().ended()
         if len(self.active) < len(self._tasks) and time.monotonic() - self._checked >= CHECK:
             self._check_machines(PATIENCE)
         return ended
@@ -135,7 +118,7 @@ class RayExecutor(Executor):
         for force in (False, True):  # first so that processes can end by themselves
             for task in self._tasks.values():
                 with contextlib.suppress(self._ray.exceptions.RayError, RuntimeError):  # the cluster may be gone
-                    self._ray.cancel(task.events, force=force)
+                    self._ray.cancel(task.handle, force=force)
             limit = time.monotonic() + STOP
             while self._tasks and time.monotonic() < limit:
                 for name, task in list(self._tasks.items()):
@@ -145,29 +128,20 @@ class RayExecutor(Executor):
         for name in self.running:
             self._remove(name)
 
-    def messages(self) -> list[str]:
-        messages, self._messages = self._messages, []
-        return messages
-
     def close(self) -> None:
         self.stop()
         if self._own and self._ray.is_initialized():
             self._ray.shutdown()
 
-    def _remove(self, name: str) -> None:
-        folder = self._tasks.pop(name).part.writes
-        if all(task.part.writes != folder for task in self._tasks.values()):
-            (folder / PROOF).unlink(missing_ok=True)
-
-    def _next(self, task: _Task) -> Event | None:
+    def _next(self, task: RayTask) -> Event | None:
         """The next event of a part, if there is one. Ray's errors are raised."""
-        ready, _ = self._ray.wait([task.events], timeout=0)
+        ready, _ = self._ray.wait([task.handle], timeout=0)
         if not ready:
             return None
-        event: Event = self._ray.get(next(task.events))
+        event: Event = self._ray.get(next(task.handle))
         return event
 
-    def _is_over(self, task: _Task) -> bool:
+    def _is_over(self, task: RayTask) -> bool:
         """Whether a cancelled part has ended."""
         try:
             while self._next(task) is not None:
@@ -176,51 +150,49 @@ class RayExecutor(Executor):
             return True
         return False
 
-    def _advance(self, name: str, task: _Task) -> Exit | None:
-        """Handle what has arrived from a part; return how it ended, if it has."""
+    def _end(self, name: str, task: RayTask) -> Exit | None:
         try:
             while (event := self._next(task)) is not None:
-                end = self._handle(name, task, event)
-                if end is not None:
-                    return end
+                self._handle(task, event)
+                if event.exit is not None:
+                    return event.exit
         except self._ray.exceptions.RayTaskError as error:
-            return self._exit(task, f"it could not be run on {task.machine or 'the cluster'}: {_last_line(error)}")
+            failure = f"it could not be run on {task.machine or 'the cluster'}: {last_words(error)}"
+            return Exit(1, task.seconds, failure)
         except StopIteration:
             return self._retry(name, task, "its events stopped")
         except self._ray.exceptions.RayError as error:
-            return self._retry(name, task, _reason(error))
+            kinds = [kind.__name__ for kind in type(error).__mro__]
+            reason = next((REASONS[kind] for kind in kinds if kind in REASONS), f"{kinds[0]}: {last_words(error)}")
+            return self._retry(name, task, reason)
         return None
 
-    def _handle(self, name: str, task: _Task, event: Event) -> Exit | None:
-        if isinstance(event, Began):
-            task.machine, task.began = event.machine, time.monotonic()
-        elif isinstance(event, Missing):
+    def _handle(self, task: RayTask, event: Event) -> None:
+        part = task.job.part
+        if event.missing:
             if task.files is None:
-                left_out = [task.job.log, task.job.writes / PROOF]
-                task.files = self._ray.put(pack(task.job.folder, [*task.job.reads, task.job.writes], left_out))
-            task.events = self._submit(task.job, task.files)
-        elif isinstance(event, Lines):
+                paths, without = [*part.reads, part.writes], [part.log, part.writes / PROOF]
+                task.files = self._ray.put(pack(task.job.folder, paths, without))
+            task.handle = self._submit(task.job, task.files)
+            return
+        if task.began is None:
+            task.machine, task.began = event.machine, time.monotonic()
+        if event.log:
             with task.part.log.open("ab") as log:
-                log.write(event.text)
-        elif isinstance(event, Ended):
-            if event.files is not None:
-                bring_back(event.files, task.job.writes)
-            return event.exit
-        return None
+                log.write(event.log)
+        if event.files is not None:
+            bring_back(event.files, part.writes)
 
-    def _retry(self, name: str, task: _Task, reason: str) -> Exit | None:
+    def _retry(self, name: str, task: RayTask, reason: str) -> Exit | None:
         """Start a part again whose machine was lost, unless that has happened too often."""
         task.lost += 1
         machine = f" on {task.machine}" if task.machine else ""
         if task.lost > self.retries:
-            return self._exit(task, f"it was lost {task.lost} times{machine}: {reason}.")
+            return Exit(1, task.seconds, f"it was lost {task.lost} times{machine}: {reason}.")
         self._messages.append(f"{name} was lost{machine}: {reason}. Starting it again ({task.lost} of {self.retries})")
         task.began, task.machine = None, ""
-        task.events = self._submit(task.job, *([] if task.files is None else [task.files]))
+        task.handle = self._submit(task.job, *([] if task.files is None else [task.files]))
         return None
-
-    def _exit(self, task: _Task, failure: str) -> Exit:
-        return Exit(1, 0.0 if task.began is None else time.monotonic() - task.began, "", failure)
 
     def _check_machines(self, patience: float) -> None:
         """Refuse to wait for a machine that the cluster does not have."""
@@ -248,52 +220,11 @@ def _describe(machine: dict[str, float]) -> str:
     return f"{cores} cores, {memory:.3g} GB" + (f", {gpus} GPUs" if gpus else "")
 
 
-def _reason(error: Exception) -> str:
-    """What happened to a machine, in a few words."""
-    reasons = {
-        "NodeDiedError": "its machine ended or cannot be reached",
-        "WorkerCrashedError": "Ray's worker ended",
-        "OutOfMemoryError": "its machine ran out of memory",
-        "ObjectLostError": "its result was lost with its machine",
-    }
-    kinds = [kind.__name__ for kind in type(error).__mro__]
-    return next((reasons[kind] for kind in kinds if kind in reasons), f"{kinds[0]}: {_last_line(error)}")
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
-
-
 # -- The connection: what Ray itself would wait for without end is refused in a sentence
 
 
-def _import_ray() -> Any:
-    """Ray, if it is installed.
-
-    Raises:
-        ModuleNotFoundError: It is not.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anyone
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns about a change to come
-    try:
-        return importlib.import_module("ray")
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise ModuleNotFoundError("--ray needs ray: pip install 'relpos[ray]'", name="ray") from None
-
-
 def _connect(ray: Any, address: str) -> None:
-    """Connect this process with a cluster, or start one.
-
-    Args:
-        ray: Ray.
-        address: HOST:PORT, "auto" or "local".
-
-    Raises:
-        ValueError: There is no cluster at this address.
-    """
+    """Connect this process with a cluster (HOST:PORT or "auto"), or start one ("local")."""
     if address.startswith("ray://"):
         raise ValueError(
             f"relpos does not go through Ray's client ({address}): run the command on a machine of the cluster, with "
@@ -305,7 +236,10 @@ def _connect(ray: Any, address: str) -> None:
         raise ValueError(f"{place!r} is not the address of a Ray cluster: it looks like 10.0.0.1:6379.")
     if match["host"]:
         _check_answer(match["host"].strip("[]"), int(match["port"]), place)  # ray.init would wait for ever
-    _silence(ray)
+    # Ray prints the log of a machine that was lost, and has no option against it; a line of ours says that it was.
+    worker: Any = importlib.import_module("ray._private.worker")
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *args, **kwargs: None
     if place == OWN:
         os.environ.setdefault(NICENESS, "0")  # else Ray's workers yield to every other process
     own = {"include_dashboard": False, "object_store_memory": LOCAL_STORE} if place == OWN else {}
@@ -326,13 +260,3 @@ def _check_answer(host: str, port: int, address: str) -> None:
         raise ValueError(
             f"no Ray cluster answers at {address} ({reason}): `ray status` on one of its machines prints the address."
         ) from None
-
-
-def _silence(ray: Any) -> None:
-    """Keep Ray from printing the log of a machine that was lost; a line of ours says that it was.
-
-    Ray has no option for this. If the name of its function changes, its lines appear again.
-    """
-    worker: Any = importlib.import_module("ray._private.worker")
-    if hasattr(worker, "print_to_stdstream"):
-        worker.print_to_stdstream = lambda *args, **kwargs: None

@@ -1,0 +1,246 @@
+"""Executors run the parts of a large job: processes of this machine here, Ray and SLURM beside it; and the scheduler.
+
+A part is a Python process that reads files and writes one folder. What it computes does not depend on where it runs.
+"""
+
+import contextlib
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from relpos.system.processes import Children, Exit
+from relpos.system.progress import LiveLine
+
+MODULE = "torch.distributed.run"  # starts one process per GPU, as torchrun does
+POLL = 0.2  # seconds between two looks at the parts
+EVERY = 15.0  # seconds between two lines of progress outside a terminal
+READ = 4096  # bytes read from the end of a log
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one part needs.
+
+    Attributes:
+        cores: CPU cores; also the number of its threads, which decides the order in which sums are added.
+        memory: Bytes of main memory; None if it is not limited.
+        gpus: GPUs. With more than one, a training has one process per GPU.
+
+    Raises:
+        ValueError: A number is too small.
+
+    Example:
+        >>> relpos.Resources(cores=4, memory=8 * 2**30, gpus=1)
+    """
+
+    cores: int = 1
+    memory: int | None = None
+    gpus: int = 0
+
+    def __post_init__(self) -> None:
+        if self.cores < 1:
+            raise ValueError(f"a part needs at least 1 core, not {self.cores}.")
+        if self.memory is not None and self.memory < 1:
+            raise ValueError(f"the memory of a part must be positive, not {self.memory} bytes.")
+        if self.gpus < 0:
+            raise ValueError(f"the number of GPUs of a part must be 0 or more, not {self.gpus}.")
+
+    def __str__(self) -> str:
+        memory = [] if self.memory is None else [f"{self.memory / 2**30:.3g} GB of memory"]
+        gpus = [_count(self.gpus, "GPU")] if self.gpus else []
+        return ", ".join([_count(self.cores, "core"), *memory, *gpus])
+
+    @property
+    def threads(self) -> int:
+        """The threads of each process: the cores are divided among the processes of a part."""
+        return max(1, self.cores // max(1, self.gpus))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One piece of work."""
+
+    module: str  # as in python -m MODULE
+    arguments: tuple[str | Path, ...]  # paths are `Path`: they differ on a machine that does not see our folders
+    writes: Path  # the folder that it writes
+    log: Path  # the file in that folder to which its output is appended
+    reads: tuple[Path, ...] = ()  # files and folders; those that do not exist are left out
+    distributed: bool = False  # whether several GPUs have one process each; otherwise there is a single process
+
+    def command(self, gpus: int = 0) -> tuple[str | Path, ...]:
+        """The arguments of the Python interpreter."""
+        several = self.distributed and gpus > 1
+        launcher = ("-m", MODULE, "--standalone", "--nproc-per-node", str(gpus)) if several else ()
+        return (*launcher, "-m", self.module, *self.arguments)
+
+
+class Executor(ABC):
+    """Runs parts, each under a name. A context manager: leaving it stops what still runs."""
+
+    threads: int = 1  # of each process of a part
+    places: int | None = None  # how many parts may be started before others have ended; None if there is no limit
+    # Whether it must be the only one that works in a folder. Processes of one machine share a folder by locks; on a
+    # cluster, one process of the user starts all parts.
+    exclusive = True
+
+    @property
+    @abstractmethod
+    def running(self) -> list[str]:
+        """The parts that were started and have not been reported by `ended`, in the order in which they were."""
+
+    @property
+    def active(self) -> list[str]:
+        """Those of `running` that have a place; the others wait for one."""
+        return self.running
+
+    @abstractmethod
+    def start(self, name: str, part: Part) -> None:
+        """Start a part, or hand it to the cluster, which starts it when there is a place."""
+
+    @abstractmethod
+    def seconds(self, name: str) -> float:
+        """The seconds since a part of `active` began."""
+
+    @abstractmethod
+    def ended(self) -> dict[str, Exit]:
+        """The parts that have ended since the last call, and how. A ValueError: no machine can ever run them."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop all parts; what they have written stays."""
+
+    def messages(self) -> list[str]:
+        """Lines for the user since the last call, for example about a lost machine."""
+        return []
+
+    def close(self) -> None:
+        """Stop all parts and leave the cluster."""
+        self.stop()
+
+    def __enter__(self) -> "Executor":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class LocalExecutor(Executor):
+    """Runs parts as processes of this machine.
+
+    Args:
+        workers: How many run at the same time.
+        cores: The threads of each. Default: the cores of this machine, divided among the workers.
+
+    Raises:
+        ValueError: `workers` or `cores` is less than 1.
+
+    Example:
+        >>> relpos.compare(["alibi", "rope"], executor=relpos.LocalExecutor(workers=2, cores=1), out="runs/two")
+    """
+
+    exclusive = False
+
+    def __init__(self, workers: int = 1, cores: int | None = None) -> None:
+        check_workers(workers)
+        self.places = workers
+        self.threads = Resources(max(1, (os.cpu_count() or 1) // workers) if cores is None else cores).threads
+        self._children = Children(self.threads)
+
+    @property
+    def running(self) -> list[str]:
+        return self._children.running
+
+    def start(self, name: str, part: Part) -> None:
+        part.log.parent.mkdir(parents=True, exist_ok=True)
+        self._children.start(name, list(map(str, part.command())), part.log)
+
+    def seconds(self, name: str) -> float:
+        return self._children.seconds(name)
+
+    def ended(self) -> dict[str, Exit]:
+        return self._children.ended()
+
+    def stop(self) -> None:
+        self._children.stop()
+
+
+def check_workers(workers: int | None) -> None:
+    """Refuse fewer than one part at a time."""
+    if workers is not None and workers < 1:
+        raise ValueError(f"--workers must be at least 1, not {workers}.")
+
+
+class Parts:
+    """Runs parts that do not depend on each other over an executor, with one line of progress. Here: each part once.
+
+    Args:
+        executor: Where they run.
+        parts: The parts by name.
+        say: Receives a line when something happens to the machines of a cluster.
+    """
+
+    def __init__(self, executor: Executor, parts: Mapping[str, Part], say: Callable[[str], object]) -> None:
+        self.executor, self.parts, self.say = executor, parts, say
+        self.ends: dict[str, Exit] = {}
+
+    def run(self, every: float = EVERY) -> Generator[tuple[str, Exit]]:
+        """Start parts as places become free; yields each when it ends. Closing the generator stops those that run.
+
+        `every`: seconds between two lines of progress where standard error is not a terminal.
+        """
+        executor, line = self.executor, LiveLine(sys.stderr, every, first=every)
+        with contextlib.ExitStack() as ending:
+            ending.callback(executor.stop)  # what the parts have written stays
+            ending.callback(line.clear)
+            while True:
+                for name, end in executor.ended().items():
+                    line.clear()
+                    self.ends[name] = end
+                    yield name, end
+                for message in executor.messages():
+                    line.clear()
+                    self.say(message)
+                for name, part in self.ready().items():
+                    if executor.places is not None and len(executor.running) >= executor.places:
+                        break
+                    if name not in executor.running:
+                        executor.start(name, part)
+                if not executor.running and not self.waits():
+                    return
+                line(self.progress)
+                time.sleep(POLL)
+
+    def ready(self) -> Mapping[str, Part]:
+        """The parts that may be started now, by name, in order; those that run may be among them."""
+        return {name: part for name, part in self.parts.items() if name not in self.ends}
+
+    def waits(self) -> bool:
+        """Whether parts will become ready although none runs now."""
+        return False
+
+    def progress(self) -> str:
+        """The line of progress."""
+        logs = {name: part.log for name, part in self.parts.items()}
+        return "  |  ".join([f"{len(self.ends)} of {len(self.parts)} parts", *self.active_words(logs)])
+
+    def active_words(self, logs: Mapping[str, Path]) -> list[str]:
+        """What the running parts do, by the last lines of their logs, and how many wait for a place."""
+        running, active = self.executor.running, self.executor.active
+        words = [f"{name}: {'  '.join(last_line(logs[name]).split('  ')[:2])[:60]}" for name in active]
+        return [*words, f"{len(running) - len(active)} waiting for a place"] if len(running) > len(active) else words
+
+
+def last_line(log: Path) -> str:
+    """The last line in a log; "starting" while the log is empty."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - READ))
+        lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "starting")
