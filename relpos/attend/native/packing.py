@@ -232,10 +232,6 @@ class HingePacking(TablePacking):
 
 Kind = type[TablePacking | TotalsPacking]
 PACKINGS: dict[type[Form], Kind] = {Toeplitz: TablePacking, RankOne: TotalsPacking, Scaled: HingePacking}
-    Toeplitz: TablePacking,
-    RankOne: TotalsPacking,
-    Scaled: HingePacking,
-}
 
 
 def describe(form: Form | None, call: Call, inputs: Inputs) -> None:
