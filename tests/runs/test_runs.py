@@ -9,8 +9,7 @@ import torch
 import transformers
 from refused_command import refused
 
-from relpos.comparison.comparison import Trial, load_comparison
-from relpos.comparison.trial import read_record
+from relpos.comparison.comparison import Trial, load_comparison, read_record
 from relpos.runs.checkpoints import checkpoints, install, newest_undamaged
 from relpos.runs.run import open_run
 from relpos.system.seal import damage, seal
@@ -213,8 +212,8 @@ def test_a_broken_json_file_of_a_run_is_named(run, capsys, name, text, sentence)
 @pytest.mark.parametrize(
     ("name", "tree", "sentence"),
     [
-        ("tokenizer.json", {"model": 3}, "the tokenizer in .* cannot be read"),
-        ("tokenizer_config.json", [1], "the tokenizer in .* cannot be read"),
+        ("tokenizer.json", {"model": 3}, "the tokenizer of .* cannot be read"),
+        ("tokenizer_config.json", [1], "the tokenizer of .* cannot be read"),
         ("config.json", {"model_type": "relpos_gpt2", "n_layer": "two"}, "is not a configuration of GPT-2"),
         ("config.json", {"model_type": "relpos_gpt2", "position": [1]}, "is not a configuration of GPT-2"),
         (
