@@ -149,7 +149,7 @@ def test_the_page_counts_heads_that_add_nothing_and_gives_them_no_numbers(tmp_pa
     picture.save(tmp_path / "figure8-cable.png")
     page = write_page(tmp_path, ["figure8-cable", "figure10-kerple_log"]).read_text()
     assert "2 of 3 heads: bias exactly 0." in page
-    rows = re.findall(r"<tr><td.*?</tr>", page)
+    rows = re.findall(r"<tr>\s*<td.*?</tr>", page, re.DOTALL)
     assert [re.findall(r"<td.*?>(.*?)</td>", row)[3:] for row in rows if "exactly" in row] == [
         ["–", "–", "bias exactly 0"]
     ] * 2
