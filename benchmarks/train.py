@@ -1,4 +1,4 @@
-"""How fast is a training step? Ratios in one interleaved run on the CPU, float32, fused AdamW (`make bench WHAT=train`).
+"""How fast is a training step? Ratios in one interleaved run, on the CPU in float32 (`make bench WHAT=train`).
 
 python benchmarks/train.py [--rounds 5] [--only nano] [--smoke]
 
