@@ -17,8 +17,6 @@ from typer.testing import CliRunner
 import relpos
 from relpos.cli import app
 from relpos.maps.diagonals import bin_centres, bin_means, distance_edges
-from relpos.maps.distance_profiles import layer_mass
-from relpos.maps.layer import model_layers
 from relpos.pictures.draw import draw
 from relpos.pictures.mass_figures import COLOURS
 from relpos.pictures.picture import AXES, SMALL
