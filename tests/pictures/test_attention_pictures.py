@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import relpos
 from relpos.cli import app
-from relpos.maps.bins import bin_centres, bin_means, distance_edges
+from relpos.maps.diagonals import bin_centres, bin_means, distance_edges
 from relpos.pictures.draw import draw
 from relpos.pictures.mass_figures import COLOURS
 from relpos.pictures.picture import AXES, SMALL
