@@ -32,20 +32,6 @@ DEPTHS = 11  # 0, 0.1, … 1
 KEY = ("weights", "position", "digest", "seed", "samples")  # what a result depends on
 
 
-def score_task(
-    run: Run,
-    task: str,
-    lengths: Sequence[int],
-    samples: int = SAMPLES,
-    seed: int = 0,
-    out: Path | None = None,
-    say: Callable[[str], object] = print,
-) -> TaskResult:
-    """Score one run on held-out sequences of a task."""
-    options = EvaluateOptions(run, task=task, lengths=lengths, samples=samples, seed=seed)
-    return TaskQuestion(run, options, out, say).answer()
-
-
 class TaskQuestion:
     """What is asked of a run that was trained on a task.
 
