@@ -15,8 +15,8 @@ import typer
 
 from relpos.cli.from_options import Command, Values, command
 from relpos.cli.tables import print_comparison, print_results, print_scores
-from relpos.comparison.options import CompareOptions
-from relpos.evaluation.options import OUTPUT, EvaluateOptions
+from relpos.comparison.compare_options import CompareOptions
+from relpos.evaluation.evaluate_options import OUTPUT, EvaluateOptions
 from relpos.explorer.options import ExploreOptions
 from relpos.paper.options import FigureOptions
 from relpos.pictures.options import COLUMNS, LOOKS, SHOWN, DrawOptions

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from relpos.evaluation.evaluate_options import LONGEST_TASK, MULTIPLES, SAMPLES, EvaluateOptions
 from relpos.evaluation.evaluation import question_stem
-from relpos.evaluation.options import LONGEST_TASK, MULTIPLES, SAMPLES, EvaluateOptions
 from relpos.evaluation.scoring import HIDDEN, PARTS
 from relpos.models.family import family_of
 from relpos.runs.results import DepthRow, Score, TaskResult, TaskRow, refresh_card, refused_task_row

@@ -1,6 +1,6 @@
 """The scores of one run on a task, without the checks and pictures of `relpos.evaluate`."""
 
-from relpos.evaluation.options import SAMPLES, EvaluateOptions
+from relpos.evaluation.evaluate_options import SAMPLES, EvaluateOptions
 from relpos.evaluation.task_scoring import TaskQuestion
 
 
