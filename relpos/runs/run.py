@@ -13,7 +13,7 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from relpos.model_catalogue import PREFIX, family_of_type, model_types, opens
 from relpos.models.family import Family, Reader, get_family
@@ -202,7 +202,7 @@ def open_run(what: str | Path, position: Mapping[str, Any] | None = None, *, tru
     family, config = _read_config(folder, position)
     home = folder if (folder / ABOUT).exists() else folder.parent  # a checkpoint lies in its run's folder
     known = read_about(home) if (home / ABOUT).exists() else None
-    tokenizer = _read_tokenizer(folder, int(config.vocab_size), family.tokenizer)
+    tokenizer = _read_tokenizer(source, int(config.vocab_size), family.tokenizer)
     wrong = damage(folder, only=WEIGHTS) if (folder / SEAL).exists() else None
     if wrong is not None:
         raise ValueError(f"the checkpoint {folder} is damaged: {wrong}. Open another one, or the run's folder.")
@@ -277,17 +277,15 @@ def _read_config(folder: Path, position: Mapping[str, Any] | None) -> tuple[Fami
         raise ValueError(f"{file} is not a configuration of {family.title}: {' '.join(str(error).split())}") from None
 
 
-def _read_tokenizer(folder: Path, vocabulary: int, usual: str | None) -> PreTrainedTokenizerFast:
-    file = folder / "tokenizer.json"
+def _read_tokenizer(source: Source, vocabulary: int, usual: str | None) -> PreTrainedTokenizerFast:
+    file = source.folder / "tokenizer.json"
     if not file.exists():
         if usual is not None and vocabulary >= len(published := published_tokenizer(usual)):
             return published
-        raise FileNotFoundError(f"{folder} has no tokenizer.json, and its model has {vocabulary} entries.")
-    read_json(file)
-    try:
-        tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # tokenizers raises plain Exceptions
-        raise ValueError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}") from error
+        raise FileNotFoundError(f"{source.what} has no tokenizer.json, and its model has {vocabulary} entries.")
+    read_json(file)  # damage is named by the file
+    tokenizer = open_tokenizer(source)
+    assert tokenizer is not None
     if len(tokenizer) > vocabulary:
         raise ValueError(
             f"{file} belongs to another model: it has {len(tokenizer)} entries, and the model has {vocabulary}."
