@@ -125,8 +125,12 @@ class Cache:
         self._check(new, rotated)
         plain = _is_plain(encoding, q, options["sinks"], *new.values())
         if encoding is not None and rotated:
-            if where is not None or documents is not None:
-                where = (positions(total, documents, q.device) if where is None else where)[:, -tokens:]
+            if where is not None:
+                where = where[:, -tokens:]
+            elif documents is not None and tokens == 1:
+                where = (documents == documents[:, -1:]).sum(1, keepdim=True) - 1  # documents are contiguous
+            elif documents is not None:
+                where = positions(total, documents, q.device)[:, -tokens:]
             q, new["k"] = self._rotate(q, k, encoding, where, plain)
         all_tokens = {name: self._extended(name, x, plain) for name, x in new.items()}
         k, v, gates = all_tokens["k"], all_tokens["v"], all_tokens.get("gates")
