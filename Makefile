@@ -34,7 +34,7 @@ test-all: $(INSTALLED) chromium build/sanitized/librelpos.so
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	RELPOS_LIBRARY=$(CURDIR)/build/sanitized/librelpos.so ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	  $(BIN)/python -m pytest -n 2 tests/attend/test_native.py tests/attend/test_native_skipping.py tests/attend/test_native_mass.py
+	  $(BIN)/python -m pytest -n 2 tests/attend/test_native.py tests/attend/test_native_skipping.py tests/attend/test_mass.py
 
 # The kernel under the address and undefined-behaviour sanitizers, with its 16-lane code built for AVX2 too.
 build/sanitized/librelpos.so: $(INSTALLED) native/CMakeLists.txt $(wildcard native/src/*)

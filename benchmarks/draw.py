@@ -24,7 +24,7 @@ peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 times = {"seconds": seconds, "processor_seconds": worked}
 print(json.dumps({"encoding": sys.argv[1], "length": int(sys.argv[2]), **times, "megabytes": peak}))
 """
-NAMES = ["alibi", "kerple_log", "clipped", "fire"]
+NAMES = ["alibi", "kerple_log", "clipped", "fire", "cable"]
 
 
 def measure(name: str, length: int) -> dict[str, float]:
@@ -38,17 +38,17 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--length", type=int, default=65536)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    found = []
-    for name in given.names:
-        found.append(measure(name, given.length))
-        if not given.json:
+    arguments = parser.parse_args()
+    measurements = []
+    for name in arguments.names:
+        measurements.append(measure(name, arguments.length))
+        if not arguments.json:
             line = (
                 "{encoding:20} {length} tokens  {seconds:6.1f} s ({processor_seconds:.1f} s CPU)  {megabytes:6.0f} MB"
             )
-            print(line.format(**found[-1]), flush=True)
-    if given.json:
-        print(json.dumps(found))
+            print(line.format(**measurements[-1]), flush=True)
+    if arguments.json:
+        print(json.dumps(measurements))
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def score_tiles(folder: Path, rounds: int) -> None:
 
 
 def many_clients(run: Path) -> None:
-    from relpos.explorer import limits
+    from relpos.explorer.options import IDLE
 
     server = Server(str(run), "kerple_log", "fire")
 
@@ -194,7 +194,7 @@ def many_clients(run: Path) -> None:
     before = server.memory()
     rounds = [visit() for _ in range(2)]
     during = server.memory()
-    time.sleep(limits.IDLE * 1.3)
+    time.sleep(IDLE * 1.3)
     after = server.memory()
     middle = statistics.median(rounds)
     print(f"{CLIENTS} clients at once: {len(failures)} errors; {middle:.1f} s for about 16 requests of each")

@@ -1,6 +1,6 @@
 """What relpos does with each family of transformers: opened, drawn, used, equal, and the memory of a long forward.
 
-    python benchmarks/families.py                        every family of small_models.py and test_use_speech.py
+    python benchmarks/families.py                        every family of small_models.py and speech models
     python benchmarks/families.py --families t5,bloom    these rows anew, the others as they are
 
 Each family is a small random model (2 layers, 4 heads), saved to a folder with a tokenizer. "Opened": `relpos.open`,
@@ -26,10 +26,18 @@ from measure import option_parser, peak_bytes, read, table, write
 import relpos
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "pretrained"))
-from small_models import FAMILIES, KINDS, batch, kind_of, logits_and_gradients, small_model
-from test_open import TEXT, saved, word_tokenizer
-from test_use_speech import SPEECH, long_sound, speech_batch, speech_model, states_and_gradients
+from senses_models import SPEECH, long_sound, senses_batch, senses_model, states_and_gradients
+from small_models import (
+    FAMILIES,
+    KINDS,
+    TEXT,
+    batch,
+    kind_of,
+    logits_and_gradients,
+    saved,
+    small_model,
+    word_tokenizer,
+)
 
 LONG = 2048
 NOTES = {
@@ -50,7 +58,7 @@ def largest(ours: torch.Tensor, theirs: torch.Tensor, scale: float) -> float:
 def equality(family: str) -> dict[str, Any]:
     """Differences from "eager", or why `relpos.use` refuses the family."""
     if family in SPEECH:
-        model, inputs, compute = speech_model(family), speech_batch(family), states_and_gradients
+        model, inputs, compute = senses_model(family), senses_batch(family), states_and_gradients
     else:
         model, inputs, compute = small_model(family), batch(family), logits_and_gradients
     logits, gradients = compute(model, inputs)
@@ -88,7 +96,7 @@ def opening(family: str, folder: Path) -> dict[str, Any]:
 def memory(family: str, ours: bool) -> float:
     """Peak of one long forward in MB."""
     if family in SPEECH:
-        model, inputs = speech_model(family), long_sound(family, LONG)
+        model, inputs = senses_model(family), long_sound(family, LONG)
     else:
         known, kind = KINDS[kind_of(family)][family], kind_of(family)
         model = small_model(family, **{name: 2 * LONG for name in LIMITS if name in known})

@@ -35,7 +35,7 @@ from transformers.models.auto import modeling_auto
 import relpos
 from relpos.model_catalogue import PREFIX
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from small_models import AUTO, KINDS, LENGTH, TOKENS, VOCABULARY, WINDOW, logits_and_gradients, shaken
 
 MAPPINGS = {

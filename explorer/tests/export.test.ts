@@ -1,5 +1,6 @@
 import { describe, expect, it } from "vitest";
-import { ExportSource, type ExportData } from "../src/data/export";
+import { ExportSource } from "../src/data/export";
+import type { ExportData } from "../src/data/types";
 import { TILE } from "../src/data/source";
 
 // A causal map of 300 tokens whose value is −distance: low −299, high 0; each code is a step of 299/254.

@@ -2,7 +2,6 @@
 
 import copy
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +48,7 @@ class Cache:
         self._tables: DecodingTables | None = None
         self.reset()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_tables": None}  # they belong to one encoding, and hold addresses
 
     def reset(self) -> None:

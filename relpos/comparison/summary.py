@@ -34,7 +34,6 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        """The mean over the seeds."""
         return statistics.fmean(self.values) if self.values else None
 
     @property
@@ -120,7 +119,6 @@ class Difference:
 
     @property
     def significant(self) -> bool:
-        """Whether the interval does not contain 0."""
         return self.low > 0 or self.high < 0
 
 
@@ -150,12 +148,7 @@ def make_standings(comparison: Comparison, records: Records) -> dict[int, Standi
 
 
 def standing(rows: Mapping[str, Mapping[int, Row]], seed: int = 0) -> Standing | None:
-    """Compare the encodings at one length; None if there are no rows.
-
-    Args:
-        rows: The measured rows by encoding and by seed of training.
-        seed: The seed of the bootstrap.
-    """
+    """Compare the encodings at one length, by their rows of each seed of training; None if there are no rows."""
     known = {encoding: seeds for encoding, seeds in rows.items() if seeds}
     if not known:
         return None

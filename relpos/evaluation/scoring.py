@@ -46,7 +46,6 @@ class Losses:
 
     @property
     def mean(self) -> float:
-        """The mean loss per token."""
         return float(self.sums.sum() / self.counts.sum())
 
 
@@ -92,7 +91,6 @@ class Processes:
         return values[0]
 
     def check_length(self, length: int) -> None:
-        """Refuse windows that cannot be divided."""
         if length % self.number:
             raise ValueError(
                 f"windows of {length} tokens cannot be divided among {self.number} processes evenly: give a multiple."

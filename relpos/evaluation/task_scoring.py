@@ -77,12 +77,10 @@ class TaskQuestion:
 
     @property
     def pieces(self) -> list[int]:
-        """Into what the question can be divided."""
         return self.lengths
 
     @property
     def stem(self) -> str:
-        """The name of its pictures, without a suffix."""
         return question_stem(
             f"task-{self.task.name}",
             lengths=() if self.lengths == default_task_lengths(self.run) else self.lengths,
@@ -124,7 +122,6 @@ class TaskQuestion:
         return f"{self.task.name}, {length} tokens"
 
     def _empty(self) -> TaskResult:
-        """A result without rows."""
         run, task = self.run, self.task
         return {
             "task": task.name,
@@ -153,7 +150,6 @@ class TaskQuestion:
         return (entries[0]["row"], entries[0]["depths"]) if entries else None
 
     def _score(self, length: int) -> tuple[TaskRow, list[DepthRow]]:
-        """The row of a length, and the rows of its depths."""
         right: list[Tensor] = []  # for each sequence, which of its answers are right
         depths: list[float | None] = []
         size = HIDDEN * length * int(self.run.model.config.hidden_size)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from relpos.encodings.registry import names
 from relpos.explorer.options import ExploreOptions
-from relpos.explorer.subjects import EncodingSubject, Subject
-from relpos.explorer.tensor_subjects import TensorSubject
-from relpos.maps.tensors import is_tensor, open_tensor
-from relpos.system.errors import refuses_empty_strings, unknown
+from relpos.explorer.scenes import ExplorerSubject
+from relpos.maps.model_subject import ModelSubject, open_model
+from relpos.maps.subject import EncodingSubject, TensorSubject, is_tensor
+from relpos.system.errors import refuses_empty_strings
 from relpos.system.files import write_bytes
 from relpos.system.options import takes
 
@@ -28,13 +28,9 @@ HEIGHT = 760  # pixels of the frame in a notebook
 
 
 class Exploration:
-    """Something to explore. A notebook displays it; `save` writes it to a file, `serve` opens it in the browser.
+    """Something to explore. A notebook displays it; `save` writes it to a file, `serve` opens it in the browser."""
 
-    Args:
-        subjects: What is explored.
-    """
-
-    def __init__(self, subjects: Sequence[Subject]) -> None:
+    def __init__(self, subjects: Sequence[ExplorerSubject]) -> None:
         self.subjects = list(subjects)
         self._server: Server | None = None
         self._page: str | None = None
@@ -57,7 +53,7 @@ class Exploration:
         file = Path(path)
         if file.suffix.lower() not in (".html", ".htm"):
             raise ValueError(f"cannot export to {file.name!r}: the name must end in .html.")
-        from relpos.explorer.page_export import export_page
+        from relpos.explorer.exports import export_page
 
         page = export_page(self.subjects, progress=progress)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +113,7 @@ class Exploration:
         if self._server is not None:
             return f'<iframe src="{html.escape(self._server.url)}" {size}></iframe>'
         if self._page is None:
-            from relpos.explorer.page_export import export_page
+            from relpos.explorer.exports import export_page
 
             self._page = export_page(self.subjects)
         return f'<iframe srcdoc="{html.escape(self._page)}" sandbox="allow-scripts allow-downloads" {size}></iframe>'
@@ -144,7 +140,8 @@ def explore(options: ExploreOptions) -> Exploration:
     if is_tensor(what):
         if options.length is not None or options.text is not None:
             raise ValueError("a tensor has its own tokens: leave length and text out.")
-        exploration = Exploration([TensorSubject("0", open_tensor(what, options.show, options.tokens))])
+        subject = TensorSubject(what, options.show, options.tokens)
+        exploration = Exploration([ExplorerSubject("0", subject)])
     elif options.show is not None or options.tokens is not None:
         raise ValueError("show and tokens are for a tensor: leave them out.")
     else:
@@ -157,35 +154,11 @@ def explore(options: ExploreOptions) -> Exploration:
 
 def open_subjects(
     what: "Sequence[What]", length: int | None = None, text: str | None = None, bos: bool = True
-) -> list[Subject]:
-    """The subjects of the explorer.
-
-    Args:
-        what: Names of encodings, and models: as `relpos.open` takes them, or open ones.
-        length: Tokens by default.
-        text: Text for the models to read at first.
-        bos: Whether models that others trained read their special tokens around it.
-
-    Raises:
-        ValueError: A name is unknown, or a model cannot be opened.
-        FileNotFoundError: There is no such model.
-    """
-    subjects: list[Subject] = []
-    for item in what:
-        identity = str(len(subjects))
-        if isinstance(item, str) and item in names():
-            subjects.append(EncodingSubject(identity, item, length))
-            continue
-        from relpos.explorer.model_subjects import ModelSubject
-
-        run: Run = _open(item) if isinstance(item, str | Path) else item  # type: ignore[assignment]
-        subjects.append(ModelSubject(identity, run.reading(bos), length, text))
-    return subjects
-
-
-def _open(what: str | Path) -> "Run":
-    if not Path(what).exists() and len(Path(what).parts) == 1:
-        raise unknown("encoding or folder", str(what), names())
-    from relpos.runs.run import open_run
-
-    return open_run(what)
+) -> list[ExplorerSubject]:
+    """The subjects of the explorer: names of encodings, and models as `relpos.open` takes them, or open ones."""
+    return [
+        ExplorerSubject(str(place), EncodingSubject(item), length)
+        if isinstance(item, str) and item in names()
+        else ExplorerSubject(str(place), ModelSubject(open_model(item, bos)), length, text)  # type: ignore[arg-type]
+        for place, item in enumerate(what)
+    ]

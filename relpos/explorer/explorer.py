@@ -1,4 +1,4 @@
-"""The state of a server: its subjects, its scenes, and the threads that compute."""
+"""The state of a server: its subjects, the scenes that it keeps, and the threads that compute."""
 
 import os
 import threading
@@ -16,14 +16,15 @@ from starlette.exceptions import HTTPException
 
 from relpos import __version__
 from relpos.encodings.registry import names
-from relpos.explorer import limits
-from relpos.explorer.colour_maps import colour_maps
-from relpos.explorer.scenes import Scene, SceneStore
-from relpos.explorer.subjects import Subject, encoding_json, find_subject
-from relpos.maps.computing import within
+from relpos.explorer import options, replies
+from relpos.explorer.scenes import ExplorerSubject, Scene, encoding_json, scene_hash
+from relpos.maps.head_classes import KINDS
 from relpos.maps.head_values import difference
-from relpos.maps.heads.head_classes import KINDS
-from relpos.maps.pyramid import TILE, HeadMap
+from relpos.maps.map import FLAT_RANGE, TILE, HeadMap
+from relpos.maps.subject import EncodingSubject
+from relpos.maps.values import within
+from relpos.pictures.colours import hex_colours
+from relpos.system.errors import unknown
 from relpos.system.memory import give_back_freed_memory
 
 STATIC = Path(__file__).with_name("static")
@@ -34,21 +35,72 @@ Result = TypeVar("Result")
 Place = tuple[str, str, int, int]  # scene, show, layer, head
 
 
+class SceneStore:
+    """The scenes that the server has: those that were used last, within a number of bytes."""
+
+    def __init__(self, most_bytes: int = options.SCENE_BYTES, most: int = options.SCENES) -> None:
+        self.most_bytes, self.most = most_bytes, most
+        self._lock = threading.Lock()
+        self._scenes: OrderedDict[str, Scene] = OrderedDict()
+        self._making: dict[str, threading.Lock] = {}
+
+    def get(self, name: str) -> Scene | None:
+        """A scene by its hash; None if it was dropped, or never made."""
+        with self._lock:
+            scene = self._scenes.get(name)
+            if scene is not None:
+                self._scenes.move_to_end(name)
+                scene.used = time.monotonic()
+            return scene
+
+    def make(self, request: Mapping[str, Any], compute: Callable[[], Scene]) -> Scene:
+        """The scene of a completed description: the one that is kept, or a new one, which is made once."""
+        name = scene_hash(request)
+        with self._lock:
+            making = self._making.setdefault(name, threading.Lock())
+        with making:
+            scene = self.get(name)
+            if scene is None:
+                scene = compute()
+                with self._lock:
+                    self._scenes[name] = scene
+                self.trim()
+        with self._lock:
+            self._making.pop(name, None)
+        return scene
+
+    def drop_idle(self, seconds: float = options.IDLE) -> None:
+        """Drop the scenes that nobody has looked at for this long: they are recomputed on demand."""
+        with self._lock:
+            for name, scene in list(self._scenes.items()):
+                if time.monotonic() - scene.used > seconds:
+                    del self._scenes[name]
+
+    def trim(self) -> None:
+        """Drop maps and scenes beyond what may be kept; the newest scene stays."""
+        with self._lock:
+            total = 0
+            for place, (name, scene) in enumerate(reversed(list(self._scenes.items()))):
+                used = scene.view.nbytes
+                if place and (place >= self.most or total + used > self.most_bytes):
+                    del self._scenes[name]
+                    continue
+                scene.forget_maps(max(0, (self.most_bytes - total - used) // 2))
+                total += used + scene.map_bytes
+
+    def __len__(self) -> int:
+        return len(self._scenes)
+
+
 class Explorer:
-    """What a server holds.
+    """What a server holds: the subjects that were named, in order, and their scenes."""
 
-    Args:
-        subjects: What was named on the command line, in order.
-        static: The folder of the built page.
-    """
-
-    token_required = False
     own_process = False  # whether nothing but the server runs in this process, so that torch's threads are its own
 
-    def __init__(self, subjects: Sequence[Subject], static: Path = STATIC) -> None:
-        self.subjects = {subject.id: subject for subject in subjects}
+    def __init__(self, subjects: Sequence[ExplorerSubject], static: Path = STATIC) -> None:
+        self.subjects = {str(subject.id): subject for subject in subjects}
+        self.static = static  # the folder of the built page
         self.scenes = SceneStore()
-        self.static = static
         self.waiting = 0
         self._tidied = time.monotonic()
         self._limiter: anyio.CapacityLimiter | None = None
@@ -56,14 +108,10 @@ class Explorer:
         self._differences: OrderedDict[tuple[Place, Place], HeadMap] = OrderedDict()
 
     async def compute(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Run something in a thread, when one is free.
-
-        Raises:
-            HTTPException: Too many requests are waiting.
-        """
+        """Run something in a thread, when one is free."""
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(WORKERS)  # belongs to the running event loop
-        if self.waiting >= limits.WAITING:
+        if self.waiting >= options.WAITING:
             raise HTTPException(503, "the server is computing for many others: try again in a few seconds.")
         self.waiting += 1
         try:
@@ -76,7 +124,7 @@ class Explorer:
         if self.own_process and torch.get_num_threads() > 1:
             torch.set_num_threads(1)
         try:
-            with within(limits.SECONDS), torch.no_grad():
+            with within(options.SECONDS), torch.no_grad():
                 return work(*arguments)
         finally:
             if time.monotonic() > self._tidied + TIDY:
@@ -85,65 +133,62 @@ class Explorer:
                 give_back_freed_memory()
 
     async def tidy_forever(self) -> None:
-        """Drop what nobody looks at any more, and give its memory back."""
+        """Drop the scenes that nobody has looked at for a while, and give their memory back."""
         while True:
-            await anyio.sleep(limits.IDLE / 4)
+            await anyio.sleep(options.IDLE / 4)
             await anyio.to_thread.run_sync(self.tidy)
 
     def tidy(self) -> None:
-        """Drop the scenes that nobody has looked at for a while, and give their memory back."""
         self.scenes.drop_idle()
         with self._lock:
             if not len(self.scenes):
                 self._differences.clear()
         give_back_freed_memory()
 
-    def subject(self, identity: str) -> Subject:
-        """A subject by its place.
-
-        Raises:
-            HTTPException: There is none.
-        """
-        if identity not in self.subjects:
-            raise HTTPException(404, f"there is no subject {identity[:40]!r}.")
-        return self.subjects[identity]
-
     def scene(self, name: str) -> Scene:
-        """A scene by its hash.
-
-        Raises:
-            HTTPException: It is not kept any more.
-        """
+        """A scene by its hash."""
         scene = self.scenes.get(name)
         if scene is None:
             raise HTTPException(410, "this scene is not kept any more: ask for it again with POST /api/scenes.")
         return scene
 
-    def start(self) -> dict[str, Any]:
+    def start(self) -> replies.Start:
         """What the first view needs."""
         return {
             "version": __version__,
             "subjects": [subject.as_json() for subject in self.subjects.values()],
             "encodings": [encoding_json(name) for name in names()],
-            "colour_maps": colour_maps(),
+            "colour_maps": hex_colours(),
             "classes": list(KINDS),
             "limits": {
-                "text_bytes": limits.TEXT_BYTES,
-                "length": limits.LENGTH,
-                "length_of_scores": limits.ENTRY_LENGTH,
+                "text_bytes": options.TEXT_BYTES,
+                "length": options.LONGEST,
+                "length_of_scores": options.ENTRY_LENGTH,
                 "tile": TILE,
+                "flat_range": FLAT_RANGE,
             },
         }
 
+    def subject_of(self, request: Mapping[str, Any]) -> ExplorerSubject:
+        """The subject of a description: one of the command line, or an encoding by name."""
+        identity, name = request.get("subject"), request.get("encoding")
+        if identity is not None:
+            if not isinstance(identity, str) or identity not in self.subjects:
+                raise ValueError(f"there is no subject {identity!r}: give {', '.join(self.subjects) or 'none'}."[:300])
+            return self.subjects[identity]
+        if not isinstance(name, str) or name not in names():
+            raise unknown("encoding", str(name)[:100], names())
+        return ExplorerSubject(None, EncodingSubject(name))
+
     def make_scene(self, body: Mapping[str, Any]) -> Scene:
         """Make a scene from its description."""
-        subject = find_subject(body, self.subjects)
+        subject = self.subject_of(body)
         request = subject.complete(body)
         return self.scenes.make(request, lambda: subject.scene(request))
 
     def write(self, scene: Scene, tokens: int) -> Scene:
         """The scene in which the model of another scene has written on."""
-        return self.make_scene(find_subject(scene.request, self.subjects).written(scene, tokens))
+        return self.make_scene(self.subject_of(scene.request).written(scene, tokens))
 
     def difference(self, a: Place, b: Place) -> HeadMap:
         """The map of a difference."""
@@ -151,9 +196,9 @@ class Explorer:
             if (a, b) in self._differences:
                 self._differences.move_to_end((a, b))
                 return self._differences[a, b]
-        made = HeadMap(difference(*(self.scene(place[0]).head_map(*place[1:]).values for place in (a, b))))
+        head_map = HeadMap(difference(*(self.scene(place[0]).head_map(*place[1:]).values for place in (a, b))))
         with self._lock:
-            self._differences[a, b] = made
+            self._differences[a, b] = head_map
             while len(self._differences) > DIFFERENCES:
                 self._differences.popitem(last=False)
-        return made
+        return head_map

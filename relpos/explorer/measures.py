@@ -1,36 +1,67 @@
-"""What is measured on a head: its range and colours, its profile by distance, its attention mass and class."""
+"""What is measured on heads: the line of each in the overview, and the numbers beside the map of one."""
 
+import base64
+import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from relpos.explorer.model_scenes import ModelScene
+from relpos.explorer import options, replies
 from relpos.explorer.scenes import Scene
-from relpos.explorer.tensor_subjects import TensorScene
-from relpos.maps.diagonals import spread
-from relpos.maps.entries import Entries
-from relpos.maps.head_values import flat_values
-from relpos.maps.heads.head_classes import LEAST_LENGTH, HeadClass, class_heads
-from relpos.maps.heads.mass_profiles import MassProfile, layer_mass
-from relpos.maps.layer import Layer
-from relpos.maps.tensors import mean_entropy, tensor_mass
-from relpos.maps.toeplitz import FlatContent
+from relpos.maps.diagonals import bin_means, distance_edges, spread
+from relpos.maps.distance_profiles import MassProfile, flat_mass, layer_mass, mass_of_weights
+from relpos.maps.head_classes import LEAST_LENGTH, HeadClass, class_heads
+from relpos.maps.head_values import flat_values, head_values
+from relpos.maps.layer import Layer, Quantity
+from relpos.maps.map import ColourScale, HeadMap, compute_map, map_of_layer
+from relpos.maps.model_subject import ModelView
+from relpos.maps.subject import Show
 from relpos.maps.values import HeadValues
-from relpos.pictures.colours import LEAST_WEIGHT, both_signs
+from relpos.pictures.captions import SHOWN
+from relpos.pictures.colours import linear_ticks
 
-WEIGHTS = ("weights", "flat")  # kinds of values with a logarithmic colour scale
-CLASS_LENGTH = 8192  # tokens up to which heads are classed: the fits take longer than linear time
-MASS_LENGTH = 4096  # tokens up to which the mass of content that is not a function of the distance is computed
+WORDS = {**SHOWN, "position": "the positional part of the scores", "flat": "the softmax of the bias over equal content"}
+SIDE = 48  # cells per side of a small map
+OVERVIEW_BINS, DETAIL_BINS, PROFILE_POINTS = 64, 256, 512  # at most
+TICKS = 6  # of a colour bar, at most
+Ratios = list[float | None]  # of each head
 
 
-def colours(show: str, low: float, high: float) -> dict[str, Any]:
-    """The range of the colours of a map, the name of the colour map, and whether it is logarithmic."""
-    if show in WEIGHTS:
-        low, high = max(low, LEAST_WEIGHT), max(high, 2 * LEAST_WEIGHT)
-        return {"low": low, "high": high, "colour_map": "weights", "log": True}
-    name = "diverging" if both_signs(low, high) else "sequential"
-    return {"low": low + 0.0, "high": high + 0.0, "colour_map": name, "log": False}
+def colour_scale(show: str, low: float, high: float) -> ColourScale:
+    """The colours of values from `low` to `high`."""
+    return ColourScale.of(low, high, show in ("weights", "flat"))
+
+
+def _scale(scale: ColourScale) -> replies.Scale:
+    low, high = scale.ends
+    powers = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1) if scale.log else ()
+    ticks = [10.0**power for power in powers] or [high] if scale.log else linear_ticks(low, high, TICKS)
+    return {"low": low, "high": high, "log": scale.log, "ticks": ticks}
+
+
+def _colours(scale: ColourScale) -> replies.Colours:
+    values = {"low": scale.low, "high": scale.high, "log": scale.log}
+    return {**values, "colour_map": scale.colour_map, "scale": _scale(scale)}  # type: ignore[typeddict-item]
+
+
+def scales(head_map: HeadMap, show: str) -> tuple[ColourScale, ColourScale]:
+    """The colours of a map, with and without the first key."""
+    scale = colour_scale(show, *head_map.range)
+    return scale, replace(colour_scale(show, *head_map.range_without_sink), signed=scale.signed)
+
+
+def ranges(head_map: HeadMap, show: str) -> replies.Range:
+    """The range of the colours, with and without the first key."""
+    scale, without = scales(head_map, show)
+    return {
+        **_colours(scale),
+        "low_without_sink": without.low,
+        "high_without_sink": without.high,
+        "scale_without_sink": _scale(without),
+    }
 
 
 @dataclass(frozen=True)
@@ -41,83 +72,191 @@ class LayerMass:
     classes: list[HeadClass]
 
 
-def attention_layer(scene: Scene, show: str, number: int) -> Layer | None:
-    """The layer whose attention is measured: on the input, or of equal content; None if that would take too long."""
-    if isinstance(scene, ModelScene) and scene.reads_input and show != "flat":
-        return scene.layer("weights", number)
-    layer = scene.layer(show, number)
-    return layer if "weights" in scene.shows and show != "flat" else layer.without_content() if layer.form else layer
+def _attention_layer(scene: Scene, show: Show, number: int) -> Layer:
+    """The layer whose attention is measured: on the input, or of equal content."""
+    if isinstance(scene.view, ModelView) and scene.view.shown is not None and show != "flat":
+        return scene.view.layer("weights", number)
+    layer = scene.view.layer(show, number)
+    return layer if layer.form is None or ("weights" in scene.shows and show != "flat") else layer.without_content()
 
 
-def mass_of_layer(scene: Scene, show: str, number: int) -> LayerMass | None:
+def mass_of_layer(scene: Scene, show: Show, number: int) -> LayerMass | None:
     """The mass and the classes of a layer; None if it is too long, or too short to be classed."""
     kind = "flat" if show == "flat" else "content"
     return scene.measured(("mass", kind, number), lambda: _mass_of_layer(scene, show, number))
 
 
-def _mass_of_layer(scene: Scene, show: str, number: int) -> LayerMass | None:
-    if isinstance(scene, TensorScene):
-        if show != "weights" or not LEAST_LENGTH <= scene.length <= MASS_LENGTH:
+def _mass_of_layer(scene: Scene, show: Show, number: int) -> LayerMass | None:
+    if not LEAST_LENGTH <= scene.length <= options.CLASS_LENGTH:
+        return None
+    if scene.view.kind == "tensor":
+        if show != "weights" or scene.length > options.MASS_LENGTH:
             return None
-        profile = tensor_mass(scene.tensor.layers[number - 1], number)
-        return LayerMass(profile, class_heads([profile])[0])
-    layer = attention_layer(scene, show, number)
-    if layer is None or not LEAST_LENGTH <= layer.length <= CLASS_LENGTH:
-        return None
-    content = bool(layer.q.any()) if layer.q.shape[-1] > 1 else False
-    if not content and layer.even_by_distance and layer.causal:
-        profile = _flat_profile(layer)
-    elif layer.length <= MASS_LENGTH:
-        profile = layer_mass(_contiguous(layer))
+        profile = mass_of_weights(scene.view.all_values("weights", number), number)
     else:
-        return None
+        layer = _attention_layer(scene, show, number)
+        content = layer.q.shape[-1] > 1 and bool(layer.q.any())
+        if not content and layer.even_by_distance and layer.causal:
+            profile = flat_mass(layer)
+        elif layer.length <= options.MASS_LENGTH:
+            profile = layer_mass(layer)
+        else:
+            return None
     return LayerMass(profile, class_heads([profile])[0])
 
 
-def _contiguous(layer: Layer) -> Layer:
-    """The layer with q and k in memory of their own: the kernel reads no expanded tensors."""
-    return replace(layer, q=layer.q.contiguous(), k=layer.k.contiguous())
-
-
-def _flat_profile(layer: Layer) -> MassProfile:
-    """The mass of equal content under a bias by distance: mass(d) = e^b(d) · Σ_{i ≥ d} 1 / Z_i / length."""
-    values = layer.values_by_distance("bias")  # (heads, length)
-    lse = torch.where(values.isfinite(), values, -torch.inf).logcumsumexp(dim=1)  # log Z_i
-    after = (-lse).flip(1).logcumsumexp(dim=1).flip(1)  # log Σ_{i ≥ d} 1 / Z_i
-    whole = torch.where(values.isfinite(), values + after, -torch.inf).exp() / layer.length
-    first = torch.where(values.isfinite(), values - lse, -torch.inf).exp()  # of key 0: at distance i of query i
-    by_distance = (whole - first / layer.length).clamp(min=0)
-    seen = layer.length if bool(values.isfinite().all()) else int(values.isfinite().any(dim=0).nonzero().max()) + 1
-    window = None if seen >= layer.length else (seen - 1, 0)
-    return MassProfile(
-        layer.number,
-        layer.length,
-        True,
-        window,
-        1,
-        torch.arange(layer.length),
-        by_distance,
-        first.sum(dim=1) / layer.length,
-    )
-
-
-def entropy(scene: Scene, show: str, number: int, head: int) -> float | None:
+def _entropy(scene: Scene, show: Show, number: int, head: int) -> float | None:
     """The mean entropy of a head's attention in nats, over the queries; None if that would take too long."""
-    if isinstance(scene, TensorScene):
-        return mean_entropy(scene.values(show, number, head + 1)) if show == "weights" else None
-    layer = attention_layer(scene, show, number)
-    if layer is None:
-        return None
-    source = flat_values(layer, head) if layer.q.shape[-1] == 1 and layer.form is not None else None
-    if isinstance(source, FlatContent):
-        return source.mean_entropy
-    if layer.length > MASS_LENGTH or layer.reads_rows:
-        return None
-    return float(Entries(layer, head, "weights").entropy.mean())
+    values: HeadValues
+    if scene.view.kind == "tensor":
+        return scene.view.values(show, number, head).mean_entropy() if show == "weights" else None
+    layer = _attention_layer(scene, show, number)
+    if layer.q.shape[-1] == 1 and layer.form is not None:
+        values = flat_values(layer, head - 1)
+    else:
+        values = head_values(layer, head - 1, "weights")
+    short = layer.length <= options.MASS_LENGTH and not layer.reads_rows
+    return values.mean_entropy() if values.closed or short else None
 
 
-def profile(values: HeadValues, points: int = 512) -> dict[str, Any]:
-    """Value against distance: mean, minimum and maximum of some diagonals, exact."""
-    distances = torch.tensor(spread(0 if values.causal else 1 - values.length, values.length - 1, points))
-    low, mean, high = values.profile(distances).float()
-    return {"distance": distances, "mean": mean, "low": low, "high": high}
+def other_layers(scene: Scene, show: str) -> list[Layer] | None:
+    """The layers on a second input, if the context dependence needs them and there is such an input."""
+    view = scene.view
+    if not isinstance(view, ModelView) or view.shown is None or scene.length > options.MAP_LENGTH:
+        return None
+    depends = show in ("scores", "weights") or (show == "bias" and not view.static)
+    return view.other_layers() if depends else None
+
+
+def layer_overview(scene: Scene, show: Show, number: int, others: list[Layer] | None) -> replies.LayerSummary:
+    """One line of the overview; `others` are the layers on another input, for the context dependence."""
+    uniformity, context = _measures(scene, show, number, None if others is None else others[number - 1])
+    mass = mass_of_layer(scene, show, number)
+    heads: list[replies.HeadSummary] = []
+    for place in range(len(uniformity)):
+        head_map = scene.head_map(show, number, place + 1)
+        scale = colour_scale(show, *head_map.range)
+        heads.append(
+            {
+                "head": place + 1,
+                **_class(mass, place),
+                "entropy": _entropy(scene, show, number, place + 1),
+                "uniformity": uniformity[place],
+                "context_dependence": context[place],
+                **_colours(scale),
+                "map": small_map(head_map, scale),
+                "profile": _mass_bins(mass, place, OVERVIEW_BINS),
+            }
+        )
+    return {"layer": number, "heads": heads}
+
+
+def _measures(scene: Scene, show: Show, number: int, other: Layer | None) -> tuple[Ratios, Ratios]:
+    """Uniformity and context dependence of each head; None where they are not measured."""
+    view, nothing, zeros = scene.view, [None] * scene.heads, [0.0] * scene.heads
+    if view.kind == "tensor":
+        return compute_map(view.all_values(show, number), show, pixels=SIDE).uniformity.heads, [*nothing]  # type: ignore[arg-type]
+    layer = view.layer(show, number)
+    if (show == "bias" and layer.even_by_distance) or (show == scene.default_show and scene.by_distance):
+        return [1.0] * layer.heads, [0.0] * layer.heads
+    static: Ratios = [*zeros] if show == "bias" and view.static else [*nothing]
+    if show not in get_args(Quantity) or layer.length > options.MAP_LENGTH:
+        return [*nothing], static
+    measured = map_of_layer(layer, show, other, SIDE)  # type: ignore[arg-type]
+    return measured.uniformity.heads, static if measured.context is None else measured.context.heads
+
+
+def _class(mass: LayerMass | None, head: int) -> replies.HeadClass:
+    if mass is None:
+        return {"class": None, "half_distance": None, "decay": None, "sink": None}
+    classed = mass.classes[head]
+    decay = classed.parameters.get("b") if classed.curve in ("exponential", "power") else None
+    return {"class": classed.kind, "half_distance": classed.half_distance, "decay": decay, "sink": classed.sink}
+
+
+def _mass_bins(mass: LayerMass | None, head: int, most: int) -> replies.MassByDistance:
+    """The attention mass per distance in logarithmic bins, without the sink."""
+    if mass is None:
+        return {"distance": [], "mass": []}
+    profile = mass.profile
+    return _bins(profile.by_distance[head].numpy(), int(profile.distances[0]), profile.length, most)
+
+
+def _bins(values: NDArray[np.float64], lowest: int, length: int, most: int) -> replies.MassByDistance:
+    edges = distance_edges(length, True, lowest == 0)
+    while len(edges) - 1 > most:
+        edges = np.append(edges[:-1:2], edges[-1])
+    return {"distance": edges[:-1].tolist(), "mass": bin_means(values, edges, lowest).tolist()}
+
+
+def small_map(head_map: HeadMap, scale: ColourScale) -> str:
+    """The means of a map on 48 × 48 cells, as bytes in base64: 0 for no value, 1…255 over the range of the colours."""
+    level = head_map.level_of(2 * SIDE)
+    cells, count = head_map.grid(level), head_map.cells_at(level)
+    edges, place = np.linspace(0, count, SIDE + 1), np.arange(count)
+    first, last = edges[:-1, None], edges[1:, None]
+    overlap = np.clip(np.minimum(last, place + 1) - np.maximum(first, place), 0, 1)  # of parts and cells: (48, cells)
+    total, seen = (overlap @ x.double().numpy() @ overlap.T for x in (cells.total, cells.seen))
+    empty = seen <= 1e-9
+    mean = np.where(empty, np.nan, total / np.where(empty, 1.0, seen))
+    return base64.b64encode(quantised(mean, scale).tobytes()).decode("ascii")
+
+
+def quantised(values: NDArray[Any], scale: ColourScale) -> NDArray[np.uint8]:
+    """Values as bytes: 0 for NaN, 1…255 from the lowest to the highest, by logarithm where it is logarithmic."""
+    low, high = scale.low, scale.high
+    if scale.log:
+        values, low, high = np.log(np.maximum(values, low)), math.log(low), math.log(high)
+    share = (values - low) / (high - low) if high > low else np.where(np.isnan(values), np.nan, 0.5)
+    places = 1 + np.clip(np.nan_to_num(share), 0, 1) * 254
+    return np.where(np.isnan(share), 0, np.rint(places)).astype(np.uint8)
+
+
+def head_details(scene: Scene, show: str, number: int, head: int, with_mass: bool = True) -> replies.HeadDetail:
+    """What the page shows beside the map of a head; the mass and the class take long at great lengths."""
+    head_map, kind = scene.head_map(show, number, head), scene.check_show(show)
+    mass = mass_of_layer(scene, kind, number) if with_mass else None
+    values = head_map.values
+    distances = torch.tensor(spread(0 if values.causal else 1 - values.length, values.length - 1, PROFILE_POINTS))
+    low, mean, high = (x.tolist() for x in values.profile(distances).float())
+    profile: replies.Profile = {"distance": distances.tolist(), "mean": mean, "low": low, "high": high}
+    return {
+        **ranges(head_map, show),
+        "class": None if mass is None else mass.classes[head - 1].as_json(),
+        "profile": profile,
+        "mass": None if mass is None else _mass(mass, head - 1),
+        "caption": f"{sentence(show)}, layer {number}, head {head}. {scene.caption}",
+        "alt": _alternative(scene, show, number, head, profile, mass),
+    }
+
+
+def sentence(show: str) -> str:
+    """A kind of values at the beginning of a sentence."""
+    return WORDS[show][:1].upper() + WORDS[show][1:]
+
+
+def _mass(mass: LayerMass, head: int) -> replies.Mass:
+    classed = mass.classes[head]
+    fitted = _bins(classed.fitted_mass.numpy(), 0, mass.profile.length, DETAIL_BINS)
+    bins = _mass_bins(mass, head, DETAIL_BINS)
+    return {**bins, "fitted": fitted["mass"], "fitted_distance": fitted["distance"], "sink": classed.sink}
+
+
+def _alternative(
+    scene: Scene, show: str, number: int, head: int, profile: replies.Profile, mass: LayerMass | None
+) -> str:
+    """A sentence or two in place of the map."""
+    low, high = scene.head_map(show, number, head).range
+    causal = ", each query with the keys up to its own" if scene.view.causal else ""
+    text = (
+        f"Heat map of {WORDS[show]} of head {head} in layer {number}, {scene.length:,} queries by {scene.length:,} keys"
+        f"{causal}: values from {low:.4g} to {high:.4g}."
+    )
+    near, far = profile["mean"][0], profile["mean"][-1]
+    if scene.view.causal and near is not None and far is not None and math.isfinite(near) and math.isfinite(far):
+        text += f" The mean is {near:.4g} at distance 0 and {far:.4g} at distance {profile['distance'][-1]:,}."
+    if mass is not None:
+        classed = mass.classes[head - 1]
+        half = "" if classed.half_distance is None else f", half of it within {classed.half_distance:,} tokens"
+        text += f" Attention: {classed.kind}{half}; {classed.sink:.0%} goes to the first token."
+    return text

@@ -1,11 +1,11 @@
-"""The options of `relpos.explore`. Imports nothing heavy: `relpos explore --help` prints them."""
+"""The options of `relpos.explore`, and what one request, and the server as a whole, may use. Imports nothing heavy."""
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relpos.explorer.limits import LENGTH as LONGEST
+from relpos.maps import LENGTH
 from relpos.system.options import Range, option
 
 if TYPE_CHECKING:
@@ -14,7 +14,21 @@ if TYPE_CHECKING:
 
     from relpos.runs.run import Run
 
-LENGTH = 512  # of an encoding
+LONGEST = 65_536  # tokens, where the values are a function of the form
+ENTRY_LENGTH = 16_384  # tokens, where they are computed from queries and keys
+ROWS_LENGTH = 2_048  # tokens, where they need complete rows of all heads (CoPE, DAPE)
+MAP_LENGTH = 2_048  # tokens up to which uniformity and context dependence of scores are measured
+CLASS_LENGTH = 8192  # tokens up to which heads are classed: the fits take longer than linear time
+MASS_LENGTH = 4096  # tokens up to which the mass of content that is not a function of the distance is computed
+TEXT_BYTES = 1_000_000  # of a text
+BODY_BYTES = 2 * TEXT_BYTES  # of a request
+HEADS, MOST_HEADS = 8, 64  # of an encoding without a model
+WRITTEN, MOST_WRITTEN = 64, 512  # tokens that a model writes at a time, and in all
+SCENES, SCENE_BYTES = 32, 2**30  # that are kept, and of all scenes together
+IDLE = 120.0  # seconds after which a scene that nobody looks at is dropped
+WAITING = 256  # requests that wait for a worker
+SECONDS = 60.0  # of computing per request
+CSV_ENTRIES = 1_000_000
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,3 @@
-"""The numbers behind every picture: layers, the values of their heads, pyramids, diagonals, classes of heads."""
+"""The numbers behind every picture and behind the explorer: layers, the values of their heads, maps and measures."""
+
+LENGTH, HEADS, HEAD_DIM = 512, 12, 64  # of an untrained encoding, unless others are asked for

@@ -4,27 +4,25 @@ uniformity          1 − (variance within diagonals / total variance), over the
 context dependence  mean squared difference of the same entry for two inputs, over that of two entries picked at random
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 ROUNDING = 4 * torch.finfo(torch.float32).eps  # a spread below this fraction of the largest value is rounding
+PER_DECADE, MOST_BINS = 16, 256  # bins of a logarithmic and of a linear axis of distances
 
 
 def along_diagonals(values: Tensor, first_row: int) -> Tensor:
-    """Shift the rows of a map so that every column holds a single distance.
+    """Shift the rows (heads, rows, keys) of a map, from `first_row` on, so that every column holds a single distance.
 
-    Args:
-        values: The rows from `first_row` on, (heads, rows, keys).
-        first_row: Position of the first row's query.
-
-    Returns:
-        (heads, rows, rows + keys − 1): column c holds the distance first_row − (keys − 1) + c, NaN where a row has no
-        entry at that distance.
+    Returns (heads, rows, rows + keys − 1): column c holds the distance first_row − (keys − 1) + c, NaN where a row has
+    no entry at that distance.
     """
     heads, rows, keys = values.shape
     padded = F.pad(values.flip(-1), (rows - 1, rows - 1), value=torch.nan)
@@ -128,6 +126,10 @@ class Diagonals:
         seen = self.count > 0
         return torch.where(seen, torch.maximum(self.low.abs(), self.high.abs()), 0.0).amax(dim=1)
 
+    def varies(self, squares: Tensor) -> Tensor:
+        """Whether squared deviations (heads,) exceed rounding."""
+        return squares > self.count.sum(dim=1) * (ROUNDING * self.largest) ** 2
+
 
 def counts(length: int, causal: bool = True) -> Tensor:
     """Number of entries that a map has at every distance: (distances,)."""
@@ -145,34 +147,23 @@ class Share:
 def uniformity(diagonals: Diagonals) -> Share:
     """1 for a map that is constant along every diagonal, 0 for a map in which the distance explains nothing."""
     total = diagonals.within + diagonals.between
-    varies = _varies(total, diagonals)
+    varies = diagonals.varies(total)
     return _share(torch.where(varies, total - diagonals.within, 0.0), torch.where(varies, total, 0.0))
 
 
 def context_dependence(first: Diagonals, second: Diagonals, difference: Tensor) -> Share:
-    """0 for two maps that are equal, about 1 for two maps that have nothing in common.
+    """0 for the maps of two inputs that are equal, about 1 for two maps that have nothing in common.
 
-    Args:
-        first: The diagonals of the map of one input.
-        second: Those of another input.
-        difference: The sum of squared differences of corresponding entries, (heads,).
-
-    Returns:
-        The ratio, per head and over all heads.
+    `difference` (heads,) is the sum of squared differences of corresponding entries.
     """
     count = first.count.sum(dim=1)
     apart = (first.means - second.means) ** 2 * count / 2  # squared deviations of both means from their common mean
     # Two entries picked at random from both maps differ, squared, by twice their variance on average.
     spread, other_spread = first.within + first.between, second.within + second.between
     # Two constants have no ratio: the difference between them cancels in the softmax.
-    varies = _varies(spread, first) | _varies(other_spread, second)
-    difference = torch.where(_varies(difference, first), difference, 0.0)
+    varies = first.varies(spread) | second.varies(other_spread)
+    difference = torch.where(first.varies(difference), difference, 0.0)
     return _share(torch.where(varies, difference, 0.0), torch.where(varies, spread + other_spread + apart, 0.0))
-
-
-def _varies(total: Tensor, diagonals: Diagonals) -> Tensor:
-    """Whether the squared deviations of a head's map, `total` (heads,), exceed rounding."""
-    return total > diagonals.count.sum(dim=1) * (ROUNDING * diagonals.largest) ** 2
 
 
 def _share(part: Tensor, total: Tensor) -> Share:
@@ -192,3 +183,33 @@ def spread(lowest: int, highest: int, points: int) -> list[int]:
     near = np.unique(np.append(near, highest))[: points if lowest == 0 else half]
     near[-1] = highest
     return [int(d) for d in (near if lowest == 0 else np.unique(np.concatenate([-near, near])))]
+
+
+def distance_edges(length: int, log: bool, causal: bool = True) -> NDArray[np.int64]:
+    """The first distance of each bin, and one past the last: ascending, with 0 in a bin of its own on a log axis."""
+    if log:
+        powers = 10 ** (np.arange(math.ceil(PER_DECADE * math.log10(max(length, 2))) + 1) / PER_DECADE)
+        edges = np.unique(np.concatenate([[0, 1], np.round(powers).astype(np.int64)]))
+        edges = np.append(edges[edges < length], length)
+    else:
+        step = math.ceil(length / MOST_BINS)
+        edges = np.append(np.arange(0, length, step), length)
+    return edges if causal else np.unique(np.concatenate([1 - edges[1:], edges]))
+
+
+def bin_means(values: NDArray[np.float64], edges: NDArray[np.int64], lowest: int = 0) -> NDArray[np.float64]:
+    """Means of the bins of values (…, distances), whose first column is distance `lowest`, without NaN: (…, bins)."""
+    seen = np.isfinite(values)
+    places = edges[:-1] - lowest
+    total = np.add.reduceat(np.where(seen, values, 0.0), places, axis=-1)
+    count = np.add.reduceat(seen.astype(np.float64), places, axis=-1)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(count > 0, total / np.maximum(count, 1), np.nan))
+
+
+def bin_centres(edges: NDArray[np.int64], log: bool) -> NDArray[np.float64]:
+    """Where a bin is drawn: the middle of its first and last distance, geometric on a log axis."""
+    first, last = edges[:-1].astype(np.float64), edges[1:] - 1.0
+    if not log:
+        return np.asarray((first + last) / 2)
+    return np.asarray(np.sign(first + last) * np.sqrt(np.abs(first * last)))

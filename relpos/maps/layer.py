@@ -38,7 +38,6 @@ class Layer:
 
     @property
     def length(self) -> int:
-        """Number of tokens."""
         return self.call.keys
 
     @property
@@ -48,17 +47,10 @@ class Layer:
 
     @torch.no_grad()
     def rows(self, show: Quantity, first: int, last: int) -> Tensor:
-        """Materialise the rows first…last of a map.
+        """Materialise the rows of the queries first…last: (heads, rows, keys), NaN where a key is not seen.
 
-        Args:
-            show: bias: what is added to the scores. scores: scaled q·k, rotated, with the bias, before the softmax.
-                weights: after the softmax.
-            first: Position of the first query.
-            last: Position of the last query, included.
-
-        Returns:
-            (heads, rows, keys), NaN where a query does not see a key. `keys` is last + 1 in a causal layer, since no
-            row sees further, and the length otherwise.
+        `bias` is what is added to the scores; `scores` are scaled q·k, rotated, with the bias, before the softmax.
+        `keys` is last + 1 in a causal layer, since no row sees further, and the length otherwise.
         """
         keys = last + 1 if self.causal else self.length
         call = replace(self.call, queries=keys, keys=keys)
@@ -111,25 +103,13 @@ class Layer:
         forward = self.rows(show, 0, 0)[:, 0].double().flip(-1)  # (heads, length): −(length − 1)…0
         return torch.cat([forward[:, :-1], backward], dim=-1)
 
-
-def form_of_head(layer: Layer, head: int) -> Form | None:
-    """The bias of one head of a layer (0 is the first), as a form with a single head."""
-    return None if layer.form is None else take_heads(layer.form, slice(head, head + 1), layer.heads)
+    def form_of_head(self, head: int) -> Form | None:
+        """The bias of one head (0 is the first), as a form with a single head."""
+        return None if self.form is None else take_heads(self.form, slice(head, head + 1), self.heads)
 
 
 def open_layer(number: int, seen: LayerCall) -> Layer:
-    """Make a layer from its queries and keys.
-
-    Args:
-        number: Number of the layer; 1 is the first.
-        seen: The queries and keys, and how the layer attends.
-
-    Returns:
-        The layer.
-
-    Raises:
-        ValueError: If the encoding does not fit the queries, or is defined for causal attention only.
-    """
+    """Make a layer from its queries and keys; 1 is the first."""
     position = seen.position
     call = make_call(seen.q, seen.k, position, **seen.arguments)
     q, k, form, call = positioned(seen.q, seen.k, position, call)
@@ -151,17 +131,7 @@ def turns(rotation: Rotation | None) -> RotaryFrequencies | None:
 
 @torch.no_grad()
 def model_layers(family: "Reader", model: "PreTrainedModel", ids: Tensor, numbers: Sequence[int]) -> list[Layer]:
-    """The layers of a model for an input.
-
-    Args:
-        family: The model's family, `Run.family`.
-        model: The model.
-        ids: Token ids (length,).
-        numbers: Numbers of the layers; 1 is the first.
-
-    Raises:
-        ValueError: The input of a layer is not finite.
-    """
+    """The layers of a model for token ids (length,); 1 is the first layer."""
     calls = family.calls(model, ids, numbers)
     return [open_layer(number, call) for number, call in zip(numbers, calls, strict=True)]
 
@@ -170,19 +140,7 @@ def model_layers(family: "Reader", model: "PreTrainedModel", ids: Tensor, number
 def layers_without_input(
     family: "Reader", model: "PreTrainedModel", length: int, numbers: Sequence[int]
 ) -> list[Layer] | None:
-    """The layers of a model without an input: only their bias can be drawn.
-
-    The model is not run, which for a long input would take far longer than computing the bias.
-
-    Args:
-        family: The model's family, `Run.family`.
-        model: The model.
-        length: Number of tokens.
-        numbers: Numbers of the layers; 1 is the first.
-
-    Returns:
-        The layers, or None if the bias of one of them depends on the input.
-    """
+    """The layers of a model that is not run, of which only the bias can be read; None if it depends on the input."""
     calls = family.calls_without_input(model, length, numbers)
     if calls is None:
         return None
@@ -195,17 +153,6 @@ def encoding_layer(position: Encoding, length: int, causal: bool = True) -> Laye
 
     An encoding that reads the layer's input or the scores gets random ones, N(0, 1). For the other encodings all tokens
     are equal and differ in their position only.
-
-    Args:
-        position: The encoding.
-        length: Number of tokens.
-        causal: Whether a query sees only keys up to its own position.
-
-    Returns:
-        The layer, with number 1.
-
-    Raises:
-        ValueError: If the encoding is defined for causal attention only and `causal` is False.
     """
     heads, head_dim = position.heads, position.head_dim
     hidden = torch.randn(1, length, position.width) if position.needs_hidden else None

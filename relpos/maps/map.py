@@ -1,22 +1,77 @@
-"""The values behind a picture: the maps of all heads of a layer, at one size of cells, and what is measured on them."""
+"""Maps: of all heads of a layer at the size of a page, with what is measured on them; and of one head in tiles."""
 
 import math
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from relpos.maps.computing import one_thread
 from relpos.maps.diagonals import Diagonals, Share, context_dependence, spread, uniformity
 from relpos.maps.head_values import all_heads
 from relpos.maps.layer import Layer, Quantity
-from relpos.maps.values import Cells, HeadValues, reduce_block
+from relpos.maps.values import Cells, HeadValues, all_cores, one_thread, reduce_block
 
 PIXELS = 512  # most cells per side: more than a panel has dots at 200 dots per inch
 NUMBERS = 2**18  # entries of a head that are materialised at a time: 2 MB in float64, which fit into the caches
 POINTS, ALL = 512, 2048  # distances of a profile whose diagonals are read one by one; up to which length all of them
+TILE = 256  # cells per side of a tile
+DIRECT = 3  # the highest level whose tiles are computed entry by entry: 2048 × 2048 entries
+KEPT = 512  # most cells per side of the lowest level of a pyramid, where tiles of a lower level can be computed
+ROW_POINTS = 4096  # most values of a row
+# A head whose values differ by less is practically constant: a constant cancels in the softmax, and between two keys so
+# small a difference changes the ratio of the weights by a factor of less than e^0.05, 5 %.
+FLAT_RANGE = 0.05
+LEAST_WEIGHT = 1e-4  # all weights below it have the same colour
+
+
+ColourMap = Literal["sequential", "diverging", "weights"]
+
+
+@dataclass(frozen=True)
+class ColourScale:
+    """The values that the colours of a map stand for: logarithmic for weights, else linear."""
+
+    low: float
+    high: float
+    log: bool
+    signed: bool  # whether 0 is the middle
+
+    @staticmethod
+    def of(low: float, high: float, weights: bool) -> "ColourScale":
+        """The scale of a map with values from `low` to `high`.
+
+        Both signs matter if the smaller side is more than half of the larger. Otherwise, colours centred on 0 would
+        leave much of the colour map unused; and 0 is not special to a softmax.
+        """
+        if weights:
+            return ColourScale(max(low, LEAST_WEIGHT), max(high, 2 * LEAST_WEIGHT), True, False)
+        below, above = sorted((-low, high))
+        return ColourScale(low + 0.0, high + 0.0, False, below > 0.5 * above)  # no −0
+
+    @property
+    def colour_map(self) -> ColourMap:
+        return "weights" if self.log else "diverging" if self.signed else "sequential"
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The values of the first and the last colour.
+
+        They span at least `FLAT_RANGE`, so that a head that is practically constant looks constant. Where one sign
+        dominates, the largest value is the lightest.
+        """
+        if self.log:
+            return self.low, self.high
+        if self.signed:
+            most = max(-self.low, self.high, FLAT_RANGE / 2)
+            return -most, most
+        return min(self.low, self.high - FLAT_RANGE), self.high
 
 
 @dataclass(frozen=True)
@@ -38,7 +93,6 @@ class Map:
 
     @property
     def heads(self) -> int:
-        """Number of heads."""
         return len(self.mean)
 
     def range(self, head: int | None = None) -> tuple[float, float]:
@@ -54,15 +108,7 @@ def map_of_layer(
     pixels: int = PIXELS,
     progress: Callable[[float], None] = lambda done: None,
 ) -> Map:
-    """The map of a layer on an input.
-
-    Args:
-        layer: The layer.
-        show: Which values: bias, scores or weights.
-        other: The same layer on another input of the same length, for the context dependence.
-        pixels: Most cells per side.
-        progress: Called with the completed fraction.
-    """
+    """The map of a layer; `other` is the same layer on another input, for the context dependence."""
     others = None if other is None else all_heads(other, show)
     return compute_map(all_heads(layer, show), show, layer.number, others, pixels, progress)
 
@@ -76,27 +122,24 @@ def compute_map(
     pixels: int = PIXELS,
     progress: Callable[[float], None] = lambda done: None,
 ) -> Map:
-    """The map of some heads: from their forms where that is possible, else in one pass over their entries.
-
-    Args:
-        heads: The values of each head.
-        show: What they are: bias, scores or weights.
-        number: Number of the layer; 1 is the first.
-        others: The values of the same heads on another input, for the context dependence.
-        pixels: Most cells per side.
-        progress: Called with the completed fraction.
-    """
+    """The map of some heads: from their forms where that is possible, else in one pass over their entries."""
     length, causal = heads[0].length, all(head.causal for head in heads)
     size = math.ceil(length / pixels)
     closed = size > 1 and all(head.closed for head in [*heads, *(others or [])])
     apart = [head.squared_difference(other) for head, other in zip(heads, others or [], strict=False) if closed]
     known = [x for x in apart if x is not None]
     if closed and len(known) == len(apart):
+        side, cells = math.ceil(length / size), []
         with one_thread():  # many small sums
-            cells, diagonals, compared = _from_forms(heads, others, size, progress)
+            for place, head in enumerate(heads):
+                cells.append(head.cells(0, side, 0, side, size))
+                progress((place + 1) / len(heads))
+            diagonals, *compared = (
+                Diagonals.joined([head.diagonals() for head in group]) for group in (heads, others) if group
+            )
         difference = torch.tensor(known, dtype=torch.float64)
     else:
-        cells, diagonals, compared, difference = _pass_over_entries(heads, others, causal, size, progress)
+        cells, diagonals, compared, difference = _pass_over_entries(heads, others or [], causal, size, progress)
     low, mean, high = torch.stack([head.planes for head in cells], dim=1).numpy()
     distances = torch.arange(0 if causal else 1 - length, length)
     if diagonals.extremes:
@@ -104,49 +147,24 @@ def compute_map(
     else:
         distances = distances if length <= ALL else torch.tensor(spread(int(distances[0]), length - 1, POINTS))
         profile = torch.stack([head.profile(distances) for head in heads], dim=1)
-    context = None if compared is None else context_dependence(diagonals, compared, difference)
-    return Map(
-        number,
-        show,
-        causal,
-        length,
-        size,
-        low,
-        mean,
-        high,
-        distances.numpy(),
-        profile.float().numpy(),
-        uniformity(diagonals),
-        context,
-    )
-
-
-def _from_forms(
-    heads: Sequence[HeadValues], others: Sequence[HeadValues] | None, size: int, progress: Callable[[float], None]
-) -> tuple[list[Cells], Diagonals, Diagonals | None]:
-    """Cells and diagonals of the heads, and the diagonals of the others."""
-    cells = []
-    side = math.ceil(heads[0].length / size)
-    for place, head in enumerate(heads):
-        cells.append(head.cells(0, side, 0, side, size))
-        progress((place + 1) / len(heads))
-    diagonals = Diagonals.joined([head.diagonals() for head in heads])
-    return cells, diagonals, None if others is None else Diagonals.joined([other.diagonals() for other in others])
+    context = context_dependence(diagonals, compared[0], difference) if compared else None
+    by_distance, measured = (distances.numpy(), profile.float().numpy()), (uniformity(diagonals), context)
+    return Map(number, show, causal, length, size, low, mean, high, *by_distance, *measured)
 
 
 def _pass_over_entries(
     heads: Sequence[HeadValues],
-    others: Sequence[HeadValues] | None,
+    others: Sequence[HeadValues],
     causal: bool,
     size: int,
     progress: Callable[[float], None],
-) -> tuple[list[Cells], Diagonals, Diagonals | None, torch.Tensor]:
+) -> tuple[list[Cells], Diagonals, list[Diagonals], Tensor]:
     """Cells and diagonals of the heads, the diagonals of the others, and the squared differences between them."""
     length = heads[0].length
     side = math.ceil(length / size)
     cells = [Cells.empty(side, side) for _ in heads]
     diagonals = [Diagonals(1, length, causal) for _ in heads]
-    compared = [Diagonals(1, length, causal) for _ in others or []]
+    compared = [Diagonals(1, length, causal) for _ in others]
     difference = torch.zeros(len(heads), dtype=torch.float64)
     for first, end in max(heads, key=lambda head: head.together).row_blocks(NUMBERS, size):
         right = end if causal else length
@@ -155,10 +173,109 @@ def _pass_over_entries(
             rows = math.ceil(end / size) - first // size
             cells[place].put(first // size, 0, reduce_block(values, rows, math.ceil(right / size), size))
             diagonals[place].add(values[None], first)
-        for place, other in enumerate(others or []):
+        for place, other in enumerate(others):
             values = other.block(first, end, 0, right).double()
             compared[place].add(values[None], first)
             difference[place] += (values - blocks[place]).nan_to_num(0.0, 0.0, 0.0).square_().sum()
         progress((end / length) ** 2 if causal else end / length)
-    joined = Diagonals.joined(compared) if others is not None else None
-    return cells, Diagonals.joined(diagonals), joined, difference
+    return cells, Diagonals.joined(diagonals), [Diagonals.joined(compared)] if compared else [], difference
+
+
+class HeadMap:
+    """The map of one head in tiles: on demand from its values, or from a pyramid that is built once, in bounded memory.
+
+    A tile of level z has 256 × 256 cells of 2^z × 2^z entries. Level 0 has the entries themselves, and the top level is
+    the first that fits into one tile.
+    """
+
+    def __init__(self, values: HeadValues) -> None:
+        self.values, self.length = values, values.length
+        self.top = self.level_of(TILE)
+        self.base = max(DIRECT + 1, self.level_of(KEPT))  # the lowest level of the pyramid
+        self._lock = threading.Lock()
+        self._levels: dict[int, Cells] = {}
+
+    def cells_at(self, level: int) -> int:
+        """Cells per side at a level."""
+        return -(-self.length >> level) if level else self.length
+
+    def level_of(self, cells: int) -> int:
+        """The finest level with at most this many cells per side."""
+        level = 0
+        while self.cells_at(level) > cells:
+            level += 1
+        return level
+
+    def tile(self, level: int, row: int, column: int) -> Tensor:
+        """Minimum, mean and maximum of every cell of a tile: (3, 256, 256), NaN where nothing is seen."""
+        side = self.cells_at(min(max(level, 0), self.top))
+        tiles = -(-side // TILE)
+        if not (0 <= level <= self.top and 0 <= row < tiles and 0 <= column < tiles):
+            raise ValueError(
+                f"there is no tile {row}, {column} at level {level}: {self.length} tokens have the levels 0 to "
+                f"{self.top}, and level {min(max(level, 0), self.top)} has {tiles} tiles per side."
+            )
+        rows, columns = (min(TILE, side - TILE * place) for place in (row, column))
+        out = torch.full((3, TILE, TILE), torch.nan)
+        out[:, :rows, :columns] = self.cells(level, TILE * row, rows, TILE * column, columns).planes
+        return out
+
+    def cells(self, level: int, row: int, rows: int, column: int, columns: int) -> Cells:
+        """Some cells of a level: from the values, or from the pyramid."""
+        if level < self.top and (level < self.base or self.values.closed):
+            return self.values.cells(row, rows, column, columns, 1 << level)
+        return self.grid(level).part(row, rows, column, columns)
+
+    def grid(self, level: int) -> Cells:
+        """All cells of a level of the pyramid; they are computed once."""
+        with self._lock:
+            if level in self._levels:
+                return self._levels[level]
+            lowest = self.base if level >= self.base and not self.values.closed else level
+            if lowest not in self._levels:
+                side = self.cells_at(lowest)
+                with nullcontext() if self.values.closed else all_cores():
+                    self._levels[lowest] = self.values.cells(0, side, 0, side, 1 << lowest)
+            for above in range(lowest + 1, level + 1):
+                if above not in self._levels:
+                    self._levels[above] = self._levels[above - 1].halved()
+            return self._levels[level]
+
+    @cached_property
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest value."""
+        cells = self.grid(self.top)
+        return float(cells.low.amin()) + 0.0, float(cells.high.amax()) + 0.0  # no −0
+
+    @cached_property
+    def range_without_sink(self) -> tuple[float, float]:
+        """The smallest and the largest value without the first key."""
+        if self.values.closed or self.length <= TILE:
+            return self.values.extremes_without_first_key()
+        level = min(self.base, self.top)
+        cells = self.grid(level)
+        low, high = self.values.extremes(1, 1 << level)  # the other keys of the first column of cells
+        return min(low, float(cells.low[:, 1:].amin())), max(high, float(cells.high[:, 1:].amax()))
+
+    def value(self, query: int, key: int) -> float | None:
+        """One entry; None if the query does not see the key."""
+        self._check("query", query)
+        self._check("key", key)
+        value = float(self.values.block(query, query + 1, key, key + 1)[0, 0])
+        return value if math.isfinite(value) else None
+
+    def row(self, query: int) -> tuple[int, Tensor]:
+        """All values of a query: how many keys a point stands for, and (3, points) minimum, mean and maximum."""
+        self._check("query", query)
+        step = -(-self.length // ROW_POINTS)
+        values = self.values.block(query, query + 1, 0, self.length)
+        return step, reduce_block(values, 1, -(-self.length // step), step).planes[:, 0]
+
+    def _check(self, name: str, place: int) -> None:
+        if not 0 <= place < self.length:
+            raise ValueError(f"there is no {name} {place}: the positions are 0 to {self.length - 1}.")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it keeps."""
+        return self.values.nbytes + sum(x.nbytes for cells in list(self._levels.values()) for x in cells)

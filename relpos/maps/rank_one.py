@@ -5,34 +5,26 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from relpos.forms.bias import RankOne
-from relpos.maps.computing import check_time
 from relpos.maps.diagonals import Diagonals, counts
-from relpos.maps.entries import Entries
-from relpos.maps.layer import Layer
-from relpos.maps.values import Cells, HeadValues
+from relpos.maps.values import Cells, HeadValues, check_time
 
 COARSE = 8  # queries per cell from which rows of cells are reduced this way
 
 
 class RankOneValues(HeadValues):
-    """B_ij = −w_i·(T_i − T_j) for keys up to the query.
-
-    Args:
-        layer: A causal layer with such a bias.
-        head: The head; 0 is the first.
-    """
+    """B_ij = −w_i·(T_i − T_j) for keys up to the query, of a causal bias with a single head."""
 
     closed = causal = True
 
-    def __init__(self, layer: Layer, head: int) -> None:
-        self.length, self.entries = layer.length, Entries(layer, head, "bias")
-        form = layer.form
-        assert isinstance(form, RankOne)
-        self.total = form.total[0, head].double()  # (length,)
-        self.weight = torch.ones_like(self.total) if form.weight is None else form.weight[0, head].double()
+    def __init__(self, form: RankOne, length: int) -> None:
+        self.length = length
+        self.total = form.total[0, 0].double()  # (length,)
+        self.weight = torch.ones_like(self.total) if form.weight is None else form.weight[0, 0].double()
 
     def block(self, first: int, end: int, left: int, right: int) -> Tensor:
-        return self.entries.block(first, end, left, right)
+        i, j = torch.arange(first, end)[:, None], torch.arange(left, right)
+        values = -self.weight[first:end, None] * (self.total[first:end, None] - self.total[left:right]) + 0.0
+        return values.masked_fill(i < j, torch.nan).float()
 
     def cells(self, row: int, rows: int, column: int, columns: int, size: int) -> Cells:
         if size < COARSE:

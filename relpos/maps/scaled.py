@@ -16,10 +16,8 @@ from torch.nn import functional as F
 
 from relpos.attend.piecewise import hinges
 from relpos.forms.bias import Scaled
-from relpos.maps.computing import check_time
 from relpos.maps.diagonals import Diagonals, counts
-from relpos.maps.layer import Layer, form_of_head
-from relpos.maps.values import Cells, HeadValues
+from relpos.maps.values import Cells, HeadValues, check_time
 
 COARSE = 4  # queries per cell from which cells are reduced this way
 NUMBERS = 2**18  # values that are materialised at a time
@@ -27,19 +25,12 @@ ROUNDING = 1e-5  # relative: the table is in float32
 
 
 class ScaledValues(HeadValues):
-    """A causal bias of the form Scaled for which `has_pieces` holds.
-
-    Args:
-        layer: The layer.
-        head: The head; 0 is the first.
-    """
+    """A causal bias with a single head for which `has_pieces` holds."""
 
     closed = causal = True
 
-    def __init__(self, layer: Layer, head: int) -> None:
-        form = form_of_head(layer, head)
-        assert isinstance(form, Scaled)
-        self.length, self.form = layer.length, form
+    def __init__(self, form: Scaled, length: int) -> None:
+        self.length, self.form = length, form
         self.table, self.row = form.table.double(), form.row[0].double()
         self.inverse = 1 / self.row
         self.before = F.pad(self.table.cumsum(0), (1, 0))  # the sum over all shorter distances
@@ -203,13 +194,13 @@ class ScaledValues(HeadValues):
         return sum(x.nbytes for x in (self.table, self.row, self.inverse, self.before))
 
 
-def has_pieces(form: object) -> bool:
+def has_pieces(form: Scaled) -> bool:
     """Whether a causal form can be reduced by its pieces.
 
     Neither its table nor its rows may decrease, and x_ij must never decrease with i: each step of the table up to
     distance i is at least that of row i.
     """
-    if not isinstance(form, Scaled) or form.column is not None or form.where is not None:
+    if form.column is not None or form.where is not None:
         return False
     table, row = form.table.double(), form.row[0].double()
     if not (bool((table.diff() >= 0).all()) and bool((row.diff() >= 0).all())):

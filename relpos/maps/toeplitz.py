@@ -13,10 +13,8 @@ COARSE = 4  # queries per cell from which rows of cells are reduced by windows i
 class ByDistance(HeadValues):
     """A map whose entries are a function of the distance query − key.
 
-    Args:
-        values: By distance, (distances,): 0…length − 1 of a causal map, −(length − 1)…length − 1 in both directions.
-            What is not finite is not seen.
-        length: Number of tokens.
+    `values` (distances,) has 0…length − 1 of a causal map, −(length − 1)…length − 1 in both directions; what is not
+    finite is not seen.
     """
 
     closed = True
@@ -102,11 +100,7 @@ class ByDistance(HeadValues):
 
 
 class FlatContent(HeadValues):
-    """Weights e^b(i − j) / Σ_j e^b(i − j): the softmax over equal content, for a bias b by distance.
-
-    Args:
-        bias: The bias.
-    """
+    """Weights e^b(i − j) / Σ_j e^b(i − j): the softmax over equal content, for a bias b by distance."""
 
     def __init__(self, bias: ByDistance) -> None:
         self.length, self.causal, self.bias = bias.length, bias.causal, bias
@@ -182,11 +176,9 @@ class FlatContent(HeadValues):
             return 1.0, 1.0
         return float((nearest - self.lse[1:]).amin().exp()), float((largest - self.lse[1:]).amax().exp())
 
-    @property
-    def mean_entropy(self) -> float | None:
-        """The mean entropy of a row's weights in nats; None in both directions."""
+    def mean_entropy(self) -> float:
         if not self.closed:
-            return None
+            return super().mean_entropy()
         logits = self.bias.values.nan_to_num(nan=-torch.inf)
         shares = (logits - logits.amax()).exp()
         weighted = torch.where(shares > 0, shares * logits.nan_to_num(neginf=0.0), 0.0).cumsum(dim=0)  # Σ e^b·b

@@ -5,18 +5,60 @@ they exist. Nothing here materialises length × length values.
 """
 
 import math
+import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.maps.computing import check_time, one_thread
 from relpos.maps.diagonals import Diagonals
 
 ENTRIES = 2**20  # values that are materialised at a time: 4 MB in float32
+_deadline: ContextVar[float | None] = ContextVar("deadline", default=None)  # by time.monotonic; None: no limit
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Limit the time of what is computed inside."""
+    token = _deadline.set(time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def check_time() -> None:
+    """Called in loops over long maps: raises TimeoutError if the time is up."""
+    deadline = _deadline.get()
+    if deadline is not None and time.monotonic() > deadline:
+        raise TimeoutError("this takes too long to compute: give a smaller length.")
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run what is inside on this many of torch's threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def all_cores() -> AbstractContextManager[None]:
+    """For what is large enough for all cores, unlike a tile: a model that reads or writes, a complete map."""
+    return threads(max(torch.get_num_threads(), os.cpu_count() or 1))
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """For many small sums: several threads take up to six times as long on a busy machine."""
+    return threads(1)
 
 
 class Cells(NamedTuple):
@@ -25,11 +67,10 @@ class Cells(NamedTuple):
     low: Tensor  # inf where nothing is seen
     total: Tensor  # float64
     high: Tensor  # −inf where nothing is seen
-    seen: Tensor  # their number, float64
+    seen: Tensor  # float64
 
     @staticmethod
     def empty(rows: int, columns: int) -> "Cells":
-        """Cells in which nothing is seen yet."""
         total, seen = torch.zeros(2, rows, columns, dtype=torch.float64)
         return Cells(total + torch.inf, total, total - torch.inf, seen)
 
@@ -43,18 +84,17 @@ class Cells(NamedTuple):
         self.seen[here] += part.seen
 
     def part(self, row: int, rows: int, column: int, columns: int) -> "Cells":
-        """Some of the cells."""
         return Cells(*(x[row : row + rows, column : column + columns] for x in self))
 
     def halved(self) -> "Cells":
         """The cells of twice the size."""
-        low, high = (self._pairs(x, fill) for x, fill in ((self.low, torch.inf), (self.high, -torch.inf)))
-        total, count = (self._pairs(x, 0.0) for x in (self.total, self.seen))
-        return Cells(low.amin(dim=(1, 3)), total.sum(dim=(1, 3)), high.amax(dim=(1, 3)), count.sum(dim=(1, 3)))
-
-    def _pairs(self, x: Tensor, fill: float) -> Tensor:
-        rows, columns = x.shape
-        return F.pad(x, (0, columns % 2, 0, rows % 2), value=fill).view(-(-rows // 2), 2, -(-columns // 2), 2)
+        rows, columns = self.low.shape
+        fills = (torch.inf, 0.0, -torch.inf, 0.0)
+        low, total, high, seen = (
+            F.pad(x, (0, columns % 2, 0, rows % 2), value=fill).view(-(-rows // 2), 2, -(-columns // 2), 2)
+            for x, fill in zip(self, fills, strict=True)
+        )
+        return Cells(low.amin(dim=(1, 3)), total.sum(dim=(1, 3)), high.amax(dim=(1, 3)), seen.sum(dim=(1, 3)))
 
     @property
     def planes(self) -> Tensor:
@@ -62,50 +102,37 @@ class Cells(NamedTuple):
         planes = torch.stack([self.low.float(), (self.total / self.seen).float(), self.high.float()])
         return planes.masked_fill(self.seen == 0, torch.nan) + 0.0  # no −0
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its tensors."""
-        return sum(x.nbytes for x in self)
-
 
 class HeadValues(ABC):
-    """The values of one head.
-
-    Attributes:
-        length: Number of tokens.
-        causal: Whether no query sees a key after its own.
-        closed: Whether cells of any size and the sums along diagonals follow from the form, without its entries.
-        together: Heads whose entries are computed together.
-    """
+    """The values of one head, computed on request."""
 
     length: int
-    causal: bool
-    closed: bool = False
-    together: int = 1
+    causal: bool  # whether no query sees a key after its own
+    closed: bool = False  # whether cells of any size and the sums along diagonals follow from the form
+    together: int = 1  # heads whose entries are computed together
 
     @abstractmethod
     def block(self, first: int, end: int, left: int, right: int) -> Tensor:
         """The entries of the queries first…end − 1 and the keys left…right − 1, NaN where a key is not seen."""
 
     def cells(self, row: int, rows: int, column: int, columns: int, size: int) -> Cells:
-        """Reduce the cells from `row` and `column` on.
-
-        Args:
-            row: First row of cells.
-            rows: Number of rows of cells.
-            column: First column of cells.
-            columns: Number of columns of cells.
-            size: Queries and keys per cell.
-        """
+        """Reduce rows × columns cells of `size` queries and keys, from `row` and `column` on."""
+        cells = Cells.empty(rows, columns)
         step = max(1, ENTRIES // (columns * size * size))
-        left, right = column * size, min((column + columns) * size, self.length)
-        parts = []
-        for first in range(row, row + rows, step):
+        for first in range(0, rows, step):
             check_time()
-            end = min(first + step, row + rows)
-            values = self.block(first * size, min(end * size, self.length), left, right)
-            parts.append(reduce_block(values, end - first, columns, size))
-        return Cells(*(torch.cat(column) for column in zip(*parts, strict=True)))
+            last = min(first + step, rows)
+            # Of a causal map, columns before these rows of cells are seen by all of their queries, those after by none.
+            before, after = 0, columns
+            if self.causal:
+                before, after = (min(max(row + place - column, 0), columns) for place in (first, last))
+            for start, stop in ((0, before), (before, after)):
+                if start == stop:
+                    continue
+                queries = ((row + first) * size, min((row + last) * size, self.length))
+                keys = ((column + start) * size, min((column + stop) * size, self.length))
+                cells.put(first, start, reduce_block(self.block(*queries, *keys), last - first, stop - start, size))
+        return cells
 
     def diagonals(self) -> Diagonals:
         """Sums along every diagonal, exact: in one pass over all entries, or from the form."""
@@ -140,23 +167,34 @@ class HeadValues(ABC):
         """The sum of squared differences from another head's entries; None if that needs a pass over all."""
         return None
 
-    def extremes_without_first_key(self) -> tuple[float, float]:
-        """The smallest and the largest value of the keys from 1 on; of all keys if there is no other."""
-        left = min(1, self.length - 1)
+    def extremes(self, left: int, right: int) -> tuple[float, float]:
+        """The smallest and the largest value of the keys left…right − 1, entry by entry."""
         low, high = math.inf, -math.inf
-        for first, end in self.row_blocks(ENTRIES):
-            values = self.block(first, end, left, self.length)
+        for first, end in self.row_blocks(ENTRIES, width=right - left):
+            values = self.block(first, end, left, right)
             seen = values.isfinite()
             low = min(low, float(torch.where(seen, values, torch.inf).amin()))
             high = max(high, float(torch.where(seen, values, -torch.inf).amax()))
         return low, high
 
-    def row_blocks(self, entries: int, size: int = 1) -> Iterator[tuple[int, int]]:
-        """First row, and past the last, of blocks of about so many entries, which do not cut cells of `size` rows.
+    def extremes_without_first_key(self) -> tuple[float, float]:
+        """The smallest and the largest value of the keys from 1 on; of all keys if there is no other."""
+        return self.extremes(min(1, self.length - 1), self.length)
 
-        A block may be a part of one row of cells.
+    def mean_entropy(self) -> float:
+        """The mean entropy of the rows in nats, if these are attention weights."""
+        total = 0.0
+        for first, end in self.row_blocks(ENTRIES):
+            weights = self.block(first, end, 0, end if self.causal else self.length).double().nan_to_num(0.0, 0.0, 0.0)
+            total += float(torch.special.entr(weights.clamp(min=0)).sum())
+        return total / self.length
+
+    def row_blocks(self, entries: int, size: int = 1, width: int | None = None) -> Iterator[tuple[int, int]]:
+        """First row, and past the last, of blocks of about this many entries, which do not cut cells of `size` rows.
+
+        A block may be a part of one row of cells. `width` is the number of keys per row, all by default.
         """
-        rows = max(1, entries // (self.length * self.together))
+        rows = max(1, entries // ((self.length if width is None else width) * self.together))
         wide = rows // size * size or size  # rows of complete rows of cells
         for top in range(0, self.length, wide):
             bottom = min(top + wide, self.length)
@@ -171,11 +209,7 @@ class HeadValues(ABC):
 
 
 class TensorValues(HeadValues):
-    """Values that are there already.
-
-    Args:
-        values: (queries, keys), as many as each other; what is not finite is not seen.
-    """
+    """Values (queries, keys) that exist already; what is not finite is not seen."""
 
     def __init__(self, values: Tensor) -> None:
         self.length = len(values)
@@ -190,12 +224,7 @@ class TensorValues(HeadValues):
 
 
 class Difference(HeadValues):
-    """a − b, where both are seen.
-
-    Args:
-        a: The values of one head.
-        b: Those of another, of the same length.
-    """
+    """a − b, where both are seen, of two heads of the same length."""
 
     def __init__(self, a: HeadValues, b: HeadValues) -> None:
         self.length, self.causal, self.a, self.b = a.length, a.causal or b.causal, a, b

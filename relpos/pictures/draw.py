@@ -6,11 +6,10 @@ from typing import Any, cast, get_args
 
 from matplotlib.figure import Figure
 
-from relpos.encodings.registry import names
-from relpos.forms.encoding import Encoding
 from relpos.maps.layer import Layer, Quantity
 from relpos.maps.map import PIXELS, Map, compute_map, map_of_layer
-from relpos.maps.tensors import is_tensor, open_tensor
+from relpos.maps.model_subject import open_view
+from relpos.maps.subject import Request, TensorSubject, View, is_tensor, label_apart, token_name
 from relpos.pictures.captions import make_caption, untrained_line
 from relpos.pictures.map_figures import draw_maps, draw_profiles, draw_sheet, draw_together
 from relpos.pictures.mass_figures import mass_picture
@@ -19,14 +18,6 @@ from relpos.pictures.options import COLUMNS, MOST_LABELS, DrawOptions
 from relpos.pictures.picture import Arrays, Picture, layer_arrays, map_arrays, map_numbers
 from relpos.pictures.position_figures import scores_picture
 from relpos.pictures.printed_page import WIDTHS, Look
-from relpos.pictures.subjects import (
-    Subject,
-    encoding_subject,
-    label_apart,
-    layer_numbers,
-    model_subject,
-    token_name,
-)
 from relpos.system.options import takes
 
 WINDOWS = 4  # of held-out text, over which means are taken
@@ -79,14 +70,14 @@ def draw(options: DrawOptions) -> Picture:
     return Picture(figure, maps, look.caption, {"profiles": profiles}, arrays)
 
 
-def _subject_picture(subject: Subject, look: Look, options: DrawOptions) -> Picture:
+def _subject_picture(subject: View, look: Look, options: DrawOptions) -> Picture:
     show = options.show
     if subject.tables is not None and show in (None, "position"):
         return _offsets_picture(subject, look, options)
     if show == "mass":
         return mass_picture(subject, look, options)
     # The positional part of a model is its bias if it adds one; an encoding alone is its positional part.
-    if show == "position" and subject.tokens is not None and any(layer.form is None for layer in subject.layers):
+    if show == "position" and subject.kind == "model" and any(layer.form is None for layer in subject.layers):
         picture = _term_picture if "embedding" in subject.place else scores_picture
         return picture(subject, look, options)
     profile = show in ("profile", "position")
@@ -96,15 +87,16 @@ def _subject_picture(subject: Subject, look: Look, options: DrawOptions) -> Pict
     return _maps_picture(subject, maps, look, options, draw_profiles if profile else sheet)
 
 
-def _subject(item: Any, options: DrawOptions) -> Subject:
-    text = None if options.text is None else (options.text, options.text_name)
-    sizes = (options.heads, options.head_dim, options.options or {}, options.length)
-    request = (*sizes, options.seed, options.layer, text)
-    if isinstance(item, Encoding) or item in names():
-        return encoding_subject(item, *request, causal=options.causal is not False)
-    input_free = options.show not in ("scores", "weights", "mass")
-    windows = WINDOWS if options.show in ("mass", "position") else 1
-    return model_subject(item, *request, input_free=input_free, windows=windows, bos=options.bos)
+def _subject(item: Any, options: DrawOptions) -> View:
+    own = ("length", "layer", "seed", "causal", "heads", "head_dim")
+    request = Request(
+        **{name: getattr(options, name) for name in own},
+        options=options.options or {},
+        text=None if options.text is None else (options.text, options.text_name),
+        windows=WINDOWS if options.show in ("mass", "position") else 1,
+        input_free=options.show not in ("scores", "weights", "mass"),
+    )
+    return open_view(item, request, options.bos)
 
 
 def _look(options: DrawOptions, heads: Sequence[int]) -> Look:
@@ -113,7 +105,7 @@ def _look(options: DrawOptions, heads: Sequence[int]) -> Look:
 
 
 def _maps_picture(
-    subject: Subject,
+    subject: View,
     maps: list[Map],
     look: Look,
     options: DrawOptions,
@@ -130,29 +122,23 @@ def _tensor_picture(options: DrawOptions) -> Picture:
         value = getattr(options, name)
         if value not in (None, False) or (name == "causal" and value is not None):
             raise ValueError(f"{name} is not for a tensor, which is drawn as it is: leave {name} out.")
-    tensor = open_tensor(options.what, options.show, options.tokens)
-    depth, heads = len(tensor.layers), len(tensor.layers[0])
-    numbers = layer_numbers(options.layer, depth)
-    look = _look(options, _chosen_heads(options, heads))
+    tensor = TensorSubject(options.what, options.show, options.tokens)
+    view = tensor.view(Request(layer=options.layer))
+    look = _look(options, _chosen_heads(options, view.heads))
     maps = []
-    for place, number in enumerate(numbers):
-        pixels = SHEET_PIXELS if len(numbers) > 1 else PIXELS
-        maps.append(compute_map(tensor.layers[number - 1], tensor.show, number, pixels=pixels))
-        options.progress((place + 1) / len(numbers))
-    which = "all layers" if len(numbers) > 1 else f"layer {numbers[0]} of {depth}"
-    about = {"model": None, "heads": heads, "tokens": tensor.tokens, "input": None}
-    subject = Subject(
-        "tensor", "score", [], None, "tensor", f"Tensor, {which}", f"of {tensor.length:,} tokens", about, []
-    )
-    look = replace(look, caption=options.title + make_caption([subject], maps, False))
-    if tensor.tokens is not None and tensor.length <= MOST_LABELS:
-        look = replace(look, labels=[token_name(token) for token in tensor.tokens])
-    return _maps_picture(subject, maps, look, options)
+    for place, number in enumerate(view.numbers):
+        pixels = SHEET_PIXELS if len(view.numbers) > 1 else PIXELS
+        values = view.all_values(tensor.default_show, number)
+        maps.append(compute_map(values, tensor.default_show, number, pixels=pixels))
+        options.progress((place + 1) / len(view.numbers))
+    look = replace(look, caption=options.title + make_caption([view], maps, False))
+    if view.tokens is not None and view.length <= MOST_LABELS:
+        look = replace(look, labels=[token_name(token) for token in view.tokens])
+    return _maps_picture(view, maps, look, options)
 
 
-def _term_picture(subject: Subject, look: Look, options: DrawOptions) -> Picture:
+def _term_picture(subject: View, look: Look, options: DrawOptions) -> Picture:
     """The position–position term of learned or sinusoidal positions, as heat maps."""
-    assert subject.equal is not None
     layers = subject.equal()
     maps = []
     for place, layer in enumerate(layers):
@@ -166,7 +152,7 @@ def _term_picture(subject: Subject, look: Look, options: DrawOptions) -> Picture
     return replace(picture, numbers=picture.numbers | {"shows": "position"})
 
 
-def _offsets_picture(subject: Subject, look: Look, options: DrawOptions) -> Picture:
+def _offsets_picture(subject: View, look: Look, options: DrawOptions) -> Picture:
     """The bias of each head by the offset of two patches, as heat maps."""
     assert subject.tables is not None
     tables = {layer.number: table for layer, table in zip(subject.layers, subject.tables, strict=True)}
@@ -185,7 +171,7 @@ def _offsets_picture(subject: Subject, look: Look, options: DrawOptions) -> Pict
     return replace(picture, numbers=picture.numbers | {"shows": "offsets"}, arrays=arrays)
 
 
-def _compute_maps(subjects: list[Subject], show: str | None, progress: Callable[[float], None]) -> list[Map]:
+def _compute_maps(subjects: list[View], show: str | None, progress: Callable[[float], None]) -> list[Map]:
     """The maps of all layers of all subjects."""
     values = _quantity(subjects, show)
     pairs: list[tuple[Layer, Layer | None]] = []
@@ -223,7 +209,7 @@ def _check_options(several: Sequence[object], options: DrawOptions) -> None:
             raise ValueError(f"{item} is given twice: give each encoding or folder once.")
 
 
-def check_directions(subjects: list[Subject], causal: bool | None) -> None:
+def check_directions(subjects: list[View], causal: bool | None) -> None:
     """Refuse a direction that is not the model's own, and profiles of different directions in one panel."""
     directions = {subject.label: subject.layers[0].causal for subject in subjects}
     words = {True: "causal", False: "in both directions"}
@@ -238,7 +224,7 @@ def check_directions(subjects: list[Subject], causal: bool | None) -> None:
         )
 
 
-def _quantity(subjects: list[Subject], show: str | None) -> Quantity:
+def _quantity(subjects: list[View], show: str | None) -> Quantity:
     """Which values are drawn: bias, scores or weights."""
     kinds: dict[str, Quantity] = {}
     for subject in subjects:
@@ -265,11 +251,11 @@ def _chosen_heads(options: DrawOptions, heads: int) -> list[int]:
     return [number - 1 for number in options.head] or list(range(heads))
 
 
-def _token_labels(subject: Subject, options: DrawOptions) -> list[str] | None:
+def _token_labels(subject: View, options: DrawOptions) -> list[str] | None:
     """The names of the tokens, if the axes are labelled with them."""
     if not options.label_tokens:
         return None
-    if subject.tokens is None:
+    if subject.kind == "encoding":
         raise ValueError("an encoding without a model has no tokens to name: give a run's folder.")
     if options.layer == "all" or options.show in BY_DISTANCE:
         raise ValueError(
@@ -280,4 +266,4 @@ def _token_labels(subject: Subject, options: DrawOptions) -> list[str] | None:
             f"{subject.layers[0].length} tokens are too many to be named on the axes: give a length of at most "
             f"{MOST_LABELS}."
         )
-    return subject.tokens
+    return [token_name(token) for token in subject.tokens or []]

@@ -2,12 +2,9 @@
 
 from collections.abc import Sequence
 
-from relpos.maps.map import Map
+from relpos.maps.map import FLAT_RANGE, Map
 
 ZERO, FLAT = "bias exactly 0", "practically constant"
-# A head whose values differ by less is practically constant: a constant cancels in the softmax, and between two keys so
-# small a difference changes the ratio of the weights by a factor of less than e^0.05, 5 %.
-FLAT_RANGE = 0.05
 
 
 def head_note(layer_map: Map, head: int) -> str | None:

@@ -9,9 +9,9 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from relpos.maps.map import Map
-from relpos.pictures.colours import LEAST_WEIGHT, Colours, linear_ticks, tick_words
-from relpos.pictures.head_notes import FLAT_RANGE, ZERO, head_note
+from relpos.maps.map import FLAT_RANGE, LEAST_WEIGHT, Map
+from relpos.pictures.colours import Colours, linear_ticks, tick_words
+from relpos.pictures.head_notes import ZERO, head_note
 from relpos.pictures.printed_page import (
     COLOUR_BAR,
     COLUMNS,

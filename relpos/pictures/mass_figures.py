@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from relpos.maps.bins import bin_centres, bin_means, distance_edges
-from relpos.maps.heads.head_classes import KINDS, HeadClass, Kind, class_heads
-from relpos.maps.heads.mass_profiles import MassProfile, layer_mass, mean_profile
+from relpos.maps.diagonals import bin_centres, bin_means, distance_edges
+from relpos.maps.distance_profiles import MassProfile, layer_mass, mean_profile
+from relpos.maps.head_classes import KINDS, HeadClass, Kind, class_heads
+from relpos.maps.subject import View
 from relpos.pictures.map_figures import sheet_title_size
 from relpos.pictures.options import DrawOptions
 from relpos.pictures.picture import Arrays, Picture, describe_subject, layer_arrays
@@ -29,7 +30,6 @@ from relpos.pictures.printed_page import (
     distance_word,
     text_width,
 )
-from relpos.pictures.subjects import Subject
 
 LEAST = 1e-6  # the lowest mass that is drawn
 # Okabe and Ito's colours, which the colour-blind can tell apart.
@@ -45,7 +45,7 @@ COLOURS: dict[Kind, str] = {
 FITTED, BAR, NOTE = "#666666", "#999999", "#444444"  # the fitted curve, the share of the sink, text in a panel
 
 
-def mass_picture(subject: Subject, look: Look, options: DrawOptions) -> Picture:
+def mass_picture(subject: View, look: Look, options: DrawOptions) -> Picture:
     """Draw the attention mass by distance: panels of one layer, or a contact sheet of several."""
     windows: list[list[MassProfile]] = []
     for layers in subject.windows():
@@ -56,7 +56,7 @@ def mass_picture(subject: Subject, look: Look, options: DrawOptions) -> Picture:
     options.progress(1.0)
     first = profiles[0]
     counts = _count_kinds(itertools.chain(*classes))
-    equal = "of equal tokens " if subject.tokens is None and not subject.layers[0].reads_scores else ""
+    equal = "of equal tokens " if subject.kind == "encoding" and not subject.layers[0].reads_scores else ""
     caption = (
         f"{options.title}{subject.heading}: attention mass by distance {equal}{mean_ending(subject)} The sink is the "
         f"share of the first token{' and of learned sinks' if first.learned_sinks else ''}, which the profiles leave "
@@ -92,7 +92,7 @@ def mass_picture(subject: Subject, look: Look, options: DrawOptions) -> Picture:
     return Picture(figure, [], caption, numbers, arrays, profiles, classes)
 
 
-def mean_ending(subject: Subject) -> str:
+def mean_ending(subject: View) -> str:
     """The end of the first sentence of the caption of a mean over windows of text."""
     ending = subject.mean_ending or subject.ending
     return ending if ending.endswith(".") else f"{ending}."

@@ -5,6 +5,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from relpos.maps import HEAD_DIM, HEADS, LENGTH
 from relpos.system.options import COUNT, SEED, Range, option, required
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 Show = Literal["bias", "scores", "weights", "profile", "mass", "position"]
 SHOWS: tuple[Show, ...] = get_args(Show)
-LENGTH, HEADS, HEAD_DIM = 512, 12, 64  # of an untrained encoding
 MOST_LABELS = 64  # tokens that can be named on the axes
 COLUMNS = 2  # of a printed page: the width of a picture
 SHOWN, LOOKS, UNTRAINED = "What is shown", "How it looks", "An untrained encoding"  # groups in the help

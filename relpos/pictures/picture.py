@@ -16,13 +16,13 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relpos.maps.heads.head_classes import HeadClass
-from relpos.maps.heads.mass_profiles import MassProfile
+from relpos.maps.distance_profiles import MassProfile
+from relpos.maps.head_classes import HeadClass
 from relpos.maps.map import Map
+from relpos.maps.subject import View
 from relpos.pictures.head_notes import head_note
 from relpos.pictures.map_figures import bar_ticks
 from relpos.pictures.printed_page import FORMATS, write
-from relpos.pictures.subjects import Subject
 from relpos.system.files import write_bytes
 from relpos.system.versions import versions
 
@@ -207,17 +207,13 @@ class LayerNumbers(TypedDict):
     heads: list[HeadNumbers]
 
 
-def describe_subject(
-    subject: Subject, shows: str, causal: bool, length: int, seed: int, **more: object
-) -> dict[str, Any]:
+def describe_subject(subject: View, shows: str, causal: bool, length: int, seed: int, **more: object) -> dict[str, Any]:
     """The beginning of the JSON of every picture: what is drawn, its input and training, and versions."""
     values = {"encoding": subject.encoding, "shows": shows, "causal": causal, "length": length, **more}
     return {**values, **subject.about, "seed": seed, "versions": versions(PACKAGES)}
 
 
-def map_numbers(
-    subject: Subject, maps: Sequence[Map], figure: Figure, heads: Sequence[int], seed: int
-) -> dict[str, Any]:
+def map_numbers(subject: View, maps: Sequence[Map], figure: Figure, heads: Sequence[int], seed: int) -> dict[str, Any]:
     """What was drawn and measured on maps, one per layer: range, ticks and measures of every head."""
     bars = bar_ticks(figure)
     ticks = dict(zip(heads, bars if len(bars) > 1 else bars * len(heads), strict=False))

@@ -10,8 +10,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from relpos.maps.bins import bin_centres, bin_means, distance_edges
-from relpos.maps.heads.positional_part import (
+from relpos.maps.diagonals import bin_centres, bin_means, distance_edges
+from relpos.maps.distance_profiles import (
     RotationKernel,
     ScoreProfile,
     layer_scores,
@@ -19,20 +19,20 @@ from relpos.maps.heads.positional_part import (
     rotation_kernel,
     token_means,
 )
+from relpos.maps.subject import View
 from relpos.pictures.colours import BOTH_SIGNS, linear_ticks, tick_words
 from relpos.pictures.map_figures import draw_bar
 from relpos.pictures.mass_figures import binned, distance_ranges, mean_ending
 from relpos.pictures.options import DrawOptions
 from relpos.pictures.picture import Picture, describe_subject, layer_arrays
 from relpos.pictures.printed_page import COLUMNS, TICK, TITLE, Grid, Look, Page, distance_axis, distance_word
-from relpos.pictures.subjects import Subject
 
 SCORE, KERNEL = "#0072B2", "#D55E00"  # Okabe and Ito's blue and vermilion
 BAND = 0.15  # opacity of the standard deviation
 GAP = 0.1  # inches between the two panels of a head
 
 
-def scores_picture(subject: Subject, look: Look, options: DrawOptions) -> Picture:
+def scores_picture(subject: View, look: Look, options: DrawOptions) -> Picture:
     """Draw mean scores by distance, and the rotation's kernel where there is one, of one layer."""
     if len(subject.layers) > 1:
         raise ValueError("the scores and the rotation of one layer fill a page: give one layer, not all.")

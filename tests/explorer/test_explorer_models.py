@@ -9,8 +9,9 @@ import torch
 from explorer import client, get_tile, levels, make_scene, reduced_tile
 
 import relpos
-from relpos.explorer.model_subjects import ModelSubject
+from relpos.explorer.scenes import ExplorerSubject
 from relpos.maps.layer import model_layers
+from relpos.maps.model_subject import ModelSubject
 from relpos.training.training import train
 
 pytestmark = pytest.mark.heavy
@@ -28,7 +29,7 @@ def trained(settings, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def web(trained):
-    return client(*(ModelSubject(str(place), run) for place, run in enumerate(trained.values())))
+    return client(*(ExplorerSubject(str(place), ModelSubject(run)) for place, run in enumerate(trained.values())))
 
 
 def subject(trained, name):
@@ -41,7 +42,7 @@ def dense(run, ids, show, number, head):
 
 
 def token_ids(web, run, scene):
-    return web.explorer.scene(scene["scene"])._ids.tolist()
+    return web.explorer.scene(scene["scene"]).view.shown.ids.tolist()
 
 
 @pytest.mark.parametrize("name", ["cable", "rope", "kerple_log", "learned"])
@@ -87,9 +88,9 @@ def test_a_static_bias_does_not_run_the_model(web, trained, monkeypatch):
     assert scene["context_dependence"] == [[0.0] * 12] * 4
     kept = web.explorer.scene(scene["scene"])
     get_tile(web, scene, "bias", 1, 1, 0, 0, 0)
-    assert kept._read is None
+    assert "input" not in kept.view._computed
     get_tile(web, scene, "scores", 1, 1, 0, 0, 0)
-    assert kept._read is not None
+    assert "input" in kept.view._computed
 
 
 def test_a_static_bias_is_shown_far_beyond_the_text(web, trained):
@@ -103,7 +104,7 @@ def test_a_static_bias_is_shown_far_beyond_the_text(web, trained):
 
 
 def test_the_position_of_rope_is_the_kernel_of_the_means(web, trained):
-    from relpos.maps.heads.positional_part import rotation_kernel, token_means
+    from relpos.maps.distance_profiles import rotation_kernel, token_means
 
     run = trained["rope"]
     scene = make_scene(web, subject=subject(trained, "rope"), length=16)

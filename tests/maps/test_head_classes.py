@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import relpos
 from relpos.attend.arguments import LayerCall
-from relpos.maps.heads.curve_fits import fit_curves
-from relpos.maps.heads.head_classes import KINDS, class_heads
-from relpos.maps.heads.mass_profiles import MassProfile, layer_mass
+from relpos.maps.curve_fits import fit_curves
+from relpos.maps.distance_profiles import MassProfile, layer_mass
+from relpos.maps.head_classes import KINDS, class_heads
 from relpos.maps.layer import encoding_layer, open_layer
 
 LENGTH = 200

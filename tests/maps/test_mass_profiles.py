@@ -5,7 +5,7 @@ import torch
 
 import relpos
 from relpos.attend.arguments import LayerCall
-from relpos.maps.heads.mass_profiles import half_distances, layer_mass, mean_profile, stacked
+from relpos.maps.distance_profiles import half_distances, layer_mass, mean_profile, stacked
 from relpos.maps.layer import encoding_layer, open_layer
 
 HEADS, HEAD_DIM, LENGTH = 4, 8, 60

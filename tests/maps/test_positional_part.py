@@ -7,7 +7,7 @@ from transformers import GPT2Config, GPT2Model
 
 import relpos
 from relpos.attend.arguments import LayerCall
-from relpos.maps.heads.positional_part import equal_tokens, layer_scores, mean_scores, rotation_kernel, token_means
+from relpos.maps.distance_profiles import equal_tokens, layer_scores, mean_scores, rotation_kernel, token_means
 from relpos.maps.layer import model_layers, open_layer
 from relpos.models.family import family_of, get_family
 

@@ -7,10 +7,10 @@ from explorer import client, get_tile, reduced_tile
 
 import relpos
 from relpos.attend.arguments import LayerCall
-from relpos.explorer.tensor_subjects import TensorSubject
-from relpos.maps.heads.mass_profiles import layer_mass
+from relpos.explorer.scenes import ExplorerSubject
+from relpos.maps.distance_profiles import layer_mass, mass_of_weights
 from relpos.maps.layer import open_layer
-from relpos.maps.tensors import mean_entropy, open_tensor, tensor_mass
+from relpos.maps.subject import TensorSubject
 
 HIDDEN = torch.ones(20, 20).triu(1).bool()
 
@@ -49,7 +49,7 @@ def test_tokens_name_the_axes_and_a_space_is_a_token():
 
 def test_the_explorer_shows_a_tensor_and_its_tokens():
     values = weights()
-    web = client(TensorSubject("0", open_tensor(values, "weights", [f"w{n}" for n in range(20)])))
+    web = client(ExplorerSubject("0", TensorSubject(values, "weights", [f"w{n}" for n in range(20)])))
     scene = web.post("/api/scenes", json={"subject": "0"}).json()
     assert (scene["shows"], scene["length"], scene["layers"], scene["heads"]) == (["weights"], 20, 2, 3)
     tile = get_tile(web, scene, "weights", 2, 3, 0, 0, 0)
@@ -69,12 +69,12 @@ def test_the_mass_and_entropy_of_weights_are_those_of_the_layer():
     torch.manual_seed(1)
     q, k = torch.randn(2, 1, 3, 30, 8)
     layer = open_layer(1, LayerCall(q, k, relpos.encoding("alibi", 3, 8), {}))
-    (heads,) = open_tensor(layer.rows("weights", 0, 29), "weights", None).layers
-    ours, direct = tensor_mass(heads, 1), layer_mass(layer)
+    heads = TensorSubject(layer.rows("weights", 0, 29), "weights", None).head_values[0]
+    ours, direct = mass_of_weights(heads, 1), layer_mass(layer)
     torch.testing.assert_close(ours.by_distance, direct.by_distance, atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(ours.first_key, direct.first_key, atol=1e-6, rtol=1e-4)
     dense = torch.special.entr(layer.rows("weights", 0, 29).nan_to_num()).sum(-1).mean(-1)
-    assert [mean_entropy(head) for head in heads] == pytest.approx(dense.tolist(), rel=1e-5)
+    assert [head.mean_entropy() for head in heads] == pytest.approx(dense.tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transformers import DynamicCache, StaticCache
 
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
-from relpos.models.cache import DecodingLayer
+from relpos.models.base import DecodingLayer
 from relpos.models.decoder import logits_of
 
 

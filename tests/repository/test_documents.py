@@ -13,7 +13,7 @@ import yaml
 import relpos
 from relpos.cli import app
 from relpos.cli.from_options import parse_options, parsed_options
-from relpos.cli.listing import markdown_table
+from relpos.cli.tables import markdown_table
 from relpos.comparison.options import CompareOptions
 from relpos.evaluation.options import EvaluateOptions
 from relpos.pictures.options import DrawOptions

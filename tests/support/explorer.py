@@ -5,8 +5,10 @@ from pathlib import Path
 import numpy as np
 from starlette.testclient import TestClient
 
-from relpos.explorer.app import make_app
 from relpos.explorer.explorer import Explorer
+from relpos.explorer.scenes import ExplorerSubject
+from relpos.explorer.server import make_app
+from relpos.maps.subject import EncodingSubject
 
 TILE = 256
 
@@ -17,6 +19,11 @@ def client(*subjects, static: Path | None = None, **arguments) -> TestClient:
     made = TestClient(app, base_url="http://127.0.0.1:8123", raise_server_exceptions=False)
     made.explorer = explorer
     return made
+
+
+def named(name: str, length: int | None = None, id: str = "0") -> ExplorerSubject:
+    """An encoding as it is named on the command line."""
+    return ExplorerSubject(id, EncodingSubject(name), length)
 
 
 def make_scene(web: TestClient, **request) -> dict:

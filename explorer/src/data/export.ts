@@ -3,25 +3,8 @@
 import { Pyramid } from "./pyramid";
 import type { Place, Source, TileAddress } from "./source";
 import { Refusal } from "./source";
-import type { Evaluation, HeadDetail, LayerSummary, Range, Row, Scene, SceneRequest, Show, Start } from "./types";
-
-export interface StoredMap {
-  level: number; // the finest level that is held
-  low: number;
-  high: number;
-  log: boolean;
-  cells: string; // base64 of zlib of uint8: 0 is no value, 1 to 255 are low to high
-}
-
-export interface ExportData {
-  start: Start;
-  scenes: Scene[];
-  overview: Record<string, LayerSummary[]>;
-  heads: Record<string, HeadDetail>;
-  maps: Record<string, StoredMap>;
-  tokens: Record<string, string[]>;
-  evaluations: Record<string, Evaluation>;
-}
+import { ticksOf } from "../map/colours";
+import type { Colours, Evaluation, ExportData, HeadDetail, LayerSummary, Row, Scene, SceneRequest, Show, Start, StoredMap } from "./types";
 
 const KEPT = 12; // maps held uncompressed
 const FIXED = "This file holds only the inputs it was exported with. Run relpos explore for others.";
@@ -70,11 +53,12 @@ export class ExportSource implements Source {
     return (this.data.tokens[scene] ?? []).slice(first, first + count);
   }
 
-  async differenceRange(a: Place, b: Place): Promise<Range> {
+  async differenceRange(a: Place, b: Place): Promise<Colours> {
     const tile = await this.differenceTile(a, b, { level: Math.max(0, this.top(a)), row: 0, column: 0 });
-    let most = 0;
+    let most = this.data.start.limits.flat_range / 2;
     for (const value of tile) if (Math.abs(value) > most) most = Math.abs(value);
-    return { low: -most, high: most, colour_map: "diverging", log: false };
+    const scale = { low: -most, high: most, log: false, ticks: ticksOf(-most, most, 6) };
+    return { low: -most, high: most, colour_map: "diverging", log: false, scale };
   }
 
   async differenceTile(a: Place, b: Place, tile: TileAddress): Promise<Float32Array> {

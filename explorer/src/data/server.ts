@@ -2,7 +2,7 @@
 
 import type { Place, Source, TileAddress } from "./source";
 import { Refusal, TILE } from "./source";
-import type { Evaluation, HeadDetail, LayerSummary, Range, Row, Scene, SceneRequest, Show, Start } from "./types";
+import type { Colours, Evaluation, HeadDetail, LayerSummary, Row, Scene, SceneRequest, Show, Start } from "./types";
 
 const GONE = 410;
 
@@ -73,11 +73,11 @@ export class ServerSource implements Source {
     return (await this.json<{ tokens: string[] }>(address, scene, signal)).tokens;
   }
 
-  async differenceRange(a: Place, b: Place, signal?: AbortSignal): Promise<Range> {
+  async differenceRange(a: Place, b: Place, signal?: AbortSignal): Promise<Colours> {
     const answer = await this.retriedAll([a.scene, b.scene], () =>
       this.fetch(`difference/${a.scene}/${b.scene}/head/${pair(a, b)}`, { signal }),
     );
-    return (await answer.json()) as Range;
+    return (await answer.json()) as Colours;
   }
 
   differenceTile(a: Place, b: Place, tile: TileAddress, signal?: AbortSignal): Promise<Float32Array> {
@@ -128,7 +128,7 @@ export class ServerSource implements Source {
     return this.retriedAll([scene], ask);
   }
 
-  /** Asks; where the server has let go of a scene, has it made again and asks once more. */
+  /** Asks; if a scene was evicted, recreates it and retries. */
   private async retriedAll(scenes: string[], ask: () => Promise<Response>): Promise<Response> {
     const answer = await ask();
     if (answer.status !== GONE) return refused(answer);

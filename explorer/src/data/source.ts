@@ -1,6 +1,6 @@
 // Where the page gets its data: from a running server, or from what was inlined into an exported file.
 
-import type { Evaluation, HeadDetail, LayerSummary, Range, Row, Scene, SceneRequest, Show, Start } from "./types";
+import type { Colours, Evaluation, HeadDetail, LayerSummary, Row, Scene, SceneRequest, Show, Start } from "./types";
 
 export const TILE = 256;
 export const PLANES = { low: 0, mean: 1, high: 2 } as const;
@@ -36,7 +36,7 @@ export interface Source {
   row(place: Place, query: number, signal?: AbortSignal): Promise<Row>;
   value(place: Place, query: number, key: number, signal?: AbortSignal): Promise<number | null>;
   tokens(scene: string, first: number, count: number, signal?: AbortSignal): Promise<string[]>;
-  differenceRange(a: Place, b: Place, signal?: AbortSignal): Promise<Range>;
+  differenceRange(a: Place, b: Place, signal?: AbortSignal): Promise<Colours>;
   differenceTile(a: Place, b: Place, tile: TileAddress, signal?: AbortSignal): Promise<Float32Array>;
   evaluation(subject: string): Promise<Evaluation>;
   /** A figure or table made by relpos; null where only the page itself can make it. */

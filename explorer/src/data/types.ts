@@ -1,20 +1,24 @@
-// What the server sends: see docs/explorer.md. Layers and heads are counted from 1, queries and keys from 0.
+// Made by `python -m relpos.explorer.replies`: see relpos/explorer/replies.py.
 
 export type Show = "bias" | "scores" | "weights" | "position" | "flat";
+export type Kind = "encoding" | "model" | "tensor";
 export type ColourMap = "sequential" | "diverging" | "weights";
 export type Parameter = number | string | boolean | number[];
+export type Numbers = (number | null)[];
+export type Reading = NoInput | DocumentInput | TextInput;
+export type Input = NoInput | DocumentInput | TextInput | WrittenInput;
 
 export interface Slider {
   name: string;
   label: string;
   help: string;
   kind: "float" | "int" | "choice" | "per_head";
-  low?: number | null;
-  high?: number | null;
-  step?: number | null;
-  scale?: "linear" | "log";
+  low: number | null;
+  high: number | null;
+  step: number | null;
+  scale: "linear" | "log";
   value: Parameter;
-  choices?: (string | number | boolean)[] | null;
+  choices: (string | number | boolean)[] | null;
 }
 
 export interface EncodingCard {
@@ -35,30 +39,46 @@ export interface DocumentTitle {
   tokens: number;
 }
 
-export type Reading = { kind: "none" } | { kind: "document"; id: number } | { kind: "text"; text: string };
-/** What a model reads; "written": the first `length` tokens of something, and those that it wrote after them. */
-export type Input = Reading | { kind: "written"; of: Reading; length: number; tokens: number };
+export interface NoInput {
+  kind: "none";
+}
+
+export interface DocumentInput {
+  kind: "document";
+  id: number;
+}
+
+export interface TextInput {
+  kind: "text";
+  text: string;
+}
+
+export interface WrittenInput {
+  kind: "written";
+  of: Reading;
+  length: number;
+  tokens: number;
+}
 
 export interface SceneRequest {
   subject: string | null;
   encoding?: string | null;
-  length?: number | null;
+  length?: number;
   input?: Input;
   seed?: number;
   parameters?: Record<string, Parameter>;
-  heads?: number | null;
-  causal?: boolean | null;
+  heads?: number;
+  causal?: boolean;
 }
 
 export interface Subject {
   id: string;
   name: string;
-  kind: "encoding" | "model" | "tensor";
+  kind: Kind;
   encoding: string | null;
   family: string | null;
   layers: number;
   heads: number;
-  head_dim: number;
   causal: boolean;
   trained_length: number | null;
   shows: Show[];
@@ -70,8 +90,16 @@ export interface Subject {
   evaluation: boolean;
   formula: string | null;
   paper: string | null;
-  caption: string | null;
+  caption: string;
   parameters: Slider[];
+}
+
+export interface Limits {
+  text_bytes: number;
+  length: number;
+  length_of_scores: number;
+  tile: number;
+  flat_range: number;
 }
 
 export interface Start {
@@ -80,10 +108,11 @@ export interface Start {
   encodings: EncodingCard[];
   colour_maps: Record<ColourMap, string[]>;
   classes: string[];
-  limits: { text_bytes: number; length: number; tile: number };
+  limits: Limits;
 }
 
 export interface Scene {
+  from?: number;
   scene: string;
   request: SceneRequest;
   length: number;
@@ -96,29 +125,51 @@ export interface Scene {
   has_tokens: boolean;
   caption: string;
   notes: string[];
-  uniformity: (number | null)[][] | null;
-  context_dependence: (number | null)[][] | null;
-  from?: number;
+  uniformity: Numbers[] | null;
+  context_dependence: Numbers[] | null;
+}
+
+export interface Scale {
+  low: number;
+  high: number;
+  log: boolean;
+  ticks: number[];
 }
 
 export interface MassByDistance {
   distance: number[];
-  mass: (number | null)[];
+  mass: Numbers;
 }
 
-export interface HeadSummary {
-  head: number;
+export interface HeadClass {
   class: string | null;
   half_distance: number | null;
   decay: number | null;
   sink: number | null;
+}
+
+export interface Colours {
+  low: number;
+  high: number;
+  log: boolean;
+  colour_map: ColourMap;
+  scale: Scale;
+}
+
+export interface HeadSummary {
+  class: string | null;
+  half_distance: number | null;
+  decay: number | null;
+  sink: number | null;
+  low: number;
+  high: number;
+  log: boolean;
+  colour_map: ColourMap;
+  scale: Scale;
+  head: number;
   entropy: number | null;
   uniformity: number | null;
   context_dependence: number | null;
-  low: number;
-  high: number;
-  colour_map: ColourMap;
-  log?: boolean;
   map: string;
   profile: MassByDistance | null;
 }
@@ -126,22 +177,47 @@ export interface HeadSummary {
 export interface LayerSummary {
   layer: number;
   heads: HeadSummary[];
-  error?: string; // why a layer has no such values
+  error?: string;
 }
 
 export interface Range {
   low: number;
   high: number;
-  low_without_sink?: number | null;
-  high_without_sink?: number | null;
-  colour_map: ColourMap;
   log: boolean;
+  colour_map: ColourMap;
+  scale: Scale;
+  low_without_sink: number;
+  high_without_sink: number;
+  scale_without_sink: Scale;
 }
 
-export interface HeadDetail extends Range {
+export interface Profile {
+  distance: number[];
+  mean: Numbers;
+  low: Numbers;
+  high: Numbers;
+}
+
+export interface Mass {
+  distance: number[];
+  mass: Numbers;
+  fitted: Numbers;
+  fitted_distance: number[];
+  sink: number;
+}
+
+export interface HeadDetail {
+  low: number;
+  high: number;
+  log: boolean;
+  colour_map: ColourMap;
+  scale: Scale;
+  low_without_sink: number;
+  high_without_sink: number;
+  scale_without_sink: Scale;
   class: Record<string, unknown> | null;
-  profile: { distance: number[]; mean: (number | null)[]; low: (number | null)[]; high: (number | null)[] } | null;
-  mass: (MassByDistance & { fitted?: (number | null)[] | null; fitted_distance?: number[] | null; sink?: number | null }) | null;
+  profile: Profile;
+  mass: Mass | null;
   caption: string;
   alt: string;
 }
@@ -150,19 +226,39 @@ export interface Row {
   query: number;
   first: number;
   step: number;
-  mean: (number | null)[];
-  low: (number | null)[];
-  high: (number | null)[];
+  mean: Numbers;
+  low: Numbers;
+  high: Numbers;
+}
+
+export interface Curve {
+  label: string;
+  protocol: string;
+  lengths: number[];
+  perplexity: Numbers;
+  low: Numbers;
+  high: Numbers;
 }
 
 export interface Evaluation {
-  curves: {
-    label: string;
-    protocol: string;
-    lengths: number[];
-    perplexity: (number | null)[];
-    low: (number | null)[] | null;
-    high: (number | null)[] | null;
-  }[];
+  curves: Curve[];
   trained_length: number | null;
+}
+
+export interface StoredMap {
+  level: number;
+  low: number;
+  high: number;
+  log: boolean;
+  cells: string;
+}
+
+export interface ExportData {
+  start: Start;
+  scenes: Scene[];
+  overview: Record<string, LayerSummary[]>;
+  heads: Record<string, HeadDetail>;
+  maps: Record<string, StoredMap>;
+  tokens: Record<string, string[]>;
+  evaluations: Record<string, Evaluation>;
 }

@@ -1,17 +1,10 @@
-// Colours and ticks of maps, by the rules of relpos/pictures/colours.py: the same picture as in the figures.
+// Colours and ticks of maps. Their scale comes from the server (relpos/maps/map.py): the same picture as in the figures.
 
 import { PLANES, TILE, type Plane } from "../data/source";
-import type { Range } from "../data/types";
-
-export const FLAT_RANGE = 0.05; // a head whose values span less looks flat
-export const LEAST_WEIGHT = 1e-4; // all weights below it have the same colour
+import type { Scale } from "../data/types";
 
 /** Where a value lies on the colour bar. */
-export interface Norm {
-  low: number;
-  high: number;
-  log: boolean;
-}
+export type Norm = Omit<Scale, "ticks">;
 
 /** 256 colours as 32-bit pixels in the byte order of ImageData. */
 export type Palette = Uint32Array;
@@ -24,21 +17,6 @@ export function paletteOf(colours: string[]): Palette {
     bytes.setUint32(4 * n, ((rgb << 8) | 0xff) >>> 0); // big-endian: R, G, B, A
   });
   return pixels;
-}
-
-/** The norm of a range; `withoutSink` leaves the first key's column out of it. */
-export function normOf(range: Range, withoutSink: boolean): Norm {
-  const low = (withoutSink ? range.low_without_sink : null) ?? range.low;
-  const high = (withoutSink ? range.high_without_sink : null) ?? range.high;
-  if (range.log) {
-    const least = Math.max(low, LEAST_WEIGHT);
-    return { low: least, high: Math.max(high, 2 * least), log: true };
-  }
-  if (range.colour_map === "diverging") {
-    const most = Math.max(-low, high, FLAT_RANGE / 2);
-    return { low: -most, high: most, log: false };
-  }
-  return { low: Math.min(low, high - FLAT_RANGE), high, log: false };
 }
 
 /** From 0 (low) to 1 (high), clipped; NaN stays NaN. */
@@ -60,20 +38,15 @@ export function colourTile(values: Float32Array, plane: Plane, norm: Norm, palet
   return new Uint8ClampedArray(pixels.buffer);
 }
 
-/** The ticks of a colour bar or an axis: round numbers within the norm, at most `most` of them. */
-export function ticksOf(norm: Norm, most = 7): number[] {
-  if (norm.log) {
-    const ticks: number[] = [];
-    for (let power = Math.ceil(Math.log10(norm.low) - 1e-9); 10 ** power <= norm.high * (1 + 1e-9); power++) ticks.push(10 ** power);
-    return ticks.length ? ticks : [norm.high];
-  }
-  const span = norm.high - norm.low;
-  if (!(span > 1e-4 * Math.max(Math.abs(norm.low), Math.abs(norm.high)))) return [norm.high];
+/** The ticks of an axis: round numbers from `low` to `high`, at most `most` of them. */
+export function ticksOf(low: number, high: number, most = 7): number[] {
+  const span = high - low;
+  if (!(span > 1e-4 * Math.max(Math.abs(low), Math.abs(high)))) return [high];
   const raw = span / most;
   const base = 10 ** Math.floor(Math.log10(raw));
   const step = base * ([1, 2, 2.5, 5, 10].find((factor) => factor * base >= raw * (1 - 1e-9)) ?? 10);
   const ticks: number[] = [];
-  for (let n = Math.ceil(norm.low / step - 1e-6); n * step <= norm.high + 1e-6 * span; n++) ticks.push(n * step + 0);
+  for (let n = Math.ceil(low / step - 1e-6); n * step <= high + 1e-6 * span; n++) ticks.push(n * step + 0);
   return ticks;
 }
 

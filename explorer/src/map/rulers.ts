@@ -53,7 +53,7 @@ export function drawRuler(
     for (let n = first; n <= last; n++) if (n !== mark) write(n, tokenLabel(tokens(n) ?? ""), colours.text);
   } else {
     const most = Math.max(2, Math.floor((along ? frame.width : frame.height) / 70));
-    for (const tick of ticksOf({ low: first, high: Math.max(last, first + 1), log: false }, most)) {
+    for (const tick of ticksOf(first, Math.max(last, first + 1), most)) {
       if (!Number.isInteger(tick) || tick > last) continue;
       context.fillStyle = colours.faint;
       const at = Math.round(pixel(tick));

@@ -40,7 +40,7 @@ def make_problem(inputs: Inputs) -> tuple[Problem, list[TablePacking | TotalsPac
 
 
 def skipping_words(inputs: Inputs) -> int:
-    """Length of the record of skipped tiles, in 64-bit words, as relpos_skipping_words computes it."""
+    """Length of the record of skipped tiles (native/src/skipping.h), in 64-bit words; 0 if none is ever skipped."""
     forms = kinds(inputs)
     if not (inputs.skip and forms and all(form.skips for form in forms)) or inputs.softcap or inputs.dropout:
         return 0
@@ -69,7 +69,7 @@ def run_problem(inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor, Tenso
     p = problem.fields
     rows = inputs.q.shape[:3]
     out, lse = empty_out(inputs), torch.empty(2, *rows, dtype=torch.float32)
-    words = library.load().relpos_skipping_words(ctypes.byref(p))
+    words = skipping_words(inputs)
     skipping = torch.zeros(words, dtype=torch.int64)
     p.out, p.lse, p.skipping = Array.of(out), lse.data_ptr(), skipping.data_ptr() or None
     problem.run("relpos_forward")

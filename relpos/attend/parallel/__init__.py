@@ -25,7 +25,7 @@ from relpos.attend.arguments import (
     read_dropout,
     read_positions,
 )
-from relpos.attend.backends import attend, choose, positioned
+from relpos.attend.backends import attend
 from relpos.attend.parallel import ring
 from relpos.attend.parallel.exchange import Routes, gather_tokens, heads_of_slices, slices_of_heads
 from relpos.attend.parallel.slices import Inputs, Slices, agree, check_group
@@ -82,8 +82,7 @@ def attention_over_slices(
         "dropout": share,
         "seed": seeds,
     }
-    needed = gates if position is not None and position.needs_hidden else None
-    inputs = Inputs(slices, q, k, v, position, needed, of_all, backend)
+    inputs = Inputs(slices, q, k, v, position, gates, of_all, backend)
     for name in SCHEMES if scheme is None else (scheme,):
         refuses, run = SCHEMES[name]
         reason = refuses(inputs)
@@ -151,10 +150,8 @@ def divide_heads(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         sinks=None if call.sinks is None else call.sinks[some],
         mask=None if not callable(mask) else lambda b, h, i, j: mask(b, h + own[0], i, j),
     )
-    q, k, form, call = positioned(q, k, inputs.position, call, heads=some)
-    out, lse = choose(inputs.backend, q, v, form, call).attention(q, k, v.to(q.dtype), form, call)
-    results = [out.to(v.dtype)] if lse is None else [out.to(v.dtype), lse[..., None]]
-    out, *others = slices_of_heads(slices, results, shares)
+    out, lse = attend(q, k, v, inputs.position, call, inputs.backend, heads=some)
+    out, *others = slices_of_heads(slices, [out] if lse is None else [out, lse[..., None]], shares)
     return out, others[0][..., 0] if others else None
 
 

@@ -19,8 +19,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from relpos.attend.arguments import check_finite
-from relpos.attend.backends import choose
+from relpos.attend.backends import choose, positioned
 from relpos.attend.parallel.exchange import shift, sum_before
 from relpos.attend.parallel.slices import Inputs, Slices
 from relpos.forms.bias import Form, Positions, RankOne, Scaled, Sum, Toeplitz, terms
@@ -52,18 +51,10 @@ def refuses(inputs: Inputs) -> str | None:
 
 def attention(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
     """Attention over the slices: output (batch, heads, length, value_dim), and the log-sum-exp if asked for."""
-    call, position, q = inputs.call(all_queries=False), inputs.position, inputs.q
-    form = None
-    if position is not None:
-        factor = position.query_factor(call)
-        if factor is not None:
-            check_finite("factor of the queries", factor)
-            q = q.to(call.dtype) * factor
-        form = position.located_bias(replace(call, gates=inputs.gates))
-        if form is not None:
-            for name, numbers in form.tensors():
-                check_finite(f"{name} of the bias", numbers)
-            form = _continued(inputs.slices, form)
+    call, position = inputs.call(all_queries=False), inputs.position
+    # Rotated are the queries and keys of each block.
+    q, _, form, _ = positioned(inputs.q, inputs.k, position, replace(call, gates=inputs.gates), rotated=True)
+    form = None if form is None else _continued(inputs.slices, form)
     blocks = Blocks(inputs.slices, call, position, form)
     tensors = [x for _, x in form.tensors()] if form is not None else []
     totals = [term.total for term in terms(form) if isinstance(term, RankOne)]
@@ -92,7 +83,7 @@ def attention(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
 
 
 def _continued(slices: Slices, form: Form) -> Form:
-    """The form with running sums that go on from those of the slices before, in float64."""
+    """The form with running sums that continue those of the slices before, in float64."""
     if isinstance(form, Sum):
         return Sum(tuple(_continued(slices, term) for term in form.terms))
     if not isinstance(form, RankOne):

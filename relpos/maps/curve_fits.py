@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.maps.heads.mass_profiles import MassProfile
+from relpos.maps.distance_profiles import MassProfile
 
 CURVES = ("constant", "exponential", "power", "logarithmic")
 STEPS, CUTS = 60, 12  # of Newton's method: steps at most, and how often one is cut to a quarter
@@ -47,10 +47,9 @@ Curve = Callable[[Tensor], tuple[Tensor, Tensor]]  # parameters (heads, n) to lo
 
 @dataclass(frozen=True)
 class RowSums:
-    """Which distances each query sees, and the weights that a kernel f over distances gives them.
+    """Which distances each query i sees, and the weights f(d) / (s_i + F_i) that a kernel f over distances gives them.
 
-    A query at index i gives a key at distance d the weight f(d) / (s_i + F_i), where F_i is the sum of f over all keys
-    that it sees, the first apart, and s_i is 1 if it sees the first key or a learned sink, else 0.
+    F_i is the sum of f over its keys, the first apart; s_i is 1 if it sees the first key or a learned sink.
     """
 
     length: int
@@ -114,19 +113,7 @@ class Fit:
 
 
 def fit_curves(profile: MassProfile) -> dict[str, Fit]:
-    """Fit all curves to the heads of a profile.
-
-    Args:
-        profile: The mass by distance of one layer, or of several of the same shape as `stacked` gives it.
-
-    Returns:
-        One fit per name in `CURVES`.
-
-    Example:
-        >>> fits = fit_curves(layer_mass(layer))
-        >>> min(fits, key=lambda name: float(fits[name].bic[0]))  # the best curve of the first head
-        'power'
-    """
+    """Fit all curves to the heads of a profile: one fit per name in `CURVES`."""
     d = torch.arange(profile.length, dtype=torch.float64)
     near = d.clamp(min=1)
     return {
@@ -138,12 +125,7 @@ def fit_curves(profile: MassProfile) -> dict[str, Fit]:
 
 
 def log_linear(d: Tensor, features: Sequence[Tensor]) -> Curve:
-    """log f(d) = log f(0) at 0 and log a + Σ_n θ_n x_n(d) beyond.
-
-    Args:
-        d: The distances, (distances,).
-        features: x_n, (distances,) each.
-    """
+    """log f(d) = log f(0) at 0 and log a + Σ_n θ_n x_n(d) beyond, with features x_n (distances,)."""
 
     def curve(theta: Tensor) -> tuple[Tensor, Tensor]:
         design = _design(d, features, len(theta))
@@ -176,16 +158,8 @@ def _design(d: Tensor, features: Sequence[Tensor], heads: int) -> Tensor:
 def fit(profile: MassProfile, curve: Curve, names: Sequence[str], more: int = 0) -> Fit:
     """Fit a curve by Newton's method with the expected curvature, halving steps until the likelihood does not fall.
 
-    For curves that are linear in log f the likelihood is concave.
-
-    Args:
-        profile: The mass by distance.
-        curve: The curve; its first two parameters are log f(0) and log a.
-        names: Names of a and of the parameters after it.
-        more: Parameters that the curve has besides, for its BIC.
-
-    Returns:
-        The fit of every head.
+    For curves that are linear in log f the likelihood is concave. The first two parameters of a curve are log f(0) and
+    log a; `names` are those of a and of what follows, and `more` counts further ones, for its BIC.
     """
     sums, mass = row_sums(profile), profile.folded
     theta = torch.zeros(profile.heads, len(names) + 1, dtype=torch.float64)
@@ -251,16 +225,9 @@ class Wave:
 
 
 def fit_wave(profile: MassProfile, head: int, curve: str, fitted: Fit) -> Wave | None:
-    """Fit a wave to a head, with the frequency that explains most of what a curve leaves.
+    """Fit a wave to a head (0 is the first), with the frequency that explains most of what its best curve leaves.
 
-    Args:
-        profile: The mass by distance.
-        head: The head; 0 is the first.
-        curve: Name of its best curve.
-        fitted: The fits of that curve.
-
-    Returns:
-        The wave; None if the curve leaves nothing that one frequency explains.
+    None if no single frequency explains enough of it.
     """
     mass, expected = profile.folded[head], fitted.mass[head]
     omega = _strongest(mass, expected, _reach(mass))

@@ -21,9 +21,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from relpos.maps.computing import one_thread
-from relpos.maps.heads.curve_fits import CURVES, Fit, Wave, fit_curves, fit_wave, row_sums
-from relpos.maps.heads.mass_profiles import MassProfile, half_distances, stacked
+from relpos.maps.curve_fits import CURVES, Fit, Wave, fit_curves, fit_wave, row_sums
+from relpos.maps.distance_profiles import MassProfile, half_distances, stacked
+from relpos.maps.values import one_thread
 
 Kind = Literal["previous token", "next token", "decaying", "flat", "periodic", "sink", "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -56,22 +56,7 @@ class HeadClass:
 
 
 def class_heads(profiles: Sequence[MassProfile]) -> list[list[HeadClass]]:
-    """Class the heads of some layers.
-
-    Args:
-        profiles: The mass by distance, one per layer.
-
-    Returns:
-        One list of classes per layer, one class per head.
-
-    Raises:
-        ValueError: A profile has fewer than 8 tokens.
-
-    Example:
-        >>> classes = class_heads([layer_mass(layer) for layer in layers])
-        >>> classes[0][2].kind, classes[0][2].half_distance
-        ('previous token', 1)
-    """
+    """The class of each head of some layers, from the mass by distance of each layer."""
     for profile in profiles:
         if profile.length < LEAST_LENGTH:
             raise ValueError(
@@ -140,8 +125,8 @@ def _class_together(profile: MassProfile) -> list[HeadClass]:
 
 def _misfit(mass: Tensor, expected: Tensor) -> Tensor:
     """Total variation distance between two masses (…, distances), each divided by its sum: (…,)."""
-    ours, theirs = (x / x.sum(dim=-1, keepdim=True).clamp(min=1e-300) for x in (mass, expected))
-    return (ours - theirs).abs().sum(dim=-1) / 2
+    measured, predicted = (x / x.sum(dim=-1, keepdim=True).clamp(min=1e-300) for x in (mass, expected))
+    return (measured - predicted).abs().sum(dim=-1) / 2
 
 
 def _falls(fitted: Fit, head: int) -> bool:
