@@ -93,7 +93,7 @@ def marked(page: Path) -> object:
     return pytest.param(page, id=documents.name(page), marks=[pytest.mark.slow] if page.name in SLOW else [])
 
 
-@pytest.mark.parametrize("page", map(marked, PAGES))
+@pytest.mark.parametrize("page", [marked(page) for page in PAGES])
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setattr(registry, "_registered", {})
