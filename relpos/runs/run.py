@@ -96,7 +96,7 @@ class Run:
             digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
 
-    def training(self) -> dict[str, Any]:
+    def training(self) -> Mapping[str, Any]:
         """Steps, tokens, seconds, held-out loss, learning rates and versions of the training; empty if unknown."""
         return {}
 
@@ -125,7 +125,7 @@ class TrainedRun(Run):
     def trained_length(self) -> int:
         return self.settings.data.length
 
-    def training(self) -> dict[str, Any]:
+    def training(self) -> Mapping[str, Any]:
         rates = ("lr", "position_lr", "table_lr", "table_eps")
         origin = {
             "corpus": self.about["corpus"]["name"] if "corpus" in self.about else None,
