@@ -6,9 +6,9 @@ import shutil
 
 import numpy as np
 import pytest
+from task_scores import score_task
 
 from relpos.evaluation.evaluation import evaluate
-from relpos.evaluation.task_scoring import score_task
 from relpos.runs.run import open_run
 from relpos.system.seal import damage, signed, undamaged
 from relpos.text.corpus import open_corpus
