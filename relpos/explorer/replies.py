@@ -236,13 +236,18 @@ class Range(Colours):
     scale_without_sink: Scale
 
 
-class Profile(TypedDict):
-    """Values against distance."""
+class Statistics(TypedDict):
+    """Mean, minimum and maximum of some values."""
 
-    distance: list[int]
     mean: Numbers
     low: Numbers
     high: Numbers
+
+
+class Profile(Statistics):
+    """Values against distance."""
+
+    distance: list[int]
 
 
 class Mass(MassByDistance):
@@ -265,15 +270,12 @@ class HeadDetail(Range, _Class):
     alt: str
 
 
-class Row(TypedDict):
+class Row(Statistics):
     """All values of a query; each stands for `step` keys."""
 
     query: int
     first: int
     step: int
-    mean: Numbers
-    low: Numbers
-    high: Numbers
 
 
 class Curve(TypedDict):

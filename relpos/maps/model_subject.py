@@ -15,6 +15,7 @@ from relpos.encodings.registry import names
 from relpos.forms.encoding import Encoding
 from relpos.maps import LENGTH
 from relpos.maps.distance_profiles import equal_tokens, rotation_kernel, token_means
+from relpos.maps.head_values import head_values
 from relpos.maps.layer import Layer, layers_without_input, model_layers, open_layer
 from relpos.maps.subject import (
     EncodingSubject,
@@ -212,9 +213,11 @@ class ModelView(View):
         return show == "position" and "embedding" in self.place
 
     def values(self, show: Show, number: int, head: int) -> HeadValues:
-        if show != "position" or self._embedded(show):
-            return super().values("scores" if show == "position" else show, number, head)
+        if show != "position":
+            return super().values(show, number, head)
         layer = self.layer(show, number)
+        if self._embedded(show):
+            return head_values(layer, head - 1, "scores")
         if layer.turned is None:
             raise ValueError(f"layer {number} does not rotate queries and keys: show the scores or the weights.")
         distances = torch.arange(0 if layer.causal else 1 - layer.length, layer.length)

@@ -191,11 +191,17 @@ export interface Range {
   scale_without_sink: Scale;
 }
 
-export interface Profile {
-  distance: number[];
+export interface Statistics {
   mean: Numbers;
   low: Numbers;
   high: Numbers;
+}
+
+export interface Profile {
+  mean: Numbers;
+  low: Numbers;
+  high: Numbers;
+  distance: number[];
 }
 
 export interface Mass {
@@ -223,12 +229,12 @@ export interface HeadDetail {
 }
 
 export interface Row {
-  query: number;
-  first: number;
-  step: number;
   mean: Numbers;
   low: Numbers;
   high: Numbers;
+  query: number;
+  first: number;
+  step: number;
 }
 
 export interface Curve {
