@@ -3,23 +3,22 @@
 #                  ARGS="--figure 12" passes on options of relpos figures
 #   make check     lint and the quick part of the suite, in about a minute: for daily work
 #   make test      the test suite        make test-all   and its slow part
-#   make lint      ruff and mypy         make bench      speed, as ratios in one run
+#   make lint      ruff and mypy         make bench      speed of attention, as ratios in one run
 #   make explorer  the page of relpos explore, from explorer/ into relpos/explorer/static (needs node 20 or newer and npm)
 #   make readme    relpos/encodings/cards.json and from it the README's table of encodings
 #   make wheel     a wheel for other Linux machines into dist/, installed into a fresh environment and tried there
 #   make docs      the documentation site into site/, offline
-#   make bench-train   speed of a training step, the same way; make bench-evaluate   evaluation at 16,384 tokens
-#   make bench-decode  decoding steps and generate      make bench-use    models of transformers on relpos
-#   make bench-scale   one sequence over 2 and 4 processes
-#   make bench-explore the explorer: first view, tiles, 50 clients, the size of an export
-#   make bench-cluster a comparison on a Ray cluster of two machines, with one of them and the driver killed
+#   make bench WHAT=…  train: a training step; decode: decoding steps and generate; evaluate: 16,384 tokens; use: models of
+#                  transformers; scale: one sequence over 2 and 4 processes; explore: the explorer; cluster: two machines, one killed
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/installed
+WHAT := attention
+BENCH_attention := start attention skipping denormals mass
+BENCH_use := use families model_types images
 
-.PHONY: figures explorer check chromium test test-all lint readme wheel docs bench bench-train bench-decode bench-evaluate \
-  bench-use bench-explore bench-scale bench-cluster clean
+.PHONY: figures explorer check chromium test test-all lint readme wheel docs bench clean
 
 figures: $(INSTALLED)
 	$(BIN)/relpos figures --out figures $(ARGS)
@@ -35,7 +34,7 @@ test-all: $(INSTALLED) chromium build/sanitized/librelpos.so
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	RELPOS_LIBRARY=$(CURDIR)/build/sanitized/librelpos.so ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	  $(BIN)/python -m pytest -n 2 tests/attend/test_native.py tests/attend/test_native_skipping.py tests/attend/test_native_mass.py
+	  $(BIN)/python -m pytest -n 2 tests/attend/test_native.py tests/attend/test_native_skipping.py tests/attend/test_mass.py
 
 # The kernel under the address and undefined-behaviour sanitizers, with its 16-lane code built for AVX2 too.
 build/sanitized/librelpos.so: $(INSTALLED) native/CMakeLists.txt $(wildcard native/src/*)
@@ -83,35 +82,7 @@ docs: $(INSTALLED)
 	@echo "site/index.html; with its search: python -m http.server --directory site"
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/start.py
-	$(BIN)/python benchmarks/attention.py
-	$(BIN)/python benchmarks/skipping.py
-	$(BIN)/python benchmarks/denormals.py
-	$(BIN)/python benchmarks/mass.py
-
-bench-train: $(INSTALLED)
-	$(BIN)/python benchmarks/train.py
-
-bench-decode: $(INSTALLED)
-	$(BIN)/python benchmarks/decode.py
-
-bench-use: $(INSTALLED)
-	$(BIN)/python benchmarks/use.py
-	$(BIN)/python benchmarks/families.py
-	$(BIN)/python benchmarks/model_types.py
-	$(BIN)/python benchmarks/images.py
-
-bench-scale: $(INSTALLED)
-	$(BIN)/python benchmarks/scale.py
-
-bench-explore: $(INSTALLED)
-	$(BIN)/python benchmarks/explore.py
-
-bench-cluster: $(INSTALLED)
-	$(BIN)/python benchmarks/cluster.py
-
-bench-evaluate: $(INSTALLED)
-	$(BIN)/python benchmarks/evaluate.py
+	set -e; for script in $(or $(BENCH_$(WHAT)),$(WHAT)); do $(BIN)/python benchmarks/$$script.py; done
 
 clean:
 	rm -rf .venv build dist figures site .mypy_cache .pytest_cache .ruff_cache

@@ -13,17 +13,25 @@ RELPOS_ISA=avx2 ATEN_CPU_CAPABILITY=avx2, which holds PyTorch's kernels to AVX2 
 MKL. Rows of an earlier run on the same machine that are not measured again stay.
 """
 
-import argparse
-import json
 import math
-import platform
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
+from measure import (
+    RESULTS,
+    best_seconds,
+    by_size,
+    machine,
+    made_by,
+    merged,
+    option_parser,
+    peak_bytes,
+    printed_by,
+    read,
+    write,
+)
 from torch.nn import functional as F
 
 import relpos
@@ -39,7 +47,6 @@ AT_LONGEST = {
     False: ("SDPA, no bias", "ours, Toeplitz (kerple_log), skipping off", "ours, alibi, skipping on"),
     True: ("ours, alibi, skipping on",),
 }
-RESULTS = Path(__file__).parent / "results"
 WRITTEN_OUT_LIMIT = 4096  # a bias of 12 heads at 16384 is 13 GB, and autograd needs several
 FLEX_LIMIT = 4096
 
@@ -145,15 +152,13 @@ def inputs(length: int, backward: bool) -> list[torch.Tensor]:
     return [torch.randn(batch, HEADS, length, HEAD_DIM, requires_grad=backward) for _ in range(3)]
 
 
-def once(run: Run, backward: bool) -> float:
-    start = time.perf_counter()
+def once(run: Run, backward: bool) -> None:
     if backward:
         out = run()
         out.backward(out.detach())
     else:
         with torch.no_grad():
             run()
-    return time.perf_counter() - start
 
 
 def race(length: int, backward: bool, rounds: int) -> dict[str, float]:
@@ -164,46 +169,30 @@ def race(length: int, backward: bool, rounds: int) -> dict[str, float]:
             runs[name] = make(*inputs(length, backward))
             if length <= 4096:
                 once(runs[name], backward)  # warm up
-    best = dict.fromkeys(runs, math.inf)
-    for _ in range(rounds):
-        for name, run in runs.items():
-            best[name] = min(best[name], once(run, backward))
-    return best
+    return best_seconds({name: partial(once, run, backward) for name, run in runs.items()}, rounds)
 
 
 def peak(name: str, length: int, backward: bool) -> float:
     """Peak memory of one call beyond what stood before, in bytes of q; in a process of its own."""
-    code = f"import attention; attention.print_peak({name!r}, {length}, {backward})"
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-    )
-    return float(run.stdout)
+    return printed_by(f"import attention; attention.print_peak({name!r}, {length}, {backward})")
 
 
 def print_peak(name: str, length: int, backward: bool) -> None:
-    """The child's part of `peak`: the kernel's own high-water mark, reset just before the call (Linux)."""
+    """The child's part of `peak`."""
     torch.set_flush_denormal(True)
     small = CONTESTANTS[name](*inputs(64, backward))
     once(small, backward)  # code and thread stacks loaded
     q, k, v = inputs(length, backward)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _memory("VmRSS")
-    once(CONTESTANTS[name](q, k, v), backward)  # a mask materialised before the call counts too
-    print((_memory("VmHWM") - before) / (q.numel() * 4))
-
-
-def _memory(field: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) * 1024
+    # A mask that is materialised before the call counts too.
+    print(peak_bytes(lambda: once(CONTESTANTS[name](q, k, v), backward)) / (q.numel() * 4))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__)
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
     parser.add_argument("--rounds", type=int, default=9, help="up to 4096; a third at 16384, one beyond")
     parser.add_argument("--only", choices=("forward", "backward"), help="backward: forward + backward")
     parser.add_argument("--no-memory", action="store_true", help="peaks of an earlier run stay")
-    parser.add_argument("--no-file", action="store_true", help="print only")
     arguments = parser.parse_args()
     torch.set_flush_denormal(True)
     results = []
@@ -226,28 +215,18 @@ def main() -> None:
                 print(line, "" if row["peak"] is None else f"   peak {row['peak']:7.1f} q", flush=True)
     if arguments.no_file:
         return
-    machine = {"cpu": cpu(), "instruction set": native.isa(), "threads": torch.get_num_threads()}
-    machine["torch"] = f"{torch.__version__} ({torch.backends.cpu.get_cpu_capability()})"
-    RESULTS.mkdir(exist_ok=True)
+    facts = machine() | {"torch": f"{torch.__version__} ({torch.backends.cpu.get_cpu_capability()})"}
     name = f"attention-{native.isa()}"
-    file = RESULTS / f"{name}.json"
-    before = json.loads(file.read_text()) if file.exists() else {"machine": {}}
-    if {key: value for key, value in before["machine"].items() if key != "rounds"} == machine:
+    before = read(name) or {"machine": {}}
+    if {key: value for key, value in before["machine"].items() if key != "rounds"} == facts:
         if arguments.no_memory:
             peaks = {(row["length"], row["pass"], row["what"]): row["peak"] for row in before["results"]}
             for row in results:
                 row["peak"] = peaks.get((row["length"], row["pass"], row["what"]))
         results = merged(before["results"], results, ("length", "pass", "what"))
-    machine["rounds"] = rounds_told(results)
-    file.write_text(json.dumps({"machine": machine, "results": results}, indent=1))
-    (RESULTS / f"{name}.md").write_text(table(results, machine))
-    plot(results, machine, RESULTS / f"{name}.png")
-
-
-def merged(before: list[dict], now: list[dict], key: tuple[str, ...]) -> list[dict]:
-    """The rows of both, those of now in place of earlier ones with the same key."""
-    rows = {tuple(row[name] for name in key): row for row in [*before, *now]}
-    return list(rows.values())
+    facts["rounds"] = rounds_told(results)
+    write(name, {"machine": facts, "results": results}, made_by("attention", facts), *tables(results))
+    plot(results, facts, RESULTS / f"{name}.png")
 
 
 def rounds_told(results: list[dict]) -> str:
@@ -255,30 +234,14 @@ def rounds_told(results: list[dict]) -> str:
     return ", ".join(f"{n} at {length}" for length, n in sorted({(row["length"], row["rounds"]) for row in results}))
 
 
-def cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
-
-
-def table(results: list[dict], machine: dict) -> str:
-    """The ratios as Markdown, one table a pass, and the peaks."""
-    line = ", ".join(f"{key}: {value}" for key, value in machine.items() if key != "note")
-    lines = [f"Made by `benchmarks/attention.py` ({line}).", *([machine["note"]] if "note" in machine else []), ""]
+def tables(results: list[dict]) -> Iterator[str]:
+    """The ratios as Markdown, one table per pass, and the peaks."""
     for title, field in (("ratio to SDPA without a bias", "ratio"), ("peak memory, in bytes of q", "peak")):
         for which in ("forward", "forward + backward"):
             rows = [row for row in results if row["pass"] == which and row[field] is not None]
-            lengths = sorted({row["length"] for row in rows})
-            if not rows:
-                continue
-            lines += [f"| {which}: {title} | {' | '.join(map(str, lengths))} |", "|---" * (len(lengths) + 1) + "|"]
-            for name in CONTESTANTS:
-                cells = {row["length"]: row[field] for row in rows if row["what"] == name}
-                if cells:
-                    lines.append(f"| {name} | {' | '.join(f'{cells[n]:.2f}' if n in cells else '' for n in lengths)} |")
-            lines.append("")
-    return "\n".join(lines)
+            rows.sort(key=lambda row: list(CONTESTANTS).index(row["what"]))
+            if rows:
+                yield by_size(f"{which}: {title}", rows, "length", lambda row, field=field: f"{row[field]:.2f}")
 
 
 def plot(results: list[dict], machine: dict, file: Path) -> None:

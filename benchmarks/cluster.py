@@ -8,7 +8,6 @@ cluster with the command killed after its first trial and rerun. Prints what the
 the three tables, the seconds that each took, and whether every weight and every loss is equal.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -16,6 +15,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from measure import option_parser
 
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1"}
 ENCODINGS, SEEDS = ("alibi", "rope", "cable"), 2
@@ -82,7 +83,7 @@ def start(words: list[str]) -> "subprocess.Popen[str]":
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, file=False)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()

@@ -12,21 +12,18 @@ second, the prompt included. Writes benchmarks/results/decode.{json,md}; rows of
 machine that are not measured again stay.
 """
 
-import argparse
 import gc
-import json
-import math
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from attention import HEAD_DIM, HEADS, RESULTS, WIDTH, cpu, merged
+from attention import HEAD_DIM, HEADS, WIDTH
+from measure import best_seconds, by_size, machine, made_by, merged, option_parser, read, seconds, write
 from torch.nn import functional as F
 
 import relpos
-from relpos.attend import native
 
 ENCODINGS = ("nope", "alibi", "kerple_log", "t5", "fire", "cable", "rope")
 SDPA, TRANSFORMERS = "SDPA, no bias", "transformers' GPT-2, SDPA"
@@ -57,14 +54,7 @@ def time_steps(keys: int, encodings: list[str], rounds: int) -> dict[str, float]
     q, k, v = torch.randn(1, HEADS, 1, HEAD_DIM), *(torch.randn(1, HEADS, keys, HEAD_DIM) for _ in range(2))
     runs = {SDPA: (lambda: F.scaled_dot_product_attention(q, k, v), lambda: None)}
     runs |= {name: stepper(name, keys) for name in encodings}
-    best = dict.fromkeys(runs, math.inf)
-    for _ in range(rounds):
-        for name, (run, undo) in runs.items():
-            start = time.perf_counter()
-            run()
-            best[name] = min(best[name], time.perf_counter() - start)
-            undo()
-    return best
+    return best_seconds({name: run for name, (run, _) in runs.items()}, rounds, after=lambda name: runs[name][1]())
 
 
 def gpt2(name: str | None, length: int) -> Any:
@@ -84,26 +74,19 @@ def time_generate(prompt: int, batch: int, new: int, encodings: list[str], round
     """Seconds of `generate`, one per round."""
     tokens = torch.randint(50257, (batch, prompt), generator=torch.Generator().manual_seed(0))
     models = {TRANSFORMERS: gpt2(None, prompt + new)} | {name: gpt2(name, prompt + new) for name in encodings}
-    seconds: dict[str, list[float]] = {name: [] for name in models}
+    taken: dict[str, list[float]] = {name: [] for name in models}
     for number in range(rounds):
         names = list(models)
         for name in names[number % len(names) :] + names[: number % len(names)]:  # nobody is always first
             gc.collect()
-            start = time.perf_counter()
-            models[name].generate(
-                tokens,
-                attention_mask=torch.ones_like(tokens),
-                max_new_tokens=new,
-                min_new_tokens=new,
-                do_sample=False,
-                pad_token_id=0,
-            )
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
+            more = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+            run = partial(models[name].generate, tokens, attention_mask=torch.ones_like(tokens), **more)
+            taken[name].append(seconds(run))
+    return taken
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__)
     parser.add_argument("--only", choices=("steps", "generate"))
     parser.add_argument("--encodings", default=",".join(ENCODINGS))
     parser.add_argument("--keys", default="1024,4096,16384")
@@ -112,7 +95,6 @@ def main() -> None:
     parser.add_argument("--batches", default="1,8")
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3, help="of generate")
-    parser.add_argument("--no-file", action="store_true", help="print only")
     arguments = parser.parse_args()
     encodings = arguments.encodings.split(",")
     torch.set_grad_enabled(False)
@@ -120,57 +102,43 @@ def main() -> None:
     if arguments.only != "generate":
         for keys in map(int, arguments.keys.split(",")):
             best = time_steps(keys, encodings, arguments.steps if keys <= 4096 else max(1, arguments.steps // 4))
-            for name, seconds in best.items():
-                steps.append({"keys": keys, "what": name, "seconds": seconds, "ratio": seconds / best[SDPA]})
-                print(f"{keys:6} keys  {name:16} {seconds * 1e6:9.0f} µs {seconds / best[SDPA]:6.2f}", flush=True)
+            for name, step in best.items():
+                steps.append({"keys": keys, "what": name, "seconds": step, "ratio": step / best[SDPA]})
+                print(f"{keys:6} keys  {name:16} {step * 1e6:9.0f} µs {step / best[SDPA]:6.2f}", flush=True)
     if arguments.only != "steps":
         for prompt in map(int, arguments.prompts.split(",")):
             for batch in map(int, arguments.batches.split(",")):
                 times = time_generate(prompt, batch, arguments.new, encodings, arguments.rounds)
-                for name, seconds in times.items():
-                    rate = batch * arguments.new / statistics.median(seconds)
-                    ratio = statistics.median(times[TRANSFORMERS]) / statistics.median(seconds)
+                for name, rounds in times.items():
+                    rate = batch * arguments.new / statistics.median(rounds)
+                    ratio = statistics.median(times[TRANSFORMERS]) / statistics.median(rounds)
                     row = {"prompt": prompt, "batch": batch, "new": arguments.new, "what": name}
-                    generate.append(row | {"seconds": seconds, "tokens per second": rate, "ratio": ratio})
+                    generate.append(row | {"seconds": rounds, "tokens per second": rate, "ratio": ratio})
                     size = f"{prompt:5} + {arguments.new} × {batch}"
                     print(f"{size}  {name:26} {rate:7.1f} tokens/s {ratio:6.2f}", flush=True)
-    machine = {"cpu": cpu(), "instruction set": native.isa(), "threads": torch.get_num_threads()}
-    machine["torch"] = torch.__version__
     if not arguments.no_file:
-        RESULTS.mkdir(exist_ok=True)
-        file = RESULTS / "decode.json"
-        before = json.loads(file.read_text()) if file.exists() else {}
-        if before.get("machine") == machine:
+        facts, before = machine(), read("decode") or {}
+        if before.get("machine") == facts:
             steps = merged(before["steps"], steps, ("keys", "what"))
             generate = merged(before["generate"], generate, ("prompt", "batch", "what"))
-        file.write_text(json.dumps({"machine": machine, "steps": steps, "generate": generate}, indent=1))
-        (RESULTS / "decode.md").write_text(report(machine, steps, generate))
+        numbers = {"machine": facts, "steps": steps, "generate": generate}
+        write("decode", numbers, made_by("decode", facts), *report(steps, generate))
 
 
-def report(machine: dict, steps: list[dict], generate: list[dict]) -> str:
+def report(steps: list[dict], generate: list[dict]) -> Iterator[str]:
     """Both tables as Markdown."""
-    line = ", ".join(f"{key}: {value}" for key, value in machine.items())
-    lines = [f"Made by `benchmarks/decode.py` ({line}).", ""]
     if steps:
-        sizes = sorted({row["keys"] for row in steps})
-        title = " | ".join(map(str, sizes))
-        lines += [f"| one decoding step: time, SDPA = 1 | {title} |", "|---" * (len(sizes) + 1) + "|"]
-        for name in dict.fromkeys(row["what"] for row in steps):
-            cells = {row["keys"]: row for row in steps if row["what"] == name}
-            numbers = (f"{cells[n]['ratio']:.2f} ({cells[n]['seconds'] * 1e6:.0f} µs)" for n in sizes)
-            lines.append(f"| {name} | {' | '.join(numbers)} |")
-        lines.append("")
+        title = "one decoding step: time, SDPA = 1"
+        yield by_size(title, steps, "keys", lambda row: f"{row['ratio']:.2f} ({row['seconds'] * 1e6:.0f} µs)")
     if generate:
-        sizes = sorted({(row["prompt"], row["batch"]) for row in generate})
         rounds = {(row["prompt"], row["batch"]): len(row["seconds"]) for row in generate}
-        title = " | ".join(f"prompt {size[0]}, batch {size[1]}, median of {rounds[size]}" for size in sizes)
-        lines += [f"| `generate`: tokens/s (transformers = 1) | {title} |", "|---" * (len(sizes) + 1) + "|"]
-        for name in dict.fromkeys(row["what"] for row in generate):
-            cells = {(row["prompt"], row["batch"]): row for row in generate if row["what"] == name}
-            numbers = (f"{cells[n]['tokens per second']:.1f} ({cells[n]['ratio']:.2f})" for n in sizes)
-            lines.append(f"| {name} | {' | '.join(numbers)} |")
-        lines.append("")
-    return "\n".join(lines)
+        yield by_size(
+            "`generate`: tokens/s (transformers = 1)",
+            generate,
+            ("prompt", "batch"),
+            lambda row: f"{row['tokens per second']:.1f} ({row['ratio']:.2f})",
+            lambda size: f"prompt {size[0]}, batch {size[1]}, median of {rounds[size]}",
+        )
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@
 the best of all rounds counts. Many CPUs compute with denormal numbers slowly, so the kernel flushes them to 0.
 """
 
-import argparse
-import time
+from functools import partial
 
 import torch
+from measure import best_seconds, option_parser
 
 from relpos.attend import native
 from relpos.forms.bias import Form, Toeplitz
@@ -19,19 +19,16 @@ HEADS, HEAD_DIM, LENGTH = 2, 16, 1024
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, file=False)
     parser.add_argument("--rounds", type=int, default=20)
     rounds = parser.parse_args().rounds
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, HEADS, LENGTH, HEAD_DIM)
     decay = -0.1 * torch.arange(float(LENGTH)).repeat(HEADS, 1)  # e^-88 and below, for most of the keys
     forms: dict[str, Form | None] = {"no bias": None, "denormal weights": Toeplitz(decay, 0)}
-    best = dict.fromkeys(forms, float("inf"))
-    for _ in range(rounds):
-        for name, form in forms.items():
-            start = time.perf_counter()
-            native.attention(q, k, v, form, Call(LENGTH, LENGTH), skip=False)
-            best[name] = min(best[name], time.perf_counter() - start)
+    call = Call(LENGTH, LENGTH)
+    runs = {name: partial(native.attention, q, k, v, form, call, skip=False) for name, form in forms.items()}
+    best = best_seconds(runs, rounds)
     for name, seconds in best.items():
         print(f"{name:18} {seconds * 1000:6.2f} ms   {seconds / best['no bias']:5.2f} of no bias")
 

@@ -5,11 +5,12 @@ The time is that of drawing, without starting Python and importing; beside it th
 other work on the machine changes less.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
+
+from measure import option_parser
 
 CHILD = """
 import json, resource, sys, time
@@ -33,7 +34,7 @@ def measure(name: str, length: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, file=False)
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--length", type=int, default=65536)
     parser.add_argument("--json", action="store_true")

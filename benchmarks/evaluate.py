@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from measure import option_parser
 from train import ATTENTIONS, attention
 
 from relpos.evaluation.evaluation import evaluate
@@ -67,7 +68,7 @@ def ratio(preset: str, length: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, file=False)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--smoke", action="store_true", help="nano and tiny lengths: whether it runs, not how fast")
     parser.add_argument("--alone", nargs=3, metavar=("PRESET", "LENGTH", "ATTENTION"), help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""How fast the explorer answers, in its own server process. Run by `make bench-explore`.
+"""How fast the explorer answers, in its own server process. Run by `make bench WHAT=explore`.
 
     python benchmarks/explore.py [--run FOLDER] [--rounds 20] [--only export]
 
@@ -9,7 +9,6 @@ Clients: 50 at once, each with its own places; the memory is the server's reside
 left. Export: GPT-2 Small with random weights at 512 tokens as one page.
 """
 
-import argparse
 import json
 import os
 import random
@@ -24,6 +23,8 @@ import urllib.error
 import urllib.request
 from functools import partial
 from pathlib import Path
+
+from measure import option_parser
 
 CLIENTS = 50
 GOALS = {"first view": 2.0, "static": 0.050, "scores": 0.200}  # seconds
@@ -215,7 +216,7 @@ def export(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, file=False)
     parser.add_argument("--run", type=Path, help="a nano run; by default a new model with random weights")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", choices=("first", "static", "scores", "clients", "export"))

@@ -1,6 +1,6 @@
 """What relpos does with each family of transformers: opened, drawn, used, equal, and the memory of a long forward.
 
-    python benchmarks/families.py                        every family of small_models.py and test_use_speech.py
+    python benchmarks/families.py                        every family of small_models.py and speech models
     python benchmarks/families.py --families t5,bloom    these rows anew, the others as they are
 
 Each family is a small random model (2 layers, 4 heads), saved to a folder with a tokenizer. "Opened": `relpos.open`,
@@ -11,9 +11,6 @@ returns. Memory is the peak of one forward of 2,048 tokens, beyond what stood be
 benchmarks/results/families.{json,md}.
 """
 
-import argparse
-import ctypes
-import gc
 import json
 import logging
 import sys
@@ -24,15 +21,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attention import RESULTS, _memory
+from measure import option_parser, peak_bytes, read, table, write
 
 import relpos
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "pretrained"))
-from small_models import FAMILIES, KINDS, batch, kind_of, logits_and_gradients, small_model
-from test_open import TEXT, saved, word_tokenizer
-from test_use_speech import SPEECH, long_sound, speech_batch, speech_model, states_and_gradients
+from senses_models import SPEECH, long_sound, senses_batch, senses_model, states_and_gradients
+from small_models import (
+    FAMILIES,
+    KINDS,
+    TEXT,
+    batch,
+    kind_of,
+    logits_and_gradients,
+    saved,
+    small_model,
+    word_tokenizer,
+)
 
 LONG = 2048
 NOTES = {
@@ -53,7 +58,7 @@ def largest(ours: torch.Tensor, theirs: torch.Tensor, scale: float) -> float:
 def equality(family: str) -> dict[str, Any]:
     """Differences from "eager", or why `relpos.use` refuses the family."""
     if family in SPEECH:
-        model, inputs, compute = speech_model(family), speech_batch(family), states_and_gradients
+        model, inputs, compute = senses_model(family), senses_batch(family), states_and_gradients
     else:
         model, inputs, compute = small_model(family), batch(family), logits_and_gradients
     logits, gradients = compute(model, inputs)
@@ -91,7 +96,7 @@ def opening(family: str, folder: Path) -> dict[str, Any]:
 def memory(family: str, ours: bool) -> float:
     """Peak of one long forward in MB."""
     if family in SPEECH:
-        model, inputs = speech_model(family), long_sound(family, LONG)
+        model, inputs = senses_model(family), long_sound(family, LONG)
     else:
         known, kind = KINDS[kind_of(family)][family], kind_of(family)
         model = small_model(family, **{name: 2 * LONG for name in LIMITS if name in known})
@@ -100,13 +105,8 @@ def memory(family: str, ours: bool) -> float:
         inputs |= {"decoder_input_ids": ids} if kind == "seq2seq" else {}
     if ours:
         relpos.use(model)
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _memory("VmRSS")
     with torch.no_grad():
-        model(**inputs)
-    return (_memory("VmHWM") - before) / 1e6
+        return peak_bytes(lambda: model(**inputs)) / 1e6
 
 
 def about(family: str) -> dict[str, Any]:
@@ -121,34 +121,29 @@ def about(family: str) -> dict[str, Any]:
     return row
 
 
-def report(rows: list[dict[str, Any]]) -> str:
-    """The table as Markdown."""
-    lines = [
-        "Made by `benchmarks/families.py`, which says what the columns mean.",
-        "",
-        "| family | opened: its positions | used: logits off by | gradients off by | drawn: weights off by "
-        f"| MB at {LONG:,} tokens | the same, eager |",
-        "|---|---|---|---|---|---|---|",
-    ]
+def report(rows: list[dict[str, Any]]) -> tuple[str, str]:
+    """The table as Markdown, and notes."""
+    header = ["family", "opened: its positions", "used: logits off by", "gradients off by", "drawn: weights off by"]
+    header += [f"MB at {LONG:,} tokens", "the same, eager"]
+    lines = []
     for row in rows:
         if "error" in row:
-            lines.append(f"| {row['family']} | {row['error']} | | | | | |")
+            lines.append([row["family"], row["error"], *[""] * 5])
             continue
         off = [f"{row[name]:.0e}" if row.get(name) is not None else "–" for name in ("logits", "gradients", "drawn")]
         if "refused" in row:
             off[0] = "refused"
         ours = "–" if row["MB, ours"] is None else f"{row['MB, ours']:.0f}"
-        lines.append(f"| {row['family']} | {row['opened']} | {' | '.join(off)} | {ours} | {row['MB, eager']:.0f} |")
+        lines.append([row["family"], row["opened"], *off, ours, f"{row['MB, eager']:.0f}"])
     notes = [f"- {family}: {NOTES[family]}." for family in (row["family"] for row in rows) if family in NOTES]
     if any(row["family"] in SPEECH for row in rows):
         notes.append(f"- {', '.join(SPEECH)}: states in place of logits, frames in place of tokens; they read no text.")
-    return "\n".join([*lines, "", *notes, ""])
+    return table(header, lines), "\n".join(notes)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__)
     parser.add_argument("--families", default=",".join(ALL))
-    parser.add_argument("--no-file", action="store_true", help="print only")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -160,11 +155,9 @@ def main() -> None:
             rows.append({"family": family, "error": f"{type(error).__name__}: {error}".splitlines()[0]})
         print(json.dumps(rows[-1]), flush=True)
     if not arguments.no_file:
-        file = RESULTS / "families.json"
-        known = {row["family"]: row for row in [*(json.loads(file.read_text()) if file.exists() else []), *rows]}
-        table = [known[family] for family in ALL if family in known]
-        file.write_text(json.dumps(table, indent=1))
-        (RESULTS / "families.md").write_text(report(table))
+        known = {row["family"]: row for row in [*(read("families") or []), *rows]}
+        rows = [known[family] for family in ALL if family in known]
+        write("families", rows, "Made by `benchmarks/families.py`, which says what the columns mean.", *report(rows))
 
 
 if __name__ == "__main__":

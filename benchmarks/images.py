@@ -8,16 +8,12 @@ the peak of memory of one forward beyond what stood before, on relpos and on "ea
 benchmarks/results/images.{json,md}.
 """
 
-import argparse
-import ctypes
-import gc
 import json
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
-from attention import RESULTS, _memory
+from measure import option_parser, peak_bytes, table, write
 from transformers import BeitConfig, BeitModel, PreTrainedModel, SwinConfig, SwinModel
 
 import relpos
@@ -34,13 +30,8 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
 def forward(model: PreTrainedModel) -> float:
     """Peak of one forward in MB."""
     image = torch.randn(1, 3, 224, 224)
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _memory("VmRSS")
     with torch.no_grad():
-        model(pixel_values=image)
-    return (_memory("VmHWM") - before) / 1e6
+        return peak_bytes(lambda: model(pixel_values=image)) / 1e6
 
 
 def biases(model: PreTrainedModel) -> list[float]:
@@ -57,14 +48,15 @@ def biases(model: PreTrainedModel) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--no-file", action="store_true", help="print only")
-    arguments = parser.parse_args()
+    arguments = option_parser(__doc__).parse_args()
     warnings.simplefilter("ignore")
     rows = []
     for name, (kind, config) in MODELS.items():
         torch.manual_seed(0)
         model = kind._from_config(config, attn_implementation="eager").eval()
+        for key, parameter in model.named_parameters():
+            if key.endswith("relative_position_bias_table"):
+                torch.nn.init.normal_(parameter)  # of zeros, nothing would reach attention
         forward(model)  # the first one also loads what PyTorch needs
         eager = forward(model)
         relpos.use(model)
@@ -75,15 +67,11 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
     if arguments.no_file:
         return
-    (RESULTS / "images.json").write_text(json.dumps(rows, indent=1))
+    header = ("model", "bias, MB", "forward on relpos, MB", "eager, MB")
     lines = [
-        "Made by `benchmarks/images.py`, which says what the columns mean.",
-        "",
-        "| model | bias, MB | forward on relpos, MB | eager, MB |",
-        "|---|---:|---:|---:|",
-        *(f"| {r['model']} | {r['bias, MB']:.1f} | {r['relpos, MB']:.0f} | {r['eager, MB']:.0f} |" for r in rows),
+        [row["model"], f"{row['bias, MB']:.1f}", f"{row['relpos, MB']:.0f}", f"{row['eager, MB']:.0f}"] for row in rows
     ]
-    (RESULTS / "images.md").write_text("\n".join(lines) + "\n")
+    write("images", rows, "Made by `benchmarks/images.py`, which says what the columns mean.", table(header, lines))
 
 
 if __name__ == "__main__":

@@ -10,21 +10,16 @@ diagonals of the weights, which take length × length. The error is the largest 
 float64, at ERROR_LENGTH tokens. Writes benchmarks/results/mass.{json,md}.
 """
 
-import argparse
-import json
 import math
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
+from operator import itemgetter
 
 import torch
-from attention import HEAD_DIM, HEADS, RESULTS, WIDTH, _memory, cpu
+from attention import HEAD_DIM, HEADS, WIDTH
+from measure import best_seconds, by_size, machine, made_by, option_parser, peak_bytes, printed_by, write
 from torch.nn import functional as F
 
 import relpos
-from relpos.attend import native
 
 ENCODINGS = ("nope", "alibi", "t5", "fire", "cable", "rope")
 MATERIALISED = "rope, materialised"
@@ -76,41 +71,26 @@ def race(names: list[str], length: int, rounds: int) -> dict[str, float]:
     v = torch.randn_like(k)
     contestants = {"SDPA": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)}
     contestants |= {name: runs(name, length) for name in names}
-    best = dict.fromkeys(contestants, math.inf)
-    for _ in range(rounds):
-        for name, run in contestants.items():
-            start = time.perf_counter()
-            run()
-            best[name] = min(best[name], time.perf_counter() - start)
-    return best
+    return best_seconds(contestants, rounds)
 
 
-def peak(name: str, length: int) -> int:
+def peak(name: str, length: int) -> float:
     """Bytes."""
-    code = f"import mass; mass.print_peak({name!r}, {length})"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-    )
-    return int(done.stdout)
+    return printed_by(f"import mass; mass.print_peak({name!r}, {length})")
 
 
 def print_peak(name: str, length: int) -> None:
     """The child's part of `peak`."""
     torch.set_grad_enabled(False)
     runs(name, 128)()  # code and thread stacks loaded
-    run = runs(name, length)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _memory("VmRSS")
-    run()
-    print(_memory("VmHWM") - before)
+    print(peak_bytes(runs(name, length)))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__)
     parser.add_argument("--lengths", default="1024,4096,16384,65536")
     parser.add_argument("--encodings", default=",".join(ENCODINGS))
     parser.add_argument("--rounds", type=int, default=5, help="two beyond 4096 tokens, one at 65536")
-    parser.add_argument("--no-file", action="store_true", help="print only")
     arguments = parser.parse_args()
     torch.set_grad_enabled(False)
     encodings = arguments.encodings.split(",")
@@ -131,25 +111,18 @@ def main() -> None:
                 flush=True,
             )
     if not arguments.no_file:
-        machine = {"cpu": cpu(), "instruction set": native.isa(), "threads": torch.get_num_threads()}
-        RESULTS.mkdir(exist_ok=True)
-        results = {"machine": machine, "errors": errors, "results": rows}
-        (RESULTS / "mass.json").write_text(json.dumps(results, indent=1))
-        (RESULTS / "mass.md").write_text(report(machine, errors, rows))
+        facts = machine(torch_version=False)
+        write(
+            "mass", {"machine": facts, "errors": errors, "results": rows}, made_by("mass", facts), report(errors, rows)
+        )
 
 
-def report(machine: dict, errors: dict[str, float], rows: list[dict]) -> str:
+def report(errors: dict[str, float], rows: list[dict]) -> str:
     """The table as Markdown."""
-    line = ", ".join(f"{key}: {value}" for key, value in machine.items())
-    lengths = sorted({row["length"] for row in rows})
-    head = " | ".join(f"{length} tokens" for length in lengths)
-    lines = [f"Made by `benchmarks/mass.py` ({line}).", ""]
-    lines += [f"| `relpos.mass`: time, SDPA = 1 (peak memory) | {head} | error |", "|---" * (len(lengths) + 2) + "|"]
-    for name in dict.fromkeys(row["what"] for row in rows):
-        cells = {row["length"]: row for row in rows if row["what"] == name}
-        numbers = [f"{cells[n]['ratio']:.2f} ({cells[n]['MB']:.0f} MB)" if n in cells else "" for n in lengths]
-        lines.append(f"| {name} | {' | '.join(numbers)} | {f'{errors[name]:.0e}' if name in errors else ''} |")
-    return "\n".join([*lines, ""])
+    cells = [{**row, "cell": f"{row['ratio']:.2f} ({row['MB']:.0f} MB)"} for row in rows]
+    cells += [{"what": name, "length": math.inf, "cell": f"{error:.0e}"} for name, error in errors.items()]
+    title = "`relpos.mass`: time, SDPA = 1 (peak memory)"
+    return by_size(title, cells, "length", itemgetter("cell"), lambda n: "error" if n == math.inf else f"{n} tokens")
 
 
 if __name__ == "__main__":

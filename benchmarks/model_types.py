@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attention import RESULTS
+from measure import RESULTS, option_parser
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
@@ -35,7 +35,7 @@ from transformers.models.auto import modeling_auto
 import relpos
 from relpos.model_catalogue import PREFIX
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from small_models import AUTO, KINDS, LENGTH, TOKENS, VOCABULARY, WINDOW, logits_and_gradients, shaken
 
 MAPPINGS = {
@@ -372,10 +372,9 @@ VERDICTS = ("equal", "refused", "wrong", "crashed", "not built")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__)
     parser.add_argument("--types", help="model types, separated by commas")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--no-file", action="store_true", help="print only")
     arguments = parser.parse_args()
     if arguments.work:
         work()

@@ -10,7 +10,6 @@ than the machine has cores. So 4 processes on 2 cores are compared with half the
 several rounds; within a round all schemes take turns. Writes benchmarks/results/scale.{json,md}.
 """
 
-import argparse
 import datetime
 import json
 import os
@@ -20,7 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+from measure import cpu, option_parser, table, write
+
 HEADS, HEAD_DIM = 8, 64
 ENCODINGS = ("nope", "alibi", "fire", "cable", "rope")
 SCHEMES = ("heads", "ring", "gather")
@@ -131,29 +131,21 @@ def paper(
     return [[scheme, *(f"{value / 2**30:.2f} GiB" for value in values)] for scheme, values in rows.items()]
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
         rank, folder, processes, names, length, rounds = sys.argv[2:]
         work(folder, int(rank), int(processes), names.split(","), int(length), int(rounds))
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__)
     parser.add_argument("--paper", action="store_true", help="print the table on paper, and measure nothing")
     parser.add_argument("--encodings", default=",".join(ENCODINGS))
     parser.add_argument("--length", type=int, default=4096, help="tokens of the whole sequence")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--no-file", action="store_true")
     arguments = parser.parse_args()
     on_paper = table(["scheme", "sent forward", "sent backward", "q, k, v and output held"], paper())
     if arguments.paper:
         print(on_paper)
         return
-    from attention import cpu
-
     names = arguments.encodings.split(",")
     begun = time.perf_counter()
     efficiencies = measure(names, arguments.length, arguments.rounds)
@@ -164,13 +156,12 @@ def main() -> None:
         for name in names
     ]
     about = f"relpos.attention over {arguments.length} tokens, forward and backward"
-    text = f"Made by `benchmarks/scale.py` ({machine}): {about}.\n\n{table(header, rows)}\n"
-    print(text)
+    title = f"Made by `benchmarks/scale.py` ({machine}): {about}."
+    print(title, table(header, rows), sep="\n\n")
     print(f"{time.perf_counter() - begun:.0f} seconds")
     if not arguments.no_file:
-        (RESULTS / "scale.md").write_text(text)
         numbers = {"machine": machine, "length": arguments.length, "efficiency": efficiencies}
-        (RESULTS / "scale.json").write_text(json.dumps(numbers, indent=1) + "\n")
+        write("scale", numbers, title, table(header, rows))
 
 
 if __name__ == "__main__":

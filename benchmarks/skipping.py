@@ -9,12 +9,12 @@ then the other; a pair gives one ratio, and the table shows the median of all pa
 (bootstrap), which holds up on a noisy machine where the best of several does not.
 """
 
-import argparse
-import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
+from measure import option_parser, seconds
 
 import relpos
 from relpos.attend import native
@@ -54,12 +54,6 @@ def maker(name: str, length: int, backward: bool) -> Callable[[bool], None]:
     return run
 
 
-def seconds(run: Callable[[bool], None], skip: bool) -> float:
-    start = time.perf_counter()
-    run(skip)
-    return time.perf_counter() - start
-
-
 def interval(ratios: np.ndarray) -> tuple[float, float, float]:
     draws = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
     low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
@@ -72,7 +66,7 @@ def tell(title: str, ratios: list[float]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, file=False)
     parser.add_argument("--rounds", type=int, default=40)
     given = parser.parse_args()
     torch.set_flush_denormal(True)
@@ -85,7 +79,7 @@ def main() -> None:
                 ratios = []
                 for turn in range(-1, given.rounds):  # the first is for warming up
                     first = turn % 2 == 0
-                    taken = {skip: seconds(run, skip) for skip in (first, not first)}
+                    taken = {skip: seconds(partial(run, skip)) for skip in (first, not first)}
                     if turn >= 0:
                         ratios.append(taken[True] / taken[False])
                 every += ratios

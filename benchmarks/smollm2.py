@@ -20,12 +20,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import torch
-from attention import RESULTS, cpu, merged
+from measure import RESULTS, machine, merged, option_parser
 from PIL import Image
 
 import relpos
-from relpos.attend import native
 from relpos.pictures.curves import draw_curves
 
 PICTURES = Path(__file__).parents[1] / "docs" / "smollm2"
@@ -98,7 +96,7 @@ def transplanted(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, file=False)
     parser.add_argument("--only", choices=("lengths", "heads", "transplant"))
     parser.add_argument("--encodings", default=",".join(TRANSPLANTS), help="to transplant")
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
@@ -131,7 +129,7 @@ def draw_lengths(rows: list[dict[str, Any]]) -> None:
 def write(new: dict[str, Any]) -> None:
     """Add what was measured to the files."""
     results = json.loads(FILE.read_text()) if FILE.exists() else {}
-    results["machine"] = {"cpu": cpu(), "instruction set": native.isa(), "threads": torch.get_num_threads()}
+    results["machine"] = machine(torch_version=False)
     for name, keys in (("perplexity", ("what", "when", "length")), ("training", ("encoding",))):
         results[name] = merged(results.get(name, []), new.pop(name, []), keys)
     results |= new

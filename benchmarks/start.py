@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
-import time
+from functools import partial
+
+from measure import best_seconds
 
 COMMANDS = {
     "python -c 'import torch'": [sys.executable, "-c", "import torch"],
@@ -15,12 +17,8 @@ ROUNDS = 7
 
 
 def main() -> None:
-    best = dict.fromkeys(COMMANDS, float("inf"))
-    for _ in range(ROUNDS):
-        for name, command in COMMANDS.items():
-            start = time.perf_counter()
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            best[name] = min(best[name], time.perf_counter() - start)
+    quiet = partial(subprocess.run, check=True, stdout=subprocess.DEVNULL)
+    best = best_seconds({name: partial(quiet, command) for name, command in COMMANDS.items()}, ROUNDS)
     torch_time = best["python -c 'import torch'"]
     print(f"best of {ROUNDS}, interleaved")
     for name, seconds in best.items():

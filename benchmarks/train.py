@@ -1,4 +1,4 @@
-"""How fast is a training step? Ratios in one interleaved run on the CPU, float32, fused AdamW (`make bench-train`).
+"""How fast is a training step? Ratios in one interleaved run, on the CPU in float32 (`make bench WHAT=train`).
 
 python benchmarks/train.py [--rounds 5] [--only nano] [--smoke]
 
@@ -11,7 +11,6 @@ Each case has a process of its own. And what the training loop adds to forward, 
 rest of a step's wall time.
 """
 
-import argparse
 import multiprocessing
 import statistics
 import tempfile
@@ -23,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from measure import option_parser
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -162,7 +162,7 @@ def loop_overhead(length: int, batch: int, steps: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, file=False)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", help="one preset")
     parser.add_argument("--smoke", action="store_true", help="tiny lengths: whether it runs, not how fast")

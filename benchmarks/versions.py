@@ -11,7 +11,6 @@ number is the best time of this checkout divided by the best of the other, so th
 forward, backward and AdamW of GPT-2 with kerple_log, 12 heads, 3 layers and GPT-2's vocabulary.
 """
 
-import argparse
 import json
 import math
 import signal
@@ -20,6 +19,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from measure import option_parser
 
 ENCODINGS = ("nope", "alibi", "kerple_log", "t5", "fire", "cable", "rope")
 LENGTHS = (49, 512, 2048, 4096)
@@ -108,7 +109,7 @@ def main() -> None:
     if "--work" in sys.argv:
         work()
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, file=False)
     parser.add_argument("other", type=Path, help="a checkout with its environment")
     parser.add_argument("--only", choices=("attention", "train"))
     parser.add_argument("--encodings", default=",".join(ENCODINGS))

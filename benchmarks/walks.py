@@ -6,7 +6,6 @@
 A file counts if one of its functions runs while the operation does; files that are only imported do not.
 """
 
-import argparse
 import contextlib
 import io
 import os
@@ -16,6 +15,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+
+from measure import option_parser
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -96,7 +97,7 @@ def paragraph(name: str, files: list[Path]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__, file=False)
     parser.add_argument("--write", action="store_true", help="write docs/walks.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):

@@ -62,22 +62,14 @@ PREFIX = "relpos_"  # of the model types of our models
 
 
 def entry(family: str) -> FamilyEntry:
-    """The entry of a family.
-
-    Raises:
-        ValueError: There is no such family.
-    """
+    """The entry of a family."""
     if family not in FAMILIES:
         raise unknown("family", family, FAMILIES)
     return FAMILIES[family]
 
 
 def family_of_type(model_type: object) -> str | None:
-    """The family that opens a folder, by the `model_type` in its config.json: ours, or transformers' own.
-
-    Returns:
-        The name of the family; None if there is none.
-    """
+    """The family that opens a folder, by the `model_type` in its config.json, ours or transformers' own; or None."""
     name = str(model_type).removeprefix(PREFIX)
     return name if name in FAMILIES else None
 
@@ -121,11 +113,7 @@ PRESETS = {
 
 
 def preset(name: str) -> Preset:
-    """A preset by name.
-
-    Raises:
-        ValueError: There is no such preset.
-    """
+    """A preset by name."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]

@@ -87,7 +87,6 @@ int relpos_forward(const relpos_problem* p) { return current().kernel->forward(*
 int relpos_backward(const relpos_problem* p) { return current().kernel->backward(*p); }
 int relpos_mass(const relpos_problem* p) { return current().kernel->mass(*p); }
 int64_t relpos_slots(const relpos_problem* p) { return current().kernel->slots(*p); }
-int64_t relpos_skipping_words(const relpos_problem* p) { return current().kernel->skipping_words(*p); }
 
 int relpos_has(const char* isa) {
     const Build* build = find(isa);

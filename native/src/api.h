@@ -98,8 +98,6 @@ RELPOS_EXPORT int relpos_append_totals(const relpos_totals*, int64_t first);
 
 // Number of partial sums of the bias's gradient that the backward writes; the caller adds them up.
 RELPOS_EXPORT int64_t relpos_slots(const relpos_problem*);
-// Number of 64-bit words of the record of skipped tiles; 0 if nothing of this problem is ever skipped.
-RELPOS_EXPORT int64_t relpos_skipping_words(const relpos_problem*);
 
 // Instruction sets, by name: "portable", "avx2", "avx512".
 RELPOS_EXPORT int relpos_has(const char* isa);    // 1: usable; 0: this CPU lacks it; −1: not in this build

@@ -1,5 +1,5 @@
 // Dropout on the weights, from a generator without state: what is dropped depends on the seed, the head and the indices of
-// query and key, never on tiles or threads. relpos/attend/dropout.py defines it.
+// query and key, never on tiles or threads. relpos/attend/reference.py defines it.
 #pragma once
 
 #include "tiles.h"

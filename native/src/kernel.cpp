@@ -51,18 +51,7 @@ static int mass(const relpos_problem& p) {
 
 static int64_t slots(const relpos_problem& p) { return backward_slots(p); }
 
-static int64_t skipping_words(const relpos_problem& p) {
-    int64_t words = 0;
-    with_form(p, [&]<class Form>() -> int {
-        const Geometry g(p);
-        const int64_t heads = p.batch * p.heads;
-        if (may_skip<Form>(p)) words = heads * RELPOS_SKIP_COUNTS + (heads * g.query_blocks * g.key_blocks + 7) / 8;
-        return RELPOS_OK;
-    });
-    return words;
-}
-
-const Kernel kernel = {forward, backward, mass, slots, skipping_words};
+const Kernel kernel = {forward, backward, mass, slots};
 
 }  // namespace RELPOS_ISA
 }  // namespace relpos

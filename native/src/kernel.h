@@ -10,7 +10,6 @@ struct Kernel {
     int (*backward)(const relpos_problem&);
     int (*mass)(const relpos_problem&);
     int64_t (*slots)(const relpos_problem&);
-    int64_t (*skipping_words)(const relpos_problem&);
 };
 
 namespace portable { extern const Kernel kernel; }

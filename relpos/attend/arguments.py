@@ -79,10 +79,9 @@ def check_names(function: str, options: ScoreOptions, allowed: type) -> None:
 
 
 def make_call(q: Tensor, k: Tensor, position: Position | None, **options: Unpack[AttentionOptions]) -> Call:
-    """Check the arguments of `relpos.attention` and make the call; `check_tensors` has checked q and k.
+    """Check the arguments of `relpos.attention` and make the call, with the gates that the encoding needs.
 
-    Returns:
-        The call, with the gates that the encoding needs.
+    `check_tensors` has checked q and k.
     """
     check_names("attention", options, AttentionOptions)
     batch, heads, queries, head_dim = q.shape
@@ -90,8 +89,7 @@ def make_call(q: Tensor, k: Tensor, position: Position | None, **options: Unpack
     causal = boolean("causal", options.get("causal", True))
     documents, padding, window = options.get("documents"), options.get("padding"), options.get("window")
     positions, mask, sinks = options.get("positions"), options.get("mask"), options.get("sinks")
-    softcap, scale = options.get("softcap"), options.get("scale")
-    cu_seqlens = options.get("cu_seqlens")
+    softcap, scale, cu_seqlens = options.get("softcap"), options.get("scale"), options.get("cu_seqlens")
     if cu_seqlens is not None:
         documents = read_cu_seqlens(cu_seqlens, documents, batch, keys)
     if documents is not None:

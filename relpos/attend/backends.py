@@ -4,6 +4,7 @@ To add a backend: write a module with what `Backend` asks for, and add its line 
 """
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, Protocol
@@ -20,40 +21,18 @@ from relpos.system.errors import unknown
 
 
 class Backend(Protocol):
-    """What a backend's module holds.
+    """What a backend's module holds."""
 
-    Attributes:
-        FASTEST_ON: Types of device ("cpu", "cuda") on which this backend is preferred where it can run.
-    """
-
-    FASTEST_ON: tuple[str, ...]
+    FASTEST_ON: tuple[str, ...]  # types of device ("cpu", "cuda") on which it is preferred where it can run
 
     def refuses(self, q: Tensor, v: Tensor, form: Form | None, call: Call) -> str | None:
-        """Say why this backend cannot run a call.
-
-        Args:
-            q: Queries, (batch, heads, queries, head_dim).
-            v: Values, (batch, key_heads, keys, value_dim).
-            form: The bias, or None.
-            call: The call of attention.
-
-        Returns:
-            The reason as a sentence, or None if it can run the call.
-        """
+        """Why this backend cannot run a call, as a sentence; None if it can."""
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor | None]:
         """Compute attention; gradients flow to q, k, v, the sinks and every tensor of the form.
 
-        Args:
-            q: Queries, (batch, heads, queries, head_dim). `call.rotation` is still to be applied to q and k.
-            k: Keys, (batch, key_heads, keys, head_dim).
-            v: Values, (batch, key_heads, keys, value_dim).
-            form: The bias, or None.
-            call: The call of attention.
-
-        Returns:
-            (batch, heads, queries, value_dim) in the dtype of v; and the log-sum-exp of each row, (batch, heads,
-            queries), or None if `call.return_lse` is False.
+        `call.rotation` is still to be applied to q and k. Returns (batch, heads, queries, value_dim) in the dtype of v;
+        and the log-sum-exp of each row, (batch, heads, queries), or None if `call.return_lse` is False.
         """
 
 
@@ -61,11 +40,7 @@ BACKENDS: dict[str, Backend] = {"native": native, "flex": flex, "chunks": chunks
 
 
 def choose(backend: str | None, q: Tensor, v: Tensor, form: Form | None, call: Call) -> Backend:
-    """Choose the backend for a call.
-
-    Returns:
-        The backend.
-    """
+    """The backend for a call: the one asked for, or the fastest that can run it."""
     if backend is not None:
         if backend not in BACKENDS:
             raise unknown("backend", backend, BACKENDS)
@@ -91,13 +66,10 @@ def attend(
     call: Call,
     backend: str | None = None,
     rotated: bool = False,
+    heads: slice | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention with arguments that have been checked: the encoding acts, then a backend runs.
-
-    Returns:
-        The output and, if the call asks for it, the log-sum-exp.
-    """
-    q, k, form, call = positioned(q, k, position, call, rotated)
+    """Attention with checked arguments: the encoding, or some of its heads, acts; then a backend runs."""
+    q, k, form, call = positioned(q, k, position, call, rotated, heads)
     out, lse = choose(backend, q, v, form, call).attention(q, k, v.to(q.dtype), form, call)
     return out.to(v.dtype), lse
 
@@ -114,9 +86,9 @@ def positioned(
     if position is None:
         return q, k, None, call
     if isinstance(position, Form):
-        own = locate(position.fit(call), call)
-        check_form(own)
-        return q, k, own, call
+        located = locate(position.fit(call), call)
+        check_form(located)
+        return q, k, located, call
     if "query and key" in position.places:
         rotation = None if rotated else position.rotation(call)
         factor = position.query_factor(call)
@@ -144,18 +116,8 @@ def check_form(form: Form) -> None:
         check_finite(f"{name} of the bias", numbers)
 
 
-def describe() -> dict[str, Any]:
-    """Describe what attention runs on here.
-
-    Returns:
-        Versions; "cpu_backend" with "native_missing" (why the compiled kernel cannot be used, or None); the
-        "instruction_set" of the kernel and the "instruction_sets" that this CPU supports (None and empty without the
-        kernel); "threads"; "cuda_backend" and "cuda_device" (None without a GPU).
-
-    Example:
-        >>> describe()["cpu_backend"]
-        'native'
-    """
+def describe() -> Mapping[str, Any]:
+    """What attention runs on here: versions, backends, why the compiled kernel is missing, instruction sets."""
     from relpos import __version__  # noqa: PLC0415  (relpos imports this module)
 
     available, reason = native.available()

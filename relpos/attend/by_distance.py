@@ -84,12 +84,7 @@ def mass_of_call(q: Tensor, k: Tensor, form: Form | None, call: Call, backend: s
 
 
 def sums_by_block(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of the weights, materialised for one block of queries at a time.
-
-    Returns:
-        By distance (batch, heads, distances), of the first tokens (batch, heads), and how many queries see a key
-        (batch, heads).
-    """
+    """Sums of the weights, materialised for one block of queries at a time, as `native.mass` returns them."""
     k = reference.hide_padding(k, call)
     careful = reference.needs_care(q, k)
     q, k = call.rotated(q, k)

@@ -128,7 +128,13 @@ def attention(
         "scale": scale,
         "return_lse": return_lse,
     }
-    check_division(group, scheme, cache, start)
+    if group is None and scheme is not None:
+        raise ValueError(f"scheme={scheme!r} says how the processes of a group divide the work: give group= too.")
+    if group is not None and (cache is not None or start is not None):
+        raise ValueError(
+            "with a group every process attends from its slice of the sequence, and there is no decoding: leave "
+            f"{'cache' if cache is not None else 'start'}= out."
+        )
     if cache is not None and not isinstance(cache, Cache):
         raise TypeError(f"cache must be a relpos.Cache(), not {cache!r}.")
     with without_autocast(q.device):
@@ -142,17 +148,6 @@ def attention(
         else:
             out, lse = attend(q, k, v, position, make_call(q, k, position, **options), backend)
     return (out, lse) if return_lse else out
-
-
-def check_division(group: object, scheme: str | None, cache: object, start: int | None) -> None:
-    """Check the arguments that divide a sequence among processes against the others."""
-    if group is None and scheme is not None:
-        raise ValueError(f"scheme={scheme!r} says how the processes of a group divide the work: give group= too.")
-    if group is not None and (cache is not None or start is not None):
-        raise ValueError(
-            "with a group every process attends from its slice of the sequence, and there is no decoding: leave "
-            f"{'cache' if cache is not None else 'start'}= out."
-        )
 
 
 def scores(q: Tensor, k: Tensor, position: Position | None = None, **options: Unpack[ScoreOptions]) -> Tensor:

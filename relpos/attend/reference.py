@@ -17,12 +17,13 @@ import math
 import torch
 from torch import Tensor
 
-from relpos.attend.dropout import factors
 from relpos.forms.bias import Form
 from relpos.forms.call import Call, products
 from relpos.forms.tracing import has_values
 
 FASTEST_ON: tuple[str, ...] = ()
+LOW = 0xFFFFFFFF  # arithmetic is modulo 2^32, in int64
+BITS = 24  # of a hash that decide
 
 
 def refuses(q: Tensor, v: Tensor, form: Form | None, call: Call) -> str | None:
@@ -111,8 +112,7 @@ def rows(
     """
     shares, lse = weights(q, k, form, call, i, careful)
     if call.dropout:
-        assert call.seed is not None
-        shares = shares * factors(call.seed, call.dropout, call.batch, call.heads, i, call.j, call.dtype)
+        shares = shares * dropout_factors(call, i)
     grouped = shares.reshape(shares.shape[0], v.shape[1], -1, *shares.shape[2:])  # (…, key_heads, group, rows, keys)
     values = v.to(call.dtype)[:, :, None]
     out = sum_of_seen(grouped, values, call.visible(i)) if careful else grouped @ values
@@ -125,3 +125,32 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) ->
     careful = needs_care(q, k, v)
     q, k = call.rotated(q, k)
     return rows(q, k, v, form, call, call.i, careful)
+
+
+def mix(x: Tensor) -> Tensor:
+    """A bijection of 32-bit integers whose every output bit depends on every input bit."""
+    x = x & LOW
+    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & LOW
+    x = ((x ^ (x >> 15)) * 0x735A2D97) & LOW
+    return x ^ (x >> 15)
+
+
+def kept(seed: Tensor, share: float, b: Tensor, h: Tensor, i: Tensor, j: Tensor, heads: int) -> Tensor:
+    """Whether each weight is kept: a hash of the seed and of the indices, the same in every backend.
+
+    Nothing is stored: the backward computes it again. It does not depend on threads, blocks, or how a sequence is
+    divided. The native kernel has the same function (native/src/dropout.h). b, h, i and j broadcast together.
+    """
+    head = mix(mix(mix(seed) + (seed >> 32)) + (b * heads + h))
+    row = mix(head + i)
+    hashed = mix(row + mix(j + 0x9E3779B9))
+    return (hashed >> (32 - BITS)).ge(round(share * 2**BITS))
+
+
+def dropout_factors(call: Call, i: Tensor) -> Tensor:
+    """What the weights of the queries `i` are multiplied by, 0 or 1 / (1 − dropout): (batch, heads, rows, keys)."""
+    assert call.seed is not None
+    b = torch.arange(call.batch, device=i.device)[:, None, None, None]
+    h = torch.arange(call.heads, device=i.device)[:, None, None]
+    seed = call.seed.to(i.device, non_blocking=True)  # no wait for an accelerator
+    return kept(seed, call.dropout, b, h, i[:, None], call.j, call.heads).to(call.dtype) / (1 - call.dropout)

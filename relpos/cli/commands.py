@@ -3,32 +3,138 @@
 import contextlib
 import json
 import os
+import re
 import shlex
 import sys
-import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from relpos.cli.cluster import ClusterOptions, make_executor
-from relpos.cli.from_options import command
+from relpos.cli.from_options import Command, Values, command
 from relpos.cli.tables import print_comparison, print_results, print_scores
-from relpos.comparison.options import CompareOptions
-from relpos.evaluation.options import OUTPUT, EvaluateOptions
+from relpos.comparison.compare_options import CompareOptions
+from relpos.evaluation.evaluate_options import OUTPUT, EvaluateOptions
 from relpos.explorer.options import ExploreOptions
 from relpos.paper.options import FigureOptions
 from relpos.pictures.options import COLUMNS, LOOKS, SHOWN, DrawOptions
-from relpos.system.options import Range, option
+from relpos.system.options import COUNT, NOT_NEGATIVE, Range, option
+from relpos.system.progress import Countdown, LiveLine
 from relpos.training.train import TrainOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from relpos.runs.results import TaskResult, TextResult
+    from relpos.system.executors import Executor
 
-Values = dict[str, Any]  # the options that were given, by name
+# -- Where the parts of a command run: processes of this machine, a Ray cluster, or SLURM
+
+PANEL = "Where the parts run (docs/scale.md)"  # group of these options in the help
+UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
+ADDRESS = re.compile(r"auto|local|ray://.*|[\w.-]+:\d+|\[[\da-fA-F:]+\]:\d+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """Where the parts of a command run."""
+
+    workers: int | None = option(
+        None,
+        "Parts at a time. Those of this machine divide its cores among them.",
+        shown="1; on a cluster as many as have a place",
+        range=COUNT,
+        panel=PANEL,
+    )
+    cores: int | None = option(
+        None,
+        "Cores of each part, and its threads: the same number gives the same result to the bit.",
+        shown="cores ÷ workers; 1 on a cluster",
+        range=COUNT,
+        panel=PANEL,
+    )
+    memory: str | None = option(None, "Memory of each part on a cluster, as in 8GB.", metavar="SIZE", panel=PANEL)
+    gpus: int | None = option(
+        None,
+        "GPUs of each part on a cluster. With several, it is trained by one process per GPU.",
+        shown="0",
+        range=NOT_NEGATIVE,
+        panel=PANEL,
+    )
+    ray: str | None = option(
+        None,
+        "Run the parts on a Ray cluster: the one of this machine or of RAY_ADDRESS, the one at an address such as "
+        "10.0.0.1:6379, or with local one that lasts as long as the command.",
+        metavar="[ADDRESS]",
+        panel=PANEL,
+    )
+    slurm: bool = option(False, "Run the parts as jobs of SLURM.", panel=PANEL)
+    slurm_partition: str | None = option(None, "Partition of the jobs of SLURM.", metavar="NAME", panel=PANEL)
+    slurm_minutes: int | None = option(
+        None, "Time limit of each job of SLURM, in minutes.", shown="60", range=COUNT, panel=PANEL
+    )
+    slurm_option: Mapping[str, Any] | None = option(
+        None, "Any other option of sbatch, as in account=lab.", metavar="KEY=VALUE", panel=PANEL
+    )
+
+
+class ClusterCommand(Command):
+    """A command whose option --ray may stand without an address."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Fill in the address where it is left out, before the options are parsed."""
+        return super().parse_args(ctx, with_address(args))
+
+
+def with_address(arguments: list[str]) -> list[str]:
+    """The arguments of a command with the address auto where --ray has none.
+
+    The next argument is an address only if it looks like one: it may also be a setting or the folder of a run. An empty
+    one is an address too, which the command then refuses.
+    """
+    following = [*arguments[1:], "-"]  # which is not an address
+    return [
+        "--ray=auto" if word == "--ray" and after.strip() and not ADDRESS.fullmatch(after) else word
+        for word, after in zip(arguments, following, strict=False)
+    ]
+
+
+def parse_memory(text: str) -> int:
+    """A size in bytes: 8GB, 512MB, or a number of bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]B)?", text.strip().upper())
+    if match is None or not float(match[1]):
+        raise ValueError(f"--memory takes a size such as 8GB or 512MB, not {text!r}.")
+    return int(float(match[1]) * UNITS.get(match[2] or "", 1))
+
+
+def make_executor(options: ClusterOptions, default_workers: int | None = None) -> "Executor | None":
+    """The executor that the options describe; without any, `default_workers` processes, or None: this process."""
+    from relpos.system.executors import LocalExecutor, Resources
+
+    memory, gpus, workers = options.memory, options.gpus, options.workers
+    of_slurm = (options.slurm_partition, options.slurm_minutes, options.slurm_option)
+    if options.ray is not None and options.slurm:
+        raise ValueError("give --ray or --slurm, not both.")
+    if not options.slurm and of_slurm != (None, None, None):
+        raise ValueError("--slurm-partition, --slurm-minutes and --slurm-option go with --slurm.")
+    resources = Resources(options.cores or 1, None if memory is None else parse_memory(memory), gpus or 0)
+    if options.ray is not None:
+        from relpos.system.ray import RayExecutor
+
+        return RayExecutor(options.ray, resources, workers)
+    if options.slurm:
+        from relpos.system.slurm import SlurmExecutor
+
+        partition, minutes, others = of_slurm
+        return SlurmExecutor(resources, workers, partition, minutes, dict(others or {}))
+    if memory is not None or gpus is not None:
+        raise ValueError("--memory and --gpus go with --ray or --slurm: processes of this machine share what it has.")
+    if workers is None and options.cores is None and default_workers is None:
+        return None
+    return LocalExecutor(workers or default_workers or 1, options.cores)
+
+
+# -- The commands
 
 
 @command(TrainOptions)
@@ -161,7 +267,7 @@ def draw(options: Values, output: Values) -> None:
 
     files = DrawOutput(**output)
     what = options.pop("what")
-    path = Path(files.out or f"{'-'.join(Path(each).resolve().name for each in what)}.png")
+    path = Path(files.out or f"{'-'.join(Path(name).resolve().name for name in what)}.png")
     numbers = None if files.numbers is None else Path(files.numbers)
     check_files(path, numbers)  # before the work, not after it
     if files.text_file is not None:
@@ -169,7 +275,7 @@ def draw(options: Values, output: Values) -> None:
             raise ValueError("give --text or --text-file, not both.")
         options |= {"text": _read_text(files.text_file), "text_name": files.text_file}
     options.setdefault("width", WIDTHS[files.columns])
-    picture = draw_picture(what if len(what) > 1 else what[0], **options, progress=Progress("drawing"))
+    picture = draw_picture(what if len(what) > 1 else what[0], **options, progress=_progress("drawing"))
     typer.echo(f"{picture.save(path)}: {picture.caption}")
     if numbers is not None:
         typer.echo(f"{picture.save(numbers)}: the numbers behind it")
@@ -232,16 +338,16 @@ def explore(options: Values, output: Values) -> None:
     """
     from relpos.explorer.explore import explore as open_exploration
 
-    own = ExploreOutput(**output)
-    if own.export is not None and "what" not in options:
+    server = ExploreOutput(**output)
+    if server.export is not None and "what" not in options:
         raise ValueError("nothing to export: name an encoding or a model.")
-    if own.export is not None and Path(own.export).suffix.lower() not in (".html", ".htm"):  # before the work
-        raise ValueError(f"cannot export to {Path(own.export).name!r}: the name must end in .html.")
-    exploration = open_exploration(**options, text=None if own.text is None else _read_text(own.text))
-    if own.export is None:
-        exploration.serve(own.host, own.port, own.browser, typer.echo)
+    if server.export is not None and Path(server.export).suffix.lower() not in (".html", ".htm"):  # before the work
+        raise ValueError(f"cannot export to {Path(server.export).name!r}: the name must end in .html.")
+    exploration = open_exploration(**options, text=None if server.text is None else _read_text(server.text))
+    if server.export is None:
+        exploration.serve(server.host, server.port, server.browser, typer.echo)
         return
-    file = exploration.save(own.export, Progress("exporting"))
+    file = exploration.save(server.export, _progress("exporting"))
     typer.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB, one page that needs no server and no network")
 
 
@@ -251,27 +357,15 @@ def _read_text(file: str) -> str:
     return next(read_file(Path(file), "text")).text
 
 
-class Progress:
-    """Shows the share of the work that is done and the time left; nothing if the work takes less than two seconds.
+def _progress(verb: str) -> Callable[[float], None]:
+    """Show the share of the work that is done and the time left; nothing if the work takes less than two seconds."""
+    line = LiveLine(sys.stderr, every=10.0)
+    countdown = Countdown(1.0, line, every=2.0)
 
-    In a terminal each line replaces the one before; elsewhere a new line is printed every `every` seconds.
-    """
-
-    def __init__(self, verb: str, stream: TextIO | None = None, first: float = 2.0, every: float = 10.0) -> None:
-        from relpos.system.progress import LiveLine
-
-        self.verb, self.stream = verb, stream or sys.stderr
-        self.line = LiveLine(self.stream)
-        self.begun = time.monotonic()
-        self.next, self.every = self.begun + first, 0.1 if self.stream.isatty() else every
-
-    def __call__(self, done: float) -> None:
-        """Show that a share of the work is done; 1 is all of it."""
-        from relpos.system.progress import clock_time
-
-        now = time.monotonic()
+    def show(done: float) -> None:
         if done >= 1:
-            self.line.clear()
-        elif now >= self.next and done > 0:
-            self.next = now + self.every
-            self.line(f"{self.verb} {done:4.0%}  {clock_time((now - self.begun) * (1 - done) / done)} left")
+            line.clear()
+        elif done > 0:
+            countdown.step(done - countdown.done, f"{verb} {done:4.0%}")
+
+    return show

@@ -17,6 +17,7 @@ from relpos.runs.settings import MOST_STEPS, parse_overrides
 from relpos.system.errors import check_not_empty
 from relpos.system.options import Option, default_words, kinds_of, options_of
 
+Values = dict[str, Any]  # the options that were given, by name
 LISTS = (Sequence, Iterable, list, tuple, Mapping)
 
 
@@ -66,7 +67,7 @@ def command(*classes: type) -> Callable[[Callable[..., None]], Callable[..., Non
     return decorate
 
 
-def parsed_options(cls: Any, texts: Mapping[str, Any]) -> dict[str, Any]:
+def parsed_options(cls: Any, texts: Mapping[str, Any]) -> Values:
     """The options of a dataclass that were given on the command line, parsed."""
     parameters = [_Parameter(*known) for known in options_of(cls) if known[1].command]
     given = {parameter: texts.get(parameter.field.name) for parameter in parameters}
@@ -88,11 +89,10 @@ class _Parameter:
         self.flag = about.flag or (f"--{name}/--no-{name}" if field.default is True else f"--{name}")
 
     def signature(self) -> inspect.Parameter:
-        """The parameter of a typer function."""
         field, about = self.field, self.about
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         words = default_words(field) or (f"--{field.name}" if field.default is True and not about.flag else "")
-        shared: dict[str, Any] = {
+        shared: Values = {
             "help": about.meaning.replace("`", "")
             + (" May be repeated." if self.repeated and not about.argument else "")
             + (f"  [default: {words}]" if words else ""),
@@ -110,7 +110,6 @@ class _Parameter:
         return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
     def _kind(self) -> Any:
-        """The type that typer converts to."""
         if self.repeated:
             return list[int] if int in typing.get_args(self.field.type) else list[str]
         if bool in self.kinds:
@@ -119,7 +118,7 @@ class _Parameter:
             return str
         return float if float in self.kinds else int
 
-    def _limits(self) -> dict[str, Any]:
+    def _limits(self) -> Values:
         """How typer checks a number. Ranges that typer does not have, or would show too wide, are a callback."""
         allowed = self.about.range
         if allowed is None or self.commas:

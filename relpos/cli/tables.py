@@ -1,16 +1,27 @@
-"""Tables that the commands print."""
+"""Tables that the commands print; and relpos ls and relpos info, which print nothing else."""
 
-from collections.abc import Collection, Mapping, Sequence
+import dataclasses
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from relpos.cli.from_options import beginning
+from relpos.encodings.registry import card, names
+from relpos.forms.cards import HEAD_DIM, HEADS, Card
+from relpos.training.train import task_names
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
     from relpos.runs.results import TaskResult, TextResult
+
+JSON = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
+STAR = "* the trained length"
 
 
 def console() -> "Console":
@@ -23,56 +34,47 @@ def console() -> "Console":
 
 def print_table(
     head: Sequence[str],
-    rows: Sequence[Sequence["str | Text"]],
+    rows: Iterable[Sequence["str | Text"]],
     *,
     unwrapped: Collection[str] | None = None,
     left: int | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    **more: Any,
 ) -> None:
-    """Print a table.
+    """Print a table whose `unwrapped` columns (None: all) stay on one line and whose first `left` (None: all) are text.
 
-    Args:
-        head: The titles of the columns.
-        rows: Their cells; [brackets] are not markup.
-        unwrapped: Columns that are never wrapped; None for all.
-        left: How many columns are aligned to the left; the others are numbers. None for all.
-        title: Line above the table.
-        caption: Line below it.
+    [Brackets] in cells are not markup.
     """
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", caption=caption)
+    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", **more)
     for place, column in enumerate(head):
-        number = left is not None and place >= left
-        table.add_column(
-            column,
-            justify="right" if number else "left",
-            overflow="fold",
-            no_wrap=unwrapped is None or column in unwrapped,
-        )
+        justify = "right" if left is not None and place >= left else "left"
+        unbroken = unwrapped is None or column in unwrapped
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=unbroken)  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     console().print(table)
 
 
-def card_table(rows: Mapping[str, str]) -> None:
+def print_card(rows: Mapping[str, str]) -> None:
     """Print what is known of one thing: titles on the left, texts on the right."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for title, text in rows.items():
-        table.add_row(Text(title), Text(text))
-    console().print(table)
+    titles = [Text(title, style="bold") for title in rows]
+    print_table(["", " "], zip(titles, rows.values(), strict=True), unwrapped=[""], show_header=False)
 
 
-def length_mark(length: int, trained: int | None) -> str:
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+# -- Evaluations and comparisons
+
+
+def _length(row: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     """A length as a cell, with a star if it is the trained one."""
-    return f"{length}{'*' if length == trained else ''}"
+    return f"{row['length']}{'*' if row['length'] == result['trained_length'] else ''}"
 
 
 def print_results(results: "Mapping[str, TextResult]") -> None:
@@ -91,49 +93,44 @@ def print_results(results: "Mapping[str, TextResult]") -> None:
 
 def _print_rows(results: "Mapping[str, TextResult]") -> None:
     metric = " or ".join(dict.fromkeys(result["metric"] for result in results.values()))
-    head = ["run", "length", metric, "95 %", "loss", "bits/byte", "windows", "documents", "tokens", "tokens/s"]
+    head = [
+        "run",
+        "length",
+        metric,
+        "95 %",
+        "loss",
+        "bits/byte",
+        "windows",
+        "documents",
+        "tokens",
+        "tokens/s",
+        "memory",
+    ]
     rows = []
     for label, result in results.items():
         for row in result["rows"]:
+            cells = [label, _length(row, result)]
             if row["error"]:
-                rows.append([label, length_mark(row["length"], result["trained_length"]), "–"])
+                rows.append([*cells, "–"])
                 continue
             low, high, bits = row["low"], row["high"], row["bits_per_byte"]
-            rows.append(
-                [
-                    label,
-                    length_mark(row["length"], result["trained_length"]),
-                    f"{row['perplexity']:.2f}",
-                    "" if low is None else f"{low:.2f} – {high:.2f}",
-                    f"{row['loss']:.4f}",
-                    "" if bits is None else f"{bits:.4f}",
-                    str(row["windows"]),
-                    f"1 ({row['blocks']} blocks)" if row["blocks"] else str(row["documents"]),
-                    f"{row['tokens']:,}",
-                    f"{row['tokens_per_second']:,.0f}",
-                    f"{row['peak_memory_bytes'] / 2**20:,.0f} MB",
-                ]
-            )
-    print_table([*head, "memory"], rows, left=1, caption="* the trained length")
+            cells += [f"{row['perplexity']:.2f}", "" if low is None else f"{low:.2f} – {high:.2f}"]
+            cells += [f"{row['loss']:.4f}", "" if bits is None else f"{bits:.4f}", str(row["windows"])]
+            cells.append(f"1 ({row['blocks']} blocks)" if row["blocks"] else str(row["documents"]))
+            cells += [f"{row['tokens']:,}", f"{row['tokens_per_second']:,.0f}"]
+            rows.append([*cells, f"{row['peak_memory_bytes'] / 2**20:,.0f} MB"])
+    print_table(head, rows, left=1, caption=STAR)
 
 
 def _print_bins(results: "Mapping[str, TextResult]") -> None:
     rows = []
     for label, result in results.items():
         for entry in result["bins"]:
-            known = entry["low"] is not None
-            rows.append(
-                [
-                    label,
-                    f"{entry['from']} – {entry['to'] - 1}",
-                    f"{entry['loss']:.4f}",
-                    f"{entry['low']:.4f} – {entry['high']:.4f}" if known else "",
-                    f"{entry['control']:.4f}",
-                    f"{entry['difference']:+.4f}",
-                    f"{entry['difference_low']:+.4f} – {entry['difference_high']:+.4f}" if known else "",
-                    f"{entry['tokens']:,}",
-                ]
-            )
+            low, high, known = entry["difference_low"], entry["difference_high"], entry["low"] is not None
+            cells = [label, f"{entry['from']} – {entry['to'] - 1}", f"{entry['loss']:.4f}"]
+            cells += [f"{entry['low']:.4f} – {entry['high']:.4f}" if known else "", f"{entry['control']:.4f}"]
+            cells += [f"{entry['difference']:+.4f}", f"{low:+.4f} – {high:+.4f}" if known else ""]
+            rows.append([*cells, f"{entry['tokens']:,}"])
     print_table(["run", "positions", "loss", "95 %", "control", "difference", "95 %", "tokens"], rows, left=1)
 
 
@@ -142,14 +139,13 @@ def print_scores(results: "Mapping[str, TaskResult]") -> None:
     for label, result in results.items():
         rows = []
         for row in result["rows"]:
-            if row["error"]:
-                rows.append([length_mark(row["length"], result["trained_length"]), "", "", "", "", row["error"]])
-            else:
-                bounds = f"{row['low']:.1%} – {row['high']:.1%}"
-                shares = [f"{row['accuracy']:.1%}", bounds, f"{row['exact']:.1%}"]
-                rows.append([length_mark(row["length"], result["trained_length"]), *shares, str(row["samples"]), ""])
+            cells = ["", "", "", "", row["error"] or ""]
+            if not row["error"]:
+                cells[:3] = [f"{row['accuracy']:.1%}", f"{row['low']:.1%} – {row['high']:.1%}", f"{row['exact']:.1%}"]
+                cells[3] = str(row["samples"])
+            rows.append([_length(row, result), *cells])
         print_table(["length", "answers right", "95 %", "all right", "sequences", ""], rows, unwrapped=(), left=0)
-        trained = "* the trained length; " if result["trained_length"] else ""
+        trained = f"{STAR}; " if result["trained_length"] else ""
         guess = f"a guess is right {result['chance']:.1%} of the time."
         typer.echo(f"{label}: {result['task']} with {result['encoding']}; {trained}{guess}")
 
@@ -158,24 +154,163 @@ def print_comparison(out: Path) -> None:
     """Print the perplexities of a comparison by length; the lowest are bold."""
     from rich.text import Text
 
+    from relpos.comparison import summary
     from relpos.comparison.comparison import load_comparison
-    from relpos.comparison.summary import make_standings, make_table, marking, notes, read_records
 
     comparison = load_comparison(out)
-    records = read_records(comparison, out)
-    standings = make_standings(comparison, records)
+    records = summary.read_records(comparison, out)
+    standings = summary.make_standings(comparison, records)
     marked = {length: at_length.marked for length, at_length in standings.items()}
     head = [f"{length} (trained)" if length == comparison.length else str(length) for length in comparison.lengths]
-    rows: list[list[str | Text]] = [
-        [
-            encoding,
-            *(
-                Text(str(cell), style="bold" if encoding in marked.get(length, ()) else "")
-                for length, cell in row.items()
-            ),
-        ]
-        for encoding, row in make_table(comparison, records).items()
-    ]
+    rows: list[list[str | Text]] = []
+    for encoding, row in summary.make_table(comparison, records).items():
+        styles = ["bold" if encoding in marked.get(length, ()) else "" for length in row]
+        rows.append([encoding, *(Text(str(cell), style) for cell, style in zip(row.values(), styles, strict=True))])
     print_table(["encoding", *head], rows, left=1, title=f"{comparison.family.metric} by length")
-    for note in [*marking(standings), *notes(comparison, records)]:
+    for note in [*summary.marking(standings), *summary.notes(comparison, records)]:
         typer.echo(note)
+
+
+# -- relpos ls
+
+
+def complete_encoding_or_task(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Encodings by name, or tasks after --tasks."""
+    return beginning(task_names() if ctx.params.get("tasks") else names(), incomplete)
+
+
+def list_encodings(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="Show this encoding (with --tasks, this task) in detail, or where position lives in this model: "
+            "a folder, a .gguf file or a name on the hub.  [default: list all]",
+            autocompletion=complete_encoding_or_task,
+        ),
+    ] = None,
+    tasks: Annotated[bool, typer.Option("--tasks", help="List the tasks of relpos train --task instead.")] = False,
+    as_json: JSON = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table, as in the README.")] = False,
+) -> None:
+    """List the encodings, or show one with its formula and options, or the positions of a model."""
+    if tasks:
+        list_tasks(name, as_json)
+        return
+    if as_json and markdown:
+        raise ValueError("--json and --markdown exclude each other: give only one of them.")
+    if name and name not in names() and (Path(name).exists() or name.endswith(".gguf") or "/" in name):
+        if markdown:
+            raise ValueError("--markdown is for encodings: leave it out, or use --json.")
+        show_model(name, as_json)
+        return
+    cards = [card(known) for known in ([name] if name else names())]
+    if as_json:
+        entries = [dataclasses.asdict(shown) for shown in cards]
+        _print_json(entries[0] if name else entries)
+    elif markdown:
+        typer.echo(markdown_table(cards))
+    elif name:
+        _print_encoding(cards[0])
+    else:
+        fields = ("name", "place", "form", "learned", "directions", "paper")
+        head = ["learned per head" if field == "learned" else field for field in fields]
+        print_table(head, [[getattr(shown, field) for field in fields] for shown in cards], unwrapped=("name", "place"))
+
+
+def markdown_table(cards: list[Card]) -> str:
+    """The encodings as a Markdown table, one row per card, with links to the papers."""
+    lines = ["| name | place | what it is | learned per head | paper |", "|---|---|---|---:|---|"]
+    for shown in cards:
+        papers = re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[\1](https://arxiv.org/abs/\1)", shown.paper)
+        cells = (f"`{shown.name}`", shown.place, shown.summary, shown.learned, papers)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def _print_encoding(shown: Card) -> None:
+    shapes = ", ".join(f"{name} {shape}" for name, shape in shown.parameters.items())
+    rows = {
+        shown.name: shown.summary,
+        "formula": shown.formula,
+        "place": shown.place,
+        "form": shown.form,
+        "learned per head": f"{shown.learned} ({HEADS} heads, head_dim {HEAD_DIM}, default options)",
+        "parameters": shapes or "none",
+        "directions": shown.directions,
+        "paper": shown.paper,
+    }
+    options = {f"  {key}={about.default}": f"{about.type}. {about.meaning}" for key, about in shown.options.items()}
+    print_card({**rows, **options})
+
+
+def list_tasks(name: str | None, as_json: bool) -> None:
+    """List the tasks, or show one with an example."""
+    from relpos.tasks import task
+
+    tasks = [task(known) for known in ([name] if name else task_names())]
+    if as_json:
+        fields = ("name", "summary", "measures", "layout", "paper", "shortest", "chance", "has_depth")
+        cards = [{field: getattr(shown, field) for field in fields} for shown in tasks]
+        _print_json(cards[0] if name else cards)
+    elif name:
+        shown = tasks[0]
+        rows = {shown.name: shown.summary, "measures": shown.measures, "layout": shown.layout, "paper": shown.paper}
+        rows |= {"words": str(len(shown.words)), "shortest": f"{shown.shortest} tokens"}
+        print_card({**rows, "chance": f"{shown.chance:.1%}", "example": shown.example()})
+    else:
+        rows_of = [[shown.name, shown.summary, shown.measures, shown.paper] for shown in tasks]
+        print_table(["name", "what it is", "measures", "paper"], rows_of, unwrapped=("name",))
+
+
+def show_model(name: str, as_json: bool) -> None:
+    """Print what is known of a model from its configuration: sizes, positions, what relpos can do with it."""
+    from transformers.utils import logging
+
+    from relpos.pretrained.positions import facts
+    from relpos.pretrained.source import read_config
+    from relpos.runs.results import ABOUT, read_about
+
+    logging.set_verbosity_error()  # its warnings of unusual entries would stand among the lines
+    known = facts(read_config(name))
+    if Path(name, ABOUT).is_file():  # a run of relpos
+        known = dataclasses.replace(known, trained_length=read_about(Path(name))[0].data.length)
+    if as_json:
+        _print_json({"name": name, **dataclasses.asdict(known)})
+        return
+    key_heads = "" if known.key_heads == known.heads else f", {known.key_heads} key heads"
+    tokens = "not limited by the configuration" if known.trained_length is None else f"{known.trained_length:,} tokens"
+    print_card(
+        {
+            "model": f"{name} (model type {known.model_type})",
+            "layers": str(known.layers),
+            "heads": f"{known.heads}, head_dim {known.head_dim}{key_heads}",
+            "length": tokens,
+            "positions": "\n".join(known.positions),
+            "relpos.use": f"yes ({known.use_reason})" if known.use else f"refused: {known.use_reason}",
+            "relpos.transplant": "yes" if known.transplant else "no",
+        }
+    )
+
+
+def info(as_json: JSON = False) -> None:
+    """Show the backend, instruction set, threads and versions that attention runs on here."""
+    from relpos.attend.backends import describe
+
+    facts = describe()
+    if as_json:
+        _print_json(facts)
+        return
+    native = "native kernel; chunks of torch for biases that read the scores"
+    lines = {
+        "relpos": facts["relpos"],
+        "torch": facts["torch"],
+        "on a CPU": f"chunks of torch: {facts['native_missing']}" if facts["native_missing"] else native,
+        "threads": facts["threads"],
+        "on CUDA": f"FlexAttention, compiled ({facts['cuda_device']})" if facts["cuda_device"] else "no device here",
+    }
+    if facts["instruction_set"]:
+        supported = ", ".join(facts["instruction_sets"])
+        lines["instruction set"] = f"{facts['instruction_set']} (this CPU supports {supported})"
+    for title, value in lines.items():
+        typer.echo(f"{title:16} {value}")

@@ -18,27 +18,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from relpos.comparison.compare_options import CompareOptions
 from relpos.comparison.comparison import (
     FILE,
     Comparison,
     Machine,
     Trial,
     TrialRecord,
-    TrialTraining,
     finished,
     load_comparison,
     make_comparison,
     read_record,
     write_record,
 )
-from relpos.comparison.options import CompareOptions
-from relpos.runs.results import About, read_about
+from relpos.runs.checkpoints import read_log
+from relpos.runs.results import RunResult, read_about
 from relpos.runs.settings import settings_by_key
-from relpos.system.executors import Executor, LocalExecutor, Part, Parts
+from relpos.system.executors import Executor, Exit, LocalExecutor, Part, Parts, end_with_parent
 from relpos.system.files import HeldError, Lock, lock_holder
 from relpos.system.memory import begin_peak, memory_of_machine, peak
 from relpos.system.options import takes
-from relpos.system.processes import Exit, end_with_parent
 from relpos.system.progress import clock_time
 
 EVERY = 60.0  # seconds between two lines of progress outside a terminal
@@ -116,20 +115,10 @@ def run_trials(
     after: Callable[[], object] = lambda: None,
     executor: Executor | None = None,
 ) -> dict[Trial, str]:
-    """Run every trial of a comparison that is not finished.
+    """Run every trial of a comparison that is not finished; returns those that failed, each with the reason.
 
     A trial that failed in an earlier call is tried again; one that fails in this call is not. A trial that another
-    process runs is left to that process, and this call returns when it has ended.
-
-    Args:
-        out: The comparison's folder (`make_comparison`).
-        workers: How many trials run at the same time; the CPU's cores are divided among them.
-        say: Receives a line when a trial ends.
-        after: Called after every trial.
-        executor: Where the trials run. Default: `workers` processes of this machine.
-
-    Returns:
-        The trials that failed, each with a sentence that says why.
+    process runs is left to that process, and this call returns when it has ended. `after` is called after every trial.
     """
     trials = Trials(out, LocalExecutor(workers) if executor is None else executor, say, after)
     with (
@@ -194,7 +183,6 @@ class Trials(Parts):
         return Part("relpos.comparison.compare", arguments, folder, folder / LOG, reads, distributed=True)
 
     def end(self, name: str, end: Exit) -> None:
-        """Note that the process of a trial has ended."""
         trial = next(trial for trial in self.comparison.trials() if trial.name == name)
         code = end.code if end.code in (DONE, FAILED, HELD) else self._record_crash(trial, end)
         if code == HELD:
@@ -272,7 +260,14 @@ def _measure(comparison: Comparison, out: Path, trial: Trial, threads: int, reco
     torch.set_num_threads(threads)
     if "training" not in record:
         record["machine"] = _machine(threads)
-        record["training"], record["about"] = _train(comparison, out, trial)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        begin_peak(device)
+        result = _train(comparison, out, trial, threads)
+        speeds = [entry["tokens_per_second"] for entry in read_log(out / trial.name) if "tokens_per_second" in entry]
+        # The median, because the first steps are slower and other programs may use the machine for a while.
+        speed = statistics.median(speeds)
+        record["training"] = {**result, "tokens_per_second": speed, "peak_memory_bytes": peak(device)}
+        _, record["about"] = read_about(out / trial.name)
         write_record(out, trial, record)  # if the evaluation is interrupted, the trial is not trained again
 
     from relpos.evaluation.evaluation import evaluate
@@ -284,19 +279,13 @@ def _measure(comparison: Comparison, out: Path, trial: Trial, threads: int, reco
         record["positions"] = evaluate(run, [comparison.positions], "positions", eval_tokens=tokens)
 
 
-def _train(comparison: Comparison, out: Path, trial: Trial) -> tuple[TrialTraining, About]:
+def _train(comparison: Comparison, out: Path, trial: Trial, threads: int) -> RunResult:
     import torch
 
-    from relpos.runs.checkpoints import read_log
     from relpos.training.training import train
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    begin_peak(device)
-    result = train(comparison.settings_of(trial, out))
-    _, about = read_about(out / trial.name)
-    speeds = [entry["tokens_per_second"] for entry in read_log(out / trial.name) if "tokens_per_second" in entry]
-    # The median, because the first steps are slower and other programs may use the machine for a while.
-    return {**result, "tokens_per_second": statistics.median(speeds), "peak_memory_bytes": peak(device)}, about
+    torch.set_num_threads(threads)
+    return train(comparison.settings_of(trial, out))
 
 
 def _machine(threads: int) -> Machine:
@@ -315,13 +304,8 @@ def _help_to_train(comparison: Comparison, out: Path, trial: Trial, threads: int
     """Train together with the first process, which measures and writes the record."""
     if "training" in read_record(out, trial):  # else written only when all processes have trained
         return DONE
-    import torch
-
-    from relpos.training.training import train
-
-    torch.set_num_threads(threads)
     try:
-        train(comparison.settings_of(trial, out))
+        _train(comparison, out, trial, threads)
     except Exception:
         traceback.print_exc()
         time.sleep(GRACE)  # torchrun ends all processes when one has failed

@@ -14,7 +14,7 @@ from typing import Any, TypedDict, cast
 
 import yaml
 
-from relpos.comparison.options import (
+from relpos.comparison.compare_options import (
     BATCH,
     ENCODINGS,
     EVAL_TOKENS,
@@ -30,7 +30,7 @@ from relpos.model_catalogue import DEFAULT, FamilyEntry, entry
 from relpos.runs.resolve import check_encoding
 from relpos.runs.results import About, RunResult, TextResult
 from relpos.runs.settings import FREE, TABLES, Settings, flatten, load_settings, parse_overrides
-from relpos.system.files import Lock, read_json, read_yaml, write_text
+from relpos.system.files import Entries, Lock, read_json, read_yaml, write_text
 from relpos.system.options import check_options
 from relpos.text.corpus import open_corpus
 
@@ -53,7 +53,7 @@ class Trial:
         """The name of the trial's folder in the comparison's folder."""
         return f"{self.encoding.replace(':', '-')}-s{self.seed}"
 
-    def settings(self, out: Path) -> dict[str, Any]:
+    def settings(self, out: Path) -> Entries:
         """The settings in which it differs from the other trials, by dotted key; `out` is the comparison's folder."""
         name, *options = self.encoding.split(":")
         model_options = {f"model.options.{key}": value for key, value in parse_overrides(options).items()}
@@ -69,7 +69,7 @@ class Comparison:
     lengths: list[int]  # to evaluate at, sorted; the trained length is always among them
     positions: int  # length at which the loss is measured by position
     eval_tokens: int  # scored at each length
-    settings: dict[str, Any]  # that all trials share, by dotted key
+    settings: Entries  # that all trials share, by dotted key
     commands: list[str] = field(default_factory=list)  # that created the comparison or added to it
 
     @property
@@ -79,7 +79,6 @@ class Comparison:
 
     @property
     def family(self) -> FamilyEntry:
-        """The family of the models."""
         return entry(self.settings.get("model.family", DEFAULT))
 
     def trials(self) -> list[Trial]:
@@ -87,7 +86,6 @@ class Comparison:
         return [Trial(encoding, seed) for seed in range(self.seeds) for encoding in self.encodings]
 
     def trials_of(self, encoding: str) -> list[Trial]:
-        """The trials of an encoding, by seed."""
         return [Trial(encoding, seed) for seed in range(self.seeds)]
 
     def settings_of(self, trial: Trial, out: Path) -> Settings:
@@ -102,7 +100,6 @@ class Comparison:
         return shlex.join(words + [f"{k}={v}" for k, v in self.settings.items() if k != "data.length"])
 
     def train_command(self, trial: Trial, out: Path) -> str:
-        """The command that trains the model of one trial."""
         settings = {**trial.settings(out), **self.settings}
         return shlex.join(["relpos", "train", *(f"{key}={value}" for key, value in settings.items())])
 
@@ -184,7 +181,7 @@ def _default(encodings: list[str], lengths: list[int], settings: Mapping[str, An
     return Comparison([] if encodings else usual, SEEDS, measured, positions, EVAL_TOKENS, shared)
 
 
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Entries:
     """The old settings updated by the new; if the new ones say when training ends, the old ones on that are dropped."""
     unchanged = {key: value for key, value in old.items() if key not in ENDS or not any(end in new for end in ENDS)}
     return {**unchanged, **new}
@@ -215,7 +212,7 @@ def _check(comparison: Comparison, out: Path) -> None:
 def _check_same(before: Comparison, after: Comparison, out: Path) -> None:
     """Refuse to change anything in a comparison that the results depend on."""
 
-    def entries(comparison: Comparison) -> dict[str, Any]:
+    def entries(comparison: Comparison) -> Entries:
         settings = flatten(dataclasses.asdict(comparison.settings_of(before.trials()[0], out)))
         return {**settings, "positions": comparison.positions, "eval_tokens": comparison.eval_tokens}
 

@@ -34,7 +34,6 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        """The mean over the seeds."""
         return statistics.fmean(self.values) if self.values else None
 
     @property
@@ -91,20 +90,13 @@ def _cell(comparison: Comparison, records: Records, encoding: str, length: int) 
     return Cell(tuple(float(row["perplexity"]) for row in rows if not row["error"]), missing)
 
 
-def make_bits(comparison: Comparison, records: Records) -> dict[str, list[str]]:
-    """Bits per byte as text: for each encoding one per length. Empty if no evaluation has counted bytes."""
-
-    def text(rows: Mapping[int, Row]) -> str:
-        values = [float(row["bits_per_byte"]) for row in rows.values() if row["bits_per_byte"] is not None]
-        if not values:  # the tokenizer is not byte-level
-            return "–"
-        return f"{statistics.fmean(values):.4f}" + (f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else "")
-
-    texts = {
-        encoding: [text(measured_rows(comparison, records, encoding, length)) for length in comparison.lengths]
-        for encoding in comparison.encodings
-    }
-    return texts if any(text != "–" for row in texts.values() for text in row) else {}
+def bits_per_byte(comparison: Comparison, records: Records, encoding: str, length: int) -> str:
+    """Bits per byte as text: the mean and deviation over the seeds."""
+    rows = measured_rows(comparison, records, encoding, length).values()
+    values = [float(row["bits_per_byte"]) for row in rows if row["bits_per_byte"] is not None]
+    if not values:  # the tokenizer is not byte-level
+        return "–"
+    return f"{statistics.fmean(values):.4f}" + (f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else "")
 
 
 # -- The paired test
@@ -120,7 +112,6 @@ class Difference:
 
     @property
     def significant(self) -> bool:
-        """Whether the interval does not contain 0."""
         return self.low > 0 or self.high < 0
 
 
@@ -150,12 +141,7 @@ def make_standings(comparison: Comparison, records: Records) -> dict[int, Standi
 
 
 def standing(rows: Mapping[str, Mapping[int, Row]], seed: int = 0) -> Standing | None:
-    """Compare the encodings at one length; None if there are no rows.
-
-    Args:
-        rows: The measured rows by encoding and by seed of training.
-        seed: The seed of the bootstrap.
-    """
+    """Compare the encodings at one length, by their rows of each seed of training; None if there are no rows."""
     known = {encoding: seeds for encoding, seeds in rows.items() if seeds}
     if not known:
         return None

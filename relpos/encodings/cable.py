@@ -41,9 +41,8 @@ class CableNoWeight(Encoding):
 
     def bias(self, call: Call) -> Form:
         assert call.gates is not None
-        gates = call.gates.to(call.dtype)
-        weight = gates[..., 1] if gates.shape[-1] > 1 else None
-        return RankOne.of_steps(gates[..., 0], weight, call.dtype, symmetric=not call.causal)
+        step, *weight = call.gates.to(call.dtype).unbind(-1)
+        return RankOne.of_steps(step, weight[0] if weight else None, call.dtype, symmetric=not call.causal)
 
     def increments(self, gates: Tensor) -> tuple[Tensor, Tensor | None] | None:
         return gates[..., 0], gates[..., 1] if gates.shape[-1] > 1 else None

@@ -14,6 +14,8 @@ from relpos.forms.cards import options_of
 from relpos.forms.checks import integer_at_least
 from relpos.forms.encoding import Encoding
 
+Layer = nn.Linear | nn.Conv2d
+
 
 class Dape(Encoding):
     """DAPE: any bias, adapted to the scores by a small network over the heads.
@@ -63,7 +65,7 @@ class Dape(Encoding):
         base_options = encoding_class(base).options_for_length(base_options, length)
         return {**filled, "base_options": base_options} if base_options else filled
 
-    def layers(self, inputs: int, units: int, outputs: int) -> tuple[nn.Module, nn.Module]:
+    def layers(self, inputs: int, units: int, outputs: int) -> tuple[Layer, Layer]:
         """The network's two layers."""
         return nn.Linear(inputs, units), nn.Linear(units, outputs)
 
@@ -72,8 +74,8 @@ class Dape(Encoding):
 
     def adapt(self, stack: Tensor, visible: Tensor) -> Tensor:
         """The network over the stacked scores and biases (batch, 2·heads, rows, keys): (batch, heads, rows, keys)."""
-        units = F.leaky_relu(linear(self.first, stack.movedim(1, -1)))
-        return linear(self.second, units).movedim(-1, 1)
+        units = F.leaky_relu(in_dtype(self.first, stack.movedim(1, -1)))
+        return in_dtype(self.second, units).movedim(-1, 1)
 
     def bias(self, call: Call) -> Scored:
         base = self.base.located_bias(call)
@@ -89,7 +91,8 @@ class Dape(Encoding):
         return Scored(function, dict(base.tensors()) | dict(self.named_parameters()))
 
 
-def linear(layer: nn.Module, x: Tensor) -> Tensor:
-    """A linear layer in the dtype of x."""
-    assert isinstance(layer, nn.Linear)
-    return F.linear(x, layer.weight.to(x.dtype), layer.bias.to(x.dtype))
+def in_dtype(layer: Layer, x: Tensor) -> Tensor:
+    """A linear layer or a convolution along the keys, in the dtype of x."""
+    assert layer.bias is not None
+    weight, bias = layer.weight.to(x.dtype), layer.bias.to(x.dtype)
+    return F.linear(x, weight, bias) if isinstance(layer, nn.Linear) else F.conv2d(x, weight, bias, padding=(0, 1))

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from relpos.encodings.dape import Dape
+from relpos.encodings.dape import Dape, Layer, in_dtype
 
 
 class DapeV2(Dape):
@@ -23,18 +23,11 @@ class DapeV2(Dape):
         "has the inner mask only, so that its entry (i, i) reads the key after the query"
     )
 
-    def layers(self, inputs: int, units: int, outputs: int) -> tuple[nn.Module, nn.Module]:
+    def layers(self, inputs: int, units: int, outputs: int) -> tuple[Layer, Layer]:
         return nn.Conv2d(inputs, units, (1, 3), padding=(0, 1)), nn.Conv2d(units, outputs, (1, 3), padding=(0, 1))
 
     def adapt(self, stack: Tensor, visible: Tensor) -> Tensor:
         # Masked before each convolution, a key that a query may not see cannot reach it through a neighbour. A row is
         # then the same whatever comes after it: while decoding, in a packed batch, or at the end of a sequence.
-        units = F.leaky_relu(convolve(self.first, stack.masked_fill(~visible, 0.0)))
-        return convolve(self.second, units.masked_fill(~visible, 0.0))
-
-
-def convolve(layer: nn.Module, x: Tensor) -> Tensor:
-    """A convolution in the dtype of x."""
-    assert isinstance(layer, nn.Conv2d)
-    assert layer.bias is not None
-    return F.conv2d(x, layer.weight.to(x.dtype), layer.bias.to(x.dtype), padding=(0, 1))
+        units = F.leaky_relu(in_dtype(self.first, stack.masked_fill(~visible, 0.0)))
+        return in_dtype(self.second, units.masked_fill(~visible, 0.0))

@@ -23,9 +23,7 @@ class Sandwich(Encoding):
         super().__init__(heads, head_dim)
         self.dim = integer_at_least("dim", head_dim if dim is None else dim, least=2)
         if self.dim % 2:
-            raise ValueError(
-                f"sandwich sums over pairs, so dim (head_dim unless you set it) must be even, not {self.dim}."
-            )
+            raise ValueError(f"sandwich sums over pairs: dim, by default head_dim, must be even, not {self.dim}.")
         self.base = positive_number("base", base)
 
     def bias(self, call: Call) -> Toeplitz:

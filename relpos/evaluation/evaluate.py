@@ -7,6 +7,7 @@ evaluation that follows finds it there, and computes everything else as it does 
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import sys
@@ -15,17 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from relpos.evaluation.evaluate_options import PROTOCOLS, EvaluateOptions, ProtocolName
 from relpos.evaluation.evaluation import Question, check_scaling, default_lengths, joined
-from relpos.evaluation.options import PROTOCOLS, EvaluateOptions, ProtocolName
 from relpos.evaluation.scoring import PARTS, Processes
 from relpos.evaluation.task_scoring import TaskQuestion
-from relpos.pictures.curves import draw_accuracy, draw_curves, draw_depths, draw_positions
-from relpos.pictures.printed_page import save
 from relpos.runs.results import EVALUATION, TaskResult, TextResult
 from relpos.runs.run import Run, open_run
-from relpos.system.executors import Executor, LocalExecutor, Part, Parts
+from relpos.system.executors import Executor, LocalExecutor, Part, Parts, end_with_parent
 from relpos.system.options import takes
-from relpos.system.processes import end_with_parent
 from relpos.system.progress import LiveLine, clock_time
 from relpos.tasks import task as task_of
 
@@ -72,7 +70,7 @@ def evaluate(options: EvaluateOptions) -> Evaluation:
     """
     _check(options)
     processes, line = Processes(options.context_parallel), LiveLine(sys.stderr)
-    say = (options.say or line) if processes.writes else _silent
+    say: Callable[[str], object] = (options.say or line) if processes.writes else lambda text: None
     scaling = options.rope_scaling
     scalings = dict.fromkeys([None, *([scaling] if isinstance(scaling, str) else scaling or ())])
     runs = [options.runs] if isinstance(options.runs, str | Path | Run) else options.runs
@@ -89,10 +87,11 @@ def evaluate(options: EvaluateOptions) -> Evaluation:
     for (name, run), applied in itertools.product(named.items(), scalings):
         label = name if applied is None else f"{name}, {applied}"
         folder = None if options.out is None else Path(options.out, name)
-        questions[label] = _question(run, options, applied, folder, _labelled(label, say), processes)
+        say_of = functools.partial(_say, say, label)
+        questions[label] = _question(run, options, applied, folder, say_of, processes)
     executor = options.executor or (None if options.workers is None else LocalExecutor(options.workers))
     if executor is not None:
-        _answer_in_parts(executor, questions, say if options.say else _print)
+        _answer_in_parts(executor, questions, options.say or functools.partial(print, file=sys.stderr, flush=True))
     results: dict[str, Result] = {label: question.answer() for label, question in questions.items()}
     line.end()
     files = [question.file for question in questions.values()]
@@ -151,16 +150,8 @@ def _question(
     return Question(run, options, scaling, folder, say, processes)
 
 
-def _silent(text: str) -> None:
-    """The `say` of all processes but the first."""
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _labelled(label: str, say: Callable[[str], object]) -> Callable[[str], object]:
-    return lambda text: say(f"{label}: {text}")
+def _say(say: Callable[[str], object], label: str, text: str) -> None:
+    say(f"{label}: {text}")
 
 
 def _check_measured(results: Mapping[str, Result]) -> None:
@@ -173,6 +164,9 @@ def _check_measured(results: Mapping[str, Result]) -> None:
 
 
 def _draw(results: Mapping[str, TextResult], protocol: ProtocolName, file: Path) -> None:
+    from relpos.pictures.curves import draw_curves, draw_positions  # matplotlib, which a part does not need
+    from relpos.pictures.printed_page import save
+
     trained = {result["trained_length"] for result in results.values()}
     mark = trained.pop() if len(trained) == 1 else None  # runs of several trained lengths have no common mark
     if protocol == "positions":
@@ -183,6 +177,9 @@ def _draw(results: Mapping[str, TextResult], protocol: ProtocolName, file: Path)
 
 
 def _draw_task(label: str, question: TaskQuestion, result: TaskResult) -> list[Path]:
+    from relpos.pictures.curves import draw_accuracy, draw_depths
+    from relpos.pictures.printed_page import save
+
     _check_measured({label: result})
     pictures = [save(draw_accuracy([result]), question.folder / f"{question.stem}.png")]
     if result["depths"]:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from relpos.encodings.registry import card
 from relpos.evaluation import protocols
+from relpos.evaluation.evaluate_options import MULTIPLES, PROTOCOLS, EvaluateOptions, ProtocolName, SplitName
 from relpos.evaluation.intervals import bin_edges, bins_of, row_of, units_of, warnings
-from relpos.evaluation.options import MULTIPLES, PROTOCOLS, EvaluateOptions, ProtocolName, SplitName
 from relpos.evaluation.protocols import ScoredWindows, Window
 from relpos.evaluation.scoring import Losses, Processes, Scorer
 from relpos.forms.rotation import SCALINGS
@@ -27,7 +27,7 @@ from relpos.models.plan import layer_encodings, make_encoding
 from relpos.runs.results import Row, TextResult, refresh_card, refused_row
 from relpos.runs.run import Run, open_run
 from relpos.system.errors import unknown
-from relpos.system.files import write_text
+from relpos.system.files import Entries, write_text
 from relpos.system.options import check_options
 from relpos.system.progress import Countdown
 from relpos.system.versions import versions
@@ -55,15 +55,9 @@ def evaluate(
 
 
 class Question:
-    """What is asked of a run, and the windows that answer it.
+    """What is asked of a run with at most one scaling of RoPE, and the windows that answer it.
 
-    Args:
-        run: The run.
-        options: What is asked, with lengths.
-        scaling: The scaling of RoPE to apply; None for the model as it was trained.
-        folder: Where the result is written. Default: RUN/evaluation; the run's model card is then updated too.
-        say: Called with a line about the progress every few seconds.
-        processes: The processes that share every window; by default one.
+    The result is written into `folder`; by default into RUN/evaluation, and the run's model card is then updated too.
     """
 
     def __init__(
@@ -125,7 +119,6 @@ class Question:
             self._losses(piece, self._scorer(piece))
 
     def answer(self) -> TextResult:
-        """Measure the loss at each length, and write the result."""
         run, options = self.run, self.options
         result: TextResult = {
             "protocol": options.protocol,
@@ -349,7 +342,7 @@ def check_scaling(run: Run, scaling: str) -> None:
         make_encoding(position, config.num_attention_heads, config.size_of_head, config.hidden_size)
 
 
-def _position(run: Run, scaling: str, length: int) -> dict[str, Any]:
+def _position(run: Run, scaling: str, length: int) -> Entries:
     """The run's encoding with a scaling, also in the layers that a plan gives a rope of their own.
 
     The default factor is length / trained length, and 1 up to the trained length. That of dynamic is 1, because dynamic
@@ -367,17 +360,15 @@ def _position(run: Run, scaling: str, length: int) -> dict[str, Any]:
     scaled = {"rope_type": name, "factor": factor}
     scaled |= {"max_position_embeddings": trained, "original_max_position_embeddings": trained}
 
-    def with_scaling(position: Mapping[str, Any]) -> dict[str, Any]:
+    def with_scaling(position: Mapping[str, Any]) -> Entries:
         return {**position, "rope_parameters": {**(position.get("rope_parameters") or {}), **scaled}}
 
     if not isinstance(run.family, Family):
         return with_scaling({"name": "rope"})
     position = with_scaling(run.model.config.position)
     if position.get("plan"):
-        position["plan"] = [with_scaling(rule) if _names_rope(rule) else rule for rule in position["plan"]]
+        position["plan"] = [
+            with_scaling(rule) if "name" in rule and "rope_parameters" in card(rule["name"]).options else rule
+            for rule in position["plan"]
+        ]
     return position
-
-
-def _names_rope(rule: Mapping[str, Any]) -> bool:
-    """Whether a rule of a plan names an encoding of its own that can be scaled."""
-    return "name" in rule and "rope_parameters" in card(rule["name"]).options

@@ -31,7 +31,6 @@ class Units:
 
     @property
     def name(self) -> str:
-        """What the units are: documents or blocks."""
         return "documents" if self.block is None else "blocks"
 
     def of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -46,7 +46,6 @@ class Losses:
 
     @property
     def mean(self) -> float:
-        """The mean loss per token."""
         return float(self.sums.sum() / self.counts.sum())
 
 
@@ -92,7 +91,6 @@ class Processes:
         return values[0]
 
     def check_length(self, length: int) -> None:
-        """Refuse windows that cannot be divided."""
         if length % self.number:
             raise ValueError(
                 f"windows of {length} tokens cannot be divided among {self.number} processes evenly: give a multiple."
@@ -254,7 +252,7 @@ def _collect(batches: list[Batch], bins: int, read: int) -> Losses:
 def _read(file: Path, mend: bool) -> dict[int, Batch]:
     """The finished batches by number. Damaged lines are skipped, so that their batches are scored again.
 
-    `mend`: name the damaged lines and remove them from the file. An incomplete last line, left by a kill, is no damage.
+    `mend`: name the damaged lines and remove them from the file. An incomplete last line is left by a kill.
     """
     batches: dict[int, Batch] = {}
     *lines, rest = file.read_bytes().split(b"\n") if file.exists() else [b""]

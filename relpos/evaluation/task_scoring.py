@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from relpos.evaluation.evaluate_options import LONGEST_TASK, MULTIPLES, SAMPLES, EvaluateOptions
 from relpos.evaluation.evaluation import question_stem
-from relpos.evaluation.options import LONGEST_TASK, MULTIPLES, SAMPLES, EvaluateOptions
 from relpos.evaluation.scoring import HIDDEN, PARTS
 from relpos.models.family import family_of
 from relpos.runs.results import DepthRow, Score, TaskResult, TaskRow, refresh_card, refused_task_row
@@ -30,20 +30,6 @@ from relpos.tasks.task import Example
 TOKENS = 2**14  # read at a time
 DEPTHS = 11  # 0, 0.1, … 1
 KEY = ("weights", "position", "digest", "seed", "samples")  # what a result depends on
-
-
-def score_task(
-    run: Run,
-    task: str,
-    lengths: Sequence[int],
-    samples: int = SAMPLES,
-    seed: int = 0,
-    out: Path | None = None,
-    say: Callable[[str], object] = print,
-) -> TaskResult:
-    """Score one run on held-out sequences of a task."""
-    options = EvaluateOptions(run, task=task, lengths=lengths, samples=samples, seed=seed)
-    return TaskQuestion(run, options, out, say).answer()
 
 
 class TaskQuestion:
@@ -77,12 +63,10 @@ class TaskQuestion:
 
     @property
     def pieces(self) -> list[int]:
-        """Into what the question can be divided."""
         return self.lengths
 
     @property
     def stem(self) -> str:
-        """The name of its pictures, without a suffix."""
         return question_stem(
             f"task-{self.task.name}",
             lengths=() if self.lengths == default_task_lengths(self.run) else self.lengths,
@@ -124,7 +108,6 @@ class TaskQuestion:
         return f"{self.task.name}, {length} tokens"
 
     def _empty(self) -> TaskResult:
-        """A result without rows."""
         run, task = self.run, self.task
         return {
             "task": task.name,
@@ -153,7 +136,6 @@ class TaskQuestion:
         return (entries[0]["row"], entries[0]["depths"]) if entries else None
 
     def _score(self, length: int) -> tuple[TaskRow, list[DepthRow]]:
-        """The row of a length, and the rows of its depths."""
         right: list[Tensor] = []  # for each sequence, which of its answers are right
         depths: list[float | None] = []
         size = HIDDEN * length * int(self.run.model.config.hidden_size)

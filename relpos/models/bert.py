@@ -20,7 +20,7 @@ from relpos.models.attention import SelfAttention, split_heads
 from relpos.models.base import RelposModel, Tokens, read_tokens
 from relpos.models.family import Family, Output, PositionedConfig
 from relpos.models.loss import masked_token_loss
-from relpos.models.plan import Positions, read_position
+from relpos.models.plan import PositionEntry, Positions, read_position
 
 
 @strict
@@ -38,7 +38,7 @@ class RelposBertConfig(PositionedConfig, BertConfig):
 
     model_type = "relpos_bert"
 
-    position: dict[str, Any] | str | None = None
+    position: PositionEntry | str | None = None
     share_position: bool = False
     # As in the other families, no dropout unless the configuration asks for it.
     hidden_dropout_prob: float | int = 0.0
@@ -269,7 +269,7 @@ class Bert(Family):
     config_class = RelposBertConfig
     model_class = RelposBertForMaskedLM
 
-    def sizes(self, preset: Preset) -> dict[str, Any]:
+    def sizes(self, preset: Preset) -> dict[str, int]:
         return {
             "num_hidden_layers": preset.layers,
             "num_attention_heads": preset.heads,
@@ -277,7 +277,7 @@ class Bert(Family):
             "intermediate_size": 4 * preset.width,
         }
 
-    def dropout(self, share: float) -> dict[str, Any]:
+    def dropout(self, share: float) -> dict[str, float]:
         return {"hidden_dropout_prob": share}
 
     def output(self, model: PreTrainedModel, hidden: Tensor) -> Output:

@@ -20,7 +20,7 @@ from relpos.attend.arguments import LayerCall
 from relpos.forms.encoding import Encoding
 from relpos.model_catalogue import FAMILIES, PREFIX, Preset, entry, family_of_type, metric, preset
 from relpos.models.attention import SelfAttention
-from relpos.models.plan import Positions, layer_encodings, make_encoding, make_positions
+from relpos.models.plan import PositionEntry, Positions, layer_encodings, make_encoding, make_positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig as _Config
@@ -34,7 +34,7 @@ class PositionedConfig(_Config):
     A family's configuration derives from this class and from transformers' own, and declares the two entries.
     """
 
-    position: dict[str, Any] | str | None
+    position: PositionEntry | str | None
     share_position: bool
 
     @classmethod
@@ -150,10 +150,7 @@ class Reader(ABC):
     def calls_without_input(
         self, model: PreTrainedModel, length: int, numbers: Iterable[int]
     ) -> list[LayerCall] | None:
-        """The same without running the model, for their bias: queries and keys are 0. None if it depends on the input.
-
-        Only the bias can be read from them.
-        """
+        """The same without running the model, for their bias alone; None if it depends on the input."""
         return None
 
     @abstractmethod
@@ -161,7 +158,7 @@ class Reader(ABC):
         """The names of the encodings of some layers and their places; several if layers have different ones."""
 
     @abstractmethod
-    def position_entry(self, model: PreTrainedModel) -> dict[str, Any]:
+    def position_entry(self, model: PreTrainedModel) -> PositionEntry:
         """The model's encoding, as JSON, with its `name`."""
 
 
@@ -176,7 +173,7 @@ class Family(Reader):
         self.title, self.causal = FAMILIES[self.name].title, FAMILIES[self.name].causal
 
     @abstractmethod
-    def sizes(self, preset: Preset) -> dict[str, Any]:
+    def sizes(self, preset: Preset) -> dict[str, int]:
         """The entries of the configuration for a preset."""
 
     def config(
@@ -202,7 +199,7 @@ class Family(Reader):
             share_position=share_position,
         )
 
-    def dropout(self, share: float) -> dict[str, Any]:
+    def dropout(self, share: float) -> dict[str, float]:
         """The entries of the configuration that set the dropout, on the embedding and on what each layer adds."""
         if share:
             raise ValueError(f"{self.title} has no dropout: leave model.dropout at 0, not {share}.")
@@ -278,7 +275,7 @@ class Family(Reader):
         places = dict.fromkeys(config.make_position(number).place for number in numbers)
         return " / ".join(names), " / ".join(places)
 
-    def position_entry(self, model: PreTrainedModel) -> dict[str, Any]:
+    def position_entry(self, model: PreTrainedModel) -> PositionEntry:
         return dict(model.config.position)
 
 

@@ -20,7 +20,7 @@ from relpos.model_catalogue import Preset
 from relpos.models.attention import SelfAttention
 from relpos.models.decoder import CausalLM, Decoder
 from relpos.models.family import Family, PositionedConfig
-from relpos.models.plan import read_position
+from relpos.models.plan import PositionEntry, read_position
 
 
 @strict
@@ -39,7 +39,7 @@ class RelposGPT2Config(PositionedConfig, GPT2Config):
     model_type = "relpos_gpt2"
 
     n_positions: int = 1024  # of learned positions; no other encoding has a limit
-    position: dict[str, Any] | str | None = None
+    position: PositionEntry | str | None = None
     share_position: bool = False
     # The paper trains without dropout.
     resid_pdrop: float | int = 0.0
@@ -188,10 +188,10 @@ class GPT2(Family):
     model_class = RelposGPT2ForCausalLM
     tokenizer = "gpt2"
 
-    def sizes(self, preset: Preset) -> dict[str, Any]:
+    def sizes(self, preset: Preset) -> dict[str, int]:
         return {"n_layer": preset.layers, "n_head": preset.heads, "n_embd": preset.width}
 
-    def dropout(self, share: float) -> dict[str, Any]:
+    def dropout(self, share: float) -> dict[str, float]:
         return {"resid_pdrop": share, "embd_pdrop": share}
 
     def attentions(self, base: Any) -> Iterable[SelfAttention]:

@@ -18,7 +18,7 @@ from relpos.model_catalogue import Preset
 from relpos.models.attention import SelfAttention, split_heads
 from relpos.models.decoder import CausalLM, Decoder
 from relpos.models.family import Family, PositionedConfig
-from relpos.models.plan import read_position
+from relpos.models.plan import PositionEntry, read_position
 
 
 @strict
@@ -36,7 +36,7 @@ class RelposLlamaConfig(PositionedConfig, LlamaConfig):
 
     model_type = "relpos_llama"
 
-    position: dict[str, Any] | str | None = None
+    position: PositionEntry | str | None = None
     share_position: bool = False
     bos_token_id: int | None = None  # set from the tokenizer
     eos_token_id: int | list[int] | None = None
@@ -154,7 +154,7 @@ class Llama(Family):
     config_class = RelposLlamaConfig
     model_class = RelposLlamaForCausalLM
 
-    def sizes(self, preset: Preset) -> dict[str, Any]:
+    def sizes(self, preset: Preset) -> dict[str, int]:
         """A key head per three or four heads, and an inner width of 8/3 of the outer one, rounded up to 32."""
         return {
             "num_hidden_layers": preset.layers,

@@ -19,6 +19,7 @@ from relpos.forms.cards import options_of
 from relpos.forms.encoding import Encoding
 
 Position = Mapping[str, Any]
+PositionEntry = dict[str, Any]  # the same, as JSON: `name`, options, and possibly `plan`
 SELECTORS = ("layers", "every")
 
 
@@ -31,7 +32,7 @@ class Positions:
     layers: list[Encoding | None]  # of each layer, where they do not
 
 
-def read_position(position: Position | str | None, default: Position) -> dict[str, Any]:
+def read_position(position: Position | str | None, default: Position) -> PositionEntry:
     """The entry `position` of a configuration as a dictionary with a name; `default` is what None stands for."""
     if position is None:
         return dict(default)
@@ -42,7 +43,7 @@ def read_position(position: Position | str | None, default: Position) -> dict[st
     return dict(position)
 
 
-def layer_encodings(position: Position, layers: int) -> list[dict[str, Any]]:
+def layer_encodings(position: Position, layers: int) -> list[PositionEntry]:
     """The encoding of each layer, as a dictionary without a plan."""
     base = {key: value for key, value in position.items() if key != "plan"}
     rows = [dict(base) for _ in range(layers)]

@@ -1,22 +1,35 @@
-"""The figures of the paper's appendix (CABLE, arXiv 2503.08067): train missing models, draw, and write a page."""
+"""The figures of the appendix of the CABLE paper (arXiv 2503.08067): train what is missing, draw, write one page."""
 
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from relpos.encodings.registry import encoding
 from relpos.forms.encoding import Encoding
-from relpos.model_catalogue import preset as preset_of
+from relpos.model_catalogue import preset
 from relpos.paper.options import STEPS, FigureOptions
-from relpos.paper.page import PAGE, write_page
+from relpos.pictures.captions import NO_NUMBER
 from relpos.pictures.draw import draw
+from relpos.pictures.markdown import escaped, image, table, to_html
+from relpos.pictures.picture import LayerNumbers
+from relpos.runs.results import RESULT
 from relpos.runs.settings import TABLES, load_settings
-from relpos.system.files import write_text
+from relpos.system.files import read_json, write_text
 from relpos.system.options import takes
+
+PAGE = "index.html"
+TITLE = "Positional encodings: the figures"
+INTRODUCTION = (
+    "Figures 8, 10 and 12 to 15 of the appendix of “Context-aware Biases for Length Extrapolation” "
+    "([arXiv 2503.08067](https://arxiv.org/abs/2503.08067)), drawn by relpos. Uniformity is 1 if a map is constant "
+    "along every diagonal. Context dependence is 0 if a map is the same for every input, and about 1 if the maps of "
+    f"two inputs have nothing in common. A head that is exactly constant has neither number ({NO_NUMBER})."
+)
+COLUMNS = ["head", "minimum", "maximum", "uniformity", "context dependence", "note"]
 
 LENGTH = 512  # tokens, as in the paper
 BATCH = 2  # windows per step: a short training learns more from many small steps
@@ -80,66 +93,35 @@ def draw_figures(options: FigureOptions) -> list[str]:
         >>> draw_figures("figures", [12], say=lambda message: None)
         []
     """
-    out, runs, preset, say = Path(options.out), Path(options.runs), options.preset, options.say
-    minutes, steps, settings = options.minutes, options.steps, options.settings or {}
     chosen = choose(options.figure)
-    heads, head_dim = preset_of(preset).heads, preset_of(preset).head_dim
-    learned = [each for each in chosen if needs_training(encoding(each.encoding, heads, head_dim))]
-    for each in learned:  # settings are refused here, before anything is drawn, and not by each training's process
-        load_settings(None, {**_training(each, preset, runs, minutes, steps), **settings})
-    album = Album(out, options.seed, say)
+    size = {"heads": preset(options.preset).heads, "head_dim": preset(options.preset).head_dim}
+    learned = [figure for figure in chosen if needs_training(encoding(figure.encoding, **size))]
+    settings = {figure: training_settings(figure, options) for figure in learned}
+    for values in settings.values():  # refused here, before anything is drawn, and not by each training's process
+        load_settings(None, values)
+    album = Album(options)
     trainings = {}
-    for each in chosen:
-        folder = runs / f"figures-{each.encoding}-{preset}"
-        if each not in learned:
-            album.add(each, each.encoding, heads=heads, head_dim=head_dim)
-        elif _trained(folder) and minutes is None and steps is None:
-            say(f"{folder} has been trained and is reused.")
-            album.add(each, folder)
-        else:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                album.miss(each, f"the folder {folder} cannot be created: {error.strerror}.")
-                continue
-            trainings[each] = {**_training(each, preset, folder, minutes, steps), **settings}
+    for figure in chosen:
+        if figure not in learned:
+            album.add(figure, figure.encoding, **size)
+            continue
+        folder = Path(settings[figure]["run.out"])
+        if (folder / RESULT).exists() and options.minutes is None and options.steps is None:
+            options.say(f"{folder} has been trained and is reused.")
+            album.add(figure, folder)
+            continue
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            trainings[figure] = settings[figure]
+        except OSError as error:
+            album.miss(figure, f"the folder {folder} cannot be created: {error.strerror}.")
     if trainings:
         cores = os.cpu_count() or 1
-        workers = options.workers or (cores if preset == "nano" else 1)
+        workers = options.workers or (cores if options.preset == "nano" else 1)
         _train(trainings, min(workers, len(trainings)), max(1, cores // workers), album)
     if len(album.failed) < len(chosen):
-        say(f"All figures on one page: {out / PAGE}")
+        options.say(f"All figures on one page: {Path(options.out) / PAGE}")
     return album.failed
-
-
-@dataclass
-class Album:
-    """The folder of the figures: their files, the page, and the figures that failed."""
-
-    out: Path
-    seed: int
-    say: Callable[[str], None]
-    failed: list[str] = field(default_factory=list)
-
-    def add(self, figure: PaperFigure, what: str | Path, **size: Any) -> None:
-        """Draw a figure and write its files and the page."""
-        out, title = self.out, f"Figure {figure.number} ({figure.title}). "
-        try:
-            picture = draw(what, length=LENGTH, seed=self.seed, title=title, **size)
-        except (ValueError, TypeError, OSError, RuntimeError) as error:
-            self.miss(figure, error)
-            return
-        for suffix in (".png", ".pdf"):
-            picture.save(out / f"{figure.stem}{suffix}")
-        numbers = {"figure": figure.number, "caption": picture.caption, **picture.numbers}
-        write_text(out / f"{figure.stem}.json", json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
-        write_page(out, [listed.stem for listed in sorted(FIGURES, key=lambda listed: listed.number)])
-        self.say(f"{out / figure.stem}.png: {picture.caption}")
-
-    def miss(self, figure: PaperFigure, why: object) -> None:
-        """Record that a figure could not be made."""
-        self.failed.append(f"Figure {figure.number} ({figure.encoding}) was not made: {why}")
-        self.say(self.failed[-1])
 
 
 def needs_training(position: Encoding) -> bool:
@@ -147,45 +129,99 @@ def needs_training(position: Encoding) -> bool:
     return not position.static_bias or any(True for _ in position.parameters())
 
 
-def _trained(folder: Path) -> bool:
-    from relpos.runs.results import RESULT
-
-    return (folder / RESULT).exists()
-
-
-def _training(
-    figure: PaperFigure, preset: str, folder: Path, minutes: float | None, steps: int | None
-) -> dict[str, Any]:
+def training_settings(figure: PaperFigure, options: FigureOptions) -> dict[str, Any]:
     """The training settings of a figure's model, by dotted key."""
-    ends = {"run.minutes": minutes, "run.steps": STEPS if minutes is None and steps is None else steps}
+    steps = STEPS if options.minutes is None and options.steps is None else options.steps
+    ends = {"run.minutes": options.minutes, "run.steps": steps}
     return {
         "model.encoding": figure.encoding,
-        "model.preset": preset,
+        "model.preset": options.preset,
         "data.length": LENGTH,
         "run.batch_size": BATCH,
-        "run.out": str(folder),
+        "run.out": str(Path(options.runs) / f"figures-{figure.encoding}-{options.preset}"),
         **{key: value for key, value in ends.items() if value is not None},
         **QUIET,
         **figure.training,
+        **(options.settings or {}),
     }
 
 
-def _train(trainings: Mapping[PaperFigure, dict[str, Any]], workers: int, threads: int, album: Album) -> None:
+class Album:
+    """The folder of the figures: their files, the page, and the figures that failed."""
+
+    def __init__(self, options: FigureOptions) -> None:
+        self.out, self.seed, self.say = Path(options.out), options.seed, options.say
+        self.failed: list[str] = []
+
+    def add(self, figure: PaperFigure, what: str | Path, **size: Any) -> None:
+        """Draw a figure and write its files and the page."""
+        title = f"Figure {figure.number} ({figure.title}). "
+        try:
+            picture = draw(what, length=LENGTH, seed=self.seed, title=title, **size)
+        except (ValueError, TypeError, OSError, RuntimeError) as error:
+            self.miss(figure, error)
+            return
+        for suffix in (".png", ".pdf"):
+            picture.save(self.out / f"{figure.stem}{suffix}")
+        numbers = {"figure": figure.number, "caption": picture.caption, **picture.numbers}
+        write_text(self.out / f"{figure.stem}.json", json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
+        write_page(self.out)
+        self.say(f"{self.out / figure.stem}.png: {picture.caption}")
+
+    def miss(self, figure: PaperFigure, why: object) -> None:
+        """Record that a figure could not be made."""
+        self.failed.append(f"Figure {figure.number} ({figure.encoding}) was not made: {why}")
+        self.say(self.failed[-1])
+
+
+def _train(trainings: Mapping[PaperFigure, Mapping[str, Any]], workers: int, threads: int, album: Album) -> None:
     """Train the missing models, and draw each as soon as it has been trained."""
-    from relpos.runs.results import RESULT
-    from relpos.system.files import read_json
     from relpos.training.parallel import train_in_parallel
 
-    named = {figure.encoding: figure for figure in trainings}
+    figures = {figure.encoding: figure for figure in trainings}
     together = f"{workers} at a time, " if workers > 1 else ""
-    album.say(f"Training {', '.join(named)} ({together}{threads} thread{'s' * (threads > 1)} each).")
-    settings = {figure.encoding: own for figure, own in trainings.items()}
-    with contextlib.closing(train_in_parallel(settings, workers, threads)) as ended:
-        for name, error in ended:
-            if error is None:
-                folder = Path(settings[name]["run.out"])
-                if warning := read_json(folder / RESULT).get("warning"):
-                    album.say(f"warning: {name}: {warning}")
-                album.add(named[name], folder)
-            else:
-                album.miss(named[name], error)
+    album.say(f"Training {', '.join(figures)} ({together}{threads} thread{'s' * (threads > 1)} each).")
+    settings = {figure.encoding: values for figure, values in trainings.items()}
+    with contextlib.closing(train_in_parallel(settings, workers, threads)) as ends:
+        for name, error in ends:
+            if error is not None:
+                album.miss(figures[name], error)
+                continue
+            folder = Path(settings[name]["run.out"])
+            if warning := read_json(folder / RESULT).get("warning"):
+                album.say(f"warning: {name}: {warning}")
+            album.add(figures[name], folder)
+
+
+def write_page(folder: Path) -> Path:
+    """Write index.html with the figures that are in a folder, by their PNG, PDF and JSON files."""
+    stems = [figure.stem for figure in sorted(FIGURES, key=lambda figure: figure.number)]
+    present = [stem for stem in stems if (folder / f"{stem}.json").exists()]
+    figures = {stem: json.loads((folder / f"{stem}.json").read_text(encoding="utf-8")) for stem in present}
+    links = " · ".join(f"[Figure {numbers['figure']}](#{stem})" for stem, numbers in figures.items())
+    paragraphs = [f"# {TITLE}", INTRODUCTION, links]
+    for stem, numbers in figures.items():
+        words = numbers["input"]["first_words"] if numbers["input"] else None
+        paragraphs += [
+            f"## Figure {numbers['figure']}: {escaped(numbers['encoding'])} {{#{stem}}}",
+            image(f"{stem}.png", f"The input begins: “{escaped(words)} …”" if words else "", alt=numbers["caption"]),
+            f"Files: [PDF]({stem}.pdf), [numbers as JSON]({stem}.json).",
+            _head_table(numbers["layers"][0]),
+        ]
+    write_text(folder / PAGE, to_html("\n\n".join(paragraphs), folder))
+    return folder / PAGE
+
+
+def _head_table(layer: LayerNumbers) -> str:
+    low, high = min(head["minimum"] for head in layer["heads"]), max(head["maximum"] for head in layer["heads"])
+    measures = {"uniformity": layer["uniformity"], "context_dependence": layer["context_dependence"]}
+    rows = [{"head": "all", "minimum": low, "maximum": high, **measures}, *layer["heads"]]
+    return table(COLUMNS, [_cells(row) for row in rows])
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    """A head, or all, in the table: a head that is exactly constant has no uniformity."""
+    ends = [f"{row[key]:.4g}" for key in ("minimum", "maximum")]
+    shares = [row[key] for key in ("uniformity", "context_dependence")]
+    numbers = [NO_NUMBER if share is None else f"{share:.6g}" for share in shares]
+    return [str(row["head"]), *ends, *numbers, row.get("note") or ""]

@@ -5,20 +5,24 @@ A part is a Python process that reads files and writes one folder. What it compu
 
 import contextlib
 import os
+import signal
+import subprocess
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from relpos.system.processes import Children, Exit
 from relpos.system.progress import LiveLine
 
 MODULE = "torch.distributed.run"  # starts one process per GPU, as torchrun does
 POLL = 0.2  # seconds between two looks at the parts
 EVERY = 15.0  # seconds between two lines of progress outside a terminal
 READ = 4096  # bytes read from the end of a log
+ORPHANED = 65  # exit code of a process whose parent has ended; nobody is left to read it
+NEW_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # Windows only
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,11 @@ class Resources:
         gpus = [_count(self.gpus, "GPU")] if self.gpus else []
         return ", ".join([_count(self.cores, "core"), *memory, *gpus])
 
+    def include(self, other: "Resources") -> bool:
+        """Whether these are enough for others."""
+        memory = other.memory is None or (self.memory or 0) >= other.memory
+        return memory and self.cores >= other.cores and self.gpus >= other.gpus
+
     @property
     def threads(self) -> int:
         """The threads of each process: the cores are divided among the processes of a part."""
@@ -76,10 +85,28 @@ class Part:
     distributed: bool = False  # whether several GPUs have one process each; otherwise there is a single process
 
     def command(self, gpus: int = 0) -> tuple[str | Path, ...]:
-        """The arguments of the Python interpreter."""
         several = self.distributed and gpus > 1
         launcher = ("-m", MODULE, "--standalone", "--nproc-per-node", str(gpus)) if several else ()
         return (*launcher, "-m", self.module, *self.arguments)
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended."""
+
+    code: int  # if negative, the number of the signal that ended the process (not on Windows)
+    seconds: float
+    failure: str | None = None  # a sentence where the process cannot say it itself: its machine was lost
+
+    def reason(self, details: str = "") -> str:
+        """Why the process ended, in a sentence; `details` follow the exit code."""
+        if self.failure is not None:
+            return self.failure
+        if self.code < 0:
+            name = signal.Signals(-self.code).name
+            memory = ", as the system does when memory runs out" if name == "SIGKILL" else ""
+            return f"its process was ended by {name}{memory}."
+        return f"its process ended with code {self.code}: {details}"
 
 
 class Executor(ABC):
@@ -152,24 +179,62 @@ class LocalExecutor(Executor):
         check_workers(workers)
         self.places = workers
         self.threads = Resources(max(1, (os.cpu_count() or 1) // workers) if cores is None else cores).threads
-        self._children = Children(self.threads)
+        self._processes: dict[str, tuple[subprocess.Popen[bytes], float]] = {}  # and when each was started
 
     @property
     def running(self) -> list[str]:
-        return self._children.running
+        return list(self._processes)
 
-    def start(self, name: str, part: Part) -> None:
-        part.log.parent.mkdir(parents=True, exist_ok=True)
-        self._children.start(name, list(map(str, part.command())), part.log)
+    def start(self, name: str, part: Part, gpus: int = 0, folder: Path | None = None) -> None:
+        """Start a part in a folder. Ctrl-C does not reach it, only this process, which stops it."""
+        log = part.log if folder is None else folder / part.log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, *map(str, part.command(gpus))],
+                stdin=subprocess.PIPE,  # closes when this process ends; `end_with_parent` waits for that
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env={**os.environ, "OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,  # so that Ctrl-C in the terminal does not reach the process,
+                creationflags=NEW_GROUP,  # and the same on Windows
+            )
+        self._processes[name] = (process, time.monotonic())
 
     def seconds(self, name: str) -> float:
-        return self._children.seconds(name)
+        return time.monotonic() - self._processes[name][1]
 
     def ended(self) -> dict[str, Exit]:
-        return self._children.ended()
+        codes = {name: process.poll() for name, (process, _) in self._processes.items()}
+        return {name: self._remove(name, code) for name, code in codes.items() if code is not None}
 
     def stop(self) -> None:
-        self._children.stop()
+        for process, _ in self._processes.values():
+            process.terminate()
+        for name in self.running:
+            self._remove(name, self._processes[name][0].wait())
+
+    def _remove(self, name: str, code: int) -> Exit:
+        seconds = self.seconds(name)
+        process, _ = self._processes.pop(name)
+        assert process.stdin is not None
+        process.stdin.close()
+        return Exit(code, seconds)
+
+
+def end_with_parent() -> None:
+    """End this process when its parent ends, even if the parent is killed. Called by every part.
+
+    The parent holds the other end of this process's standard input and never writes to it. The system closes it when
+    the parent ends, and only then does the read below return.
+    """
+
+    def watch() -> None:
+        os.read(sys.stdin.fileno(), 1)
+        os._exit(ORPHANED)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def check_workers(workers: int | None) -> None:
@@ -179,23 +244,14 @@ def check_workers(workers: int | None) -> None:
 
 
 class Parts:
-    """Runs parts that do not depend on each other over an executor, with one line of progress. Here: each part once.
-
-    Args:
-        executor: Where they run.
-        parts: The parts by name.
-        say: Receives a line when something happens to the machines of a cluster.
-    """
+    """Runs parts that do not depend on each other over an executor, with one line of progress. Here: each part once."""
 
     def __init__(self, executor: Executor, parts: Mapping[str, Part], say: Callable[[str], object]) -> None:
         self.executor, self.parts, self.say = executor, parts, say
         self.ends: dict[str, Exit] = {}
 
     def run(self, every: float = EVERY) -> Generator[tuple[str, Exit]]:
-        """Start parts as places become free; yields each when it ends. Closing the generator stops those that run.
-
-        `every`: seconds between two lines of progress where standard error is not a terminal.
-        """
+        """Start parts as places become free; yields each when it ends. Closing the generator stops those that run."""
         executor, line = self.executor, LiveLine(sys.stderr, every, first=every)
         with contextlib.ExitStack() as ending:
             ending.callback(executor.stop)  # what the parts have written stays
@@ -227,7 +283,6 @@ class Parts:
         return False
 
     def progress(self) -> str:
-        """The line of progress."""
         logs = {name: part.log for name, part in self.parts.items()}
         return "  |  ".join([f"{len(self.ends)} of {len(self.parts)} parts", *self.active_words(logs)])
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+Entries = dict[str, Any]  # of a JSON or YAML file
 PATIENCE = 2.0  # seconds to wait on Windows for readers of a file that is replaced
 
 
@@ -140,17 +141,17 @@ def _replace(temporary: Path, file: Path) -> None:
 # -- Reading mappings
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> Entries:
     """Read the JSON object in a file; a ValueError says what is wrong with the file."""
     return _mapping(file, "JSON")
 
 
-def read_yaml(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path) -> Entries:
     """Read the YAML mapping in a file; a ValueError says what is wrong with the file."""
     return _mapping(file, "YAML")
 
 
-def _mapping(file: Path, kind: str) -> dict[str, Any]:
+def _mapping(file: Path, kind: str) -> Entries:
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -195,11 +196,8 @@ class HeldError(ValueError):
 class Lock:
     """A lock on a folder that only one process holds at a time; the system releases it when that process ends.
 
-    Args:
-        folder: The folder; it is created if it does not exist.
-        name: The name of the lock's file in the folder. Locks with different names are independent.
-        wait: Wait until the lock is free instead of raising a `HeldError`.
-        in_use: The message of that error; `{folder}` and `{holder}` are replaced.
+    Locks with different names are independent. Without `wait`, a lock that is held is a HeldError with the message
+    `in_use`.
     """
 
     def __init__(self, folder: Path, name: str = LOCK, wait: bool = False, in_use: str = IN_USE) -> None:

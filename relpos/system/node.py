@@ -19,9 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from relpos.system.executors import Executor, Part, Resources, check_workers
+from relpos.system.executors import Executor, Exit, LocalExecutor, Part, Resources, check_workers
 from relpos.system.files import write_text
-from relpos.system.processes import Children, Exit
 
 PROOF = ".shared"  # in the folder that a part writes: a machine that reads our token there sees the same folder
 TOKEN = uuid.uuid4().hex  # one per process of the user, since several parts may write the same folder
@@ -43,7 +42,6 @@ class Task:
 
     @property
     def seconds(self) -> float:
-        """The seconds since it began."""
         return 0.0 if self.began is None else time.monotonic() - self.began
 
 
@@ -51,13 +49,7 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 class ClusterExecutor(Executor, Generic[AnyTask]):
-    """What the executors of clusters share: the list of their tasks.
-
-    Args:
-        resources: What one part needs.
-        workers: How many parts are handed to the cluster at a time; None for all of them.
-        retries: How often a part is started again if its machine is lost.
-    """
+    """What the executors of clusters share: the list of their tasks."""
 
     def __init__(self, resources: Resources, workers: int | None, retries: int) -> None:
         check_workers(workers)
@@ -177,17 +169,16 @@ def _run(job: Job, folder: Path, scratch: bool) -> Iterator[Event]:
     def here(path: Path) -> Path:
         return inside(path) if scratch else path
 
-    machine, writes = platform.node(), folder / here(job.part.writes)
-    command = [str(here(word)) if isinstance(word, Path) else word for word in job.part.command(job.resources.gpus)]
-    log = folder / here(job.part.log)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    before = _states(writes) if scratch else {}
-    children = Children(job.resources.threads)
-    children.start("part", command, log, folder if folder.is_dir() else Path(tempfile.gettempdir()))
+    arguments = tuple(here(word) if isinstance(word, Path) else word for word in job.part.arguments)
+    part = replace(job.part, arguments=arguments, log=here(job.part.log), writes=here(job.part.writes))
+    machine, log = platform.node(), folder / part.log
+    before = _states(folder / part.writes) if scratch else {}
+    executor = LocalExecutor(cores=job.resources.threads)
+    executor.start("part", part, job.resources.gpus, folder if folder.is_dir() else Path(tempfile.gettempdir()))
     sent, last = 0, time.monotonic()
     try:
         yield Event(machine)
-        while not (ended := children.ended()):
+        while not (ended := executor.ended()):
             time.sleep(POLL)
             if scratch and time.monotonic() - last >= SEND:
                 last = time.monotonic()
@@ -195,11 +186,11 @@ def _run(job: Job, folder: Path, scratch: bool) -> Iterator[Event]:
                     sent += len(text)
                     yield Event(machine, log=text)
     finally:
-        children.stop()
+        executor.stop()
     if scratch:
-        now = _states(writes)
+        now = _states(folder / part.writes)
         same = [file for file, state in before.items() if now.get(file) == state]  # other parts may have changed these
-        files = pack(folder, [here(job.part.writes)], without=[log, *same])
+        files = pack(folder, [part.writes], without=[log, *same])
         yield Event(machine, log=_after(log, sent), exit=ended["part"], files=files)
     else:
         yield Event(machine, exit=ended["part"])

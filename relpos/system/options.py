@@ -32,7 +32,6 @@ class Range:
     below: float = math.inf  # an upper bound that is itself excluded
 
     def holds(self, value: float) -> bool:
-        """Whether a number is allowed."""
         low_enough = math.isfinite(value) and value <= self.most and value < self.below
         return low_enough and (value > self.least if self.above else value >= self.least)
 
@@ -115,16 +114,12 @@ def check_options(options: Any) -> None:
             raise unknown(name, value, about.choices)
         if about.range is not None:
             several = isinstance(value, Sequence) and not isinstance(value, str)
+            kind, words = (int | float, "a number") if float in kinds else (int, "an integer")
             for number in value if several else [value]:
-                check_number(name, number, about.range, float not in kinds)
-
-
-def check_number(name: str, value: Any, allowed: Range, whole: bool) -> None:
-    """Refuse what is not a number (bools are rejected), not an integer although `whole`, or out of range."""
-    if not isinstance(value, int if whole else int | float) or isinstance(value, bool):
-        raise ValueError(f"{name} must be {'an integer' if whole else 'a number'} of {allowed}, not {value!r}.")
-    if not allowed.holds(value):
-        raise ValueError(f"{name} must be {allowed}, not {value!r}.")
+                if not isinstance(number, kind) or isinstance(number, bool):
+                    raise ValueError(f"{name} must be {words} of {about.range}, not {number!r}.")
+                if not about.range.holds(number):
+                    raise ValueError(f"{name} must be {about.range}, not {number!r}.")
 
 
 def takes(

@@ -10,12 +10,9 @@ if TYPE_CHECKING:
 
 
 class LiveLine:
-    """A line that is shown again and again.
+    """A line that is shown again and again, by default on what is standard output at the time.
 
-    Args:
-        stream: Where to print; by default what is standard output at the time.
-        every: Outside a terminal, seconds between two lines; texts in between are not printed.
-        first: Outside a terminal, seconds until the first line.
+    Outside a terminal it is printed after `first` seconds and then at most every `every` seconds.
     """
 
     def __init__(self, stream: TextIO | None = None, every: float = 0.0, first: float = 0.0) -> None:
@@ -41,6 +38,7 @@ class LiveLine:
             console = Console(file=self.stream, force_terminal=True)
             self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
             self._live.start()
+            console.show_cursor()  # which would stay hidden after Ctrl-C
         return self._live
 
     def clear(self, keep: bool = False) -> None:
@@ -51,18 +49,11 @@ class LiveLine:
             self._live = None
 
     def end(self) -> None:
-        """Keep the line."""
         self.clear(keep=True)
 
 
 class Countdown:
-    """Reports every few seconds where the work is and how long the rest will take.
-
-    Args:
-        total: The amount of work, in any unit.
-        say: Receives each message.
-        every: Seconds between two messages.
-    """
+    """Reports every few seconds where the work is and how long the rest will take; `total` is in any unit."""
 
     def __init__(self, total: float, say: Callable[[str], object], every: float = 5.0) -> None:
         self.total, self.say, self.every = total, say, every

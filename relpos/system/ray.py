@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from relpos.system.executors import Part, Resources
+from relpos.system.executors import Exit, Part, Resources
 from relpos.system.node import (
     PROOF,
     ClusterExecutor,
@@ -23,7 +23,6 @@ from relpos.system.node import (
     pack,
     run_part,
 )
-from relpos.system.processes import Exit
 
 RUNNING = "auto"  # the cluster that runs on this machine, or that of the variable RAY_ADDRESS
 OWN = "local"  # a cluster of this machine alone, for as long as the command runs
@@ -94,10 +93,13 @@ class RayExecutor(ClusterExecutor[RayTask]):
         if self._own:
             _connect(self._ray, address)
         self._enough = self._checked = time.monotonic()  # when a machine was last seen to be large enough, or checked
-        needs: dict[str, Any] = {"num_cpus": resources.cores, "num_gpus": resources.gpus, "memory": resources.memory}
-        # We count retries ourselves, since the user should read about each.
-        remote = self._ray.remote(run_part)
-        self._submit = remote.options(num_returns="streaming", max_retries=0, **needs).remote
+        self._submit = self._ray.remote(
+            num_returns="streaming",
+            max_retries=0,  # we count them ourselves, since the user should read about each
+            num_cpus=resources.cores,
+            num_gpus=resources.gpus,
+            memory=resources.memory,
+        )(run_part).remote
         try:
             self._check_machines(patience=0.0)
         except ValueError:
@@ -197,27 +199,19 @@ class RayExecutor(ClusterExecutor[RayTask]):
     def _check_machines(self, patience: float) -> None:
         """Refuse to wait for a machine that the cluster does not have."""
         self._checked = now = time.monotonic()
-        machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        if any(_fits(self.resources, machine) for machine in machines):
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        machines = [
+            Resources(int(node["CPU"]), int(node["memory"]), int(node.get("GPU", 0)))
+            for node in nodes
+            if node.get("CPU")
+        ]
+        if any(machine.include(self.resources) for machine in machines):
             self._enough = now
         elif now - self._enough >= patience:
             raise ValueError(
                 f"no machine of the Ray cluster has what one part needs, {self.resources}: its machines have "
-                f"{'; '.join(map(_describe, machines)) or 'nothing'}. Ask for less, or add a machine to the cluster."
+                f"{'; '.join(map(str, machines)) or 'nothing'}. Ask for less, or add a machine to the cluster."
             )
-
-
-def _fits(resources: Resources, machine: dict[str, float]) -> bool:
-    return (
-        machine.get("CPU", 0) >= resources.cores
-        and machine.get("GPU", 0) >= resources.gpus
-        and machine.get("memory", 0) >= (resources.memory or 0)
-    )
-
-
-def _describe(machine: dict[str, float]) -> str:
-    cores, gpus, memory = int(machine.get("CPU", 0)), int(machine.get("GPU", 0)), machine.get("memory", 0) / 2**30
-    return f"{cores} cores, {memory:.3g} GB" + (f", {gpus} GPUs" if gpus else "")
 
 
 # -- The connection: what Ray itself would wait for without end is refused in a sentence

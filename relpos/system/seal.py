@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from relpos.system.files import Lock, atomic_folder, read_json, writing
+from relpos.system.files import Entries, Lock, atomic_folder, read_json, writing
 
 SEAL = "sealed.json"  # the size and checksum of every other file of a folder
 CHECKSUM = "checksum"  # of an entry of a JSON file
@@ -78,12 +78,12 @@ def _write_sealed(folder: Path, write: Callable[[Path], None]) -> None:
         seal(temporary)
 
 
-def signed(entry: Mapping[str, Any]) -> dict[str, Any]:
+def signed(entry: Mapping[str, Any]) -> Entries:
     """An entry of a JSON file with its checksum, which `undamaged` checks."""
     return {**entry, CHECKSUM: _entry_checksum(entry)}
 
 
-def undamaged(entry: object) -> dict[str, Any] | None:
+def undamaged(entry: object) -> Entries | None:
     """An entry of a JSON file, or its text, without its checksum; None if it has changed since it was `signed`."""
     if isinstance(entry, bytes):
         try:

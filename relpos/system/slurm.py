@@ -2,7 +2,6 @@
 
 import getpass
 import importlib
-import os
 import shutil
 import signal
 import subprocess
@@ -12,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relpos.system.executors import Part, Resources
+from relpos.system.executors import Exit, Part, Resources
 from relpos.system.files import write_text
 from relpos.system.node import ClusterExecutor, Job, Task, import_extra, last_words, make_job, run_part
-from relpos.system.processes import Exit
 
 MINUTES = 60  # time limit of a job
 RESTARTS = 100  # how often a job that reached its time limit is queued again
@@ -44,7 +42,6 @@ class SlurmTask(Task):
 
     @property
     def number(self) -> str:
-        """The number of its job."""
         return str(self.handle.job_id)
 
 
@@ -72,8 +69,8 @@ class SlurmPart:
 class SlurmExecutor(ClusterExecutor[SlurmTask]):
     """Runs parts as jobs of SLURM, one job per part. Needs relpos[slurm], and a folder that all machines share.
 
-    If this process is killed, its jobs go on; rerun the command to wait for them. A part that does not finish within
-    the time limit is queued again and resumes.
+    If this process is killed, its jobs keep running; rerun the command to wait for them. A part that does not finish
+    within the time limit is queued again and resumes.
 
     Args:
         resources: What one part needs.
@@ -108,7 +105,7 @@ class SlurmExecutor(ClusterExecutor[SlurmTask]):
         if cluster == "slurm" and shutil.which("sbatch") is None:
             raise ValueError("this machine has no SLURM (no command sbatch): run relpos where you submit jobs.")
         self.cluster = cluster
-        self._parameters: dict[str, Any] = {
+        self._parameters: dict[str, object] = {
             "name": "relpos",
             "nodes": 1,
             "tasks_per_node": 1,
@@ -232,8 +229,6 @@ def _runs(number: str, job: Any) -> bool:
     """Whether a local job runs; one of an earlier command is known by the number of its process only."""
     if job is not None and job.state in ("RUNNING", "FINISHED", "INTERRUPTED"):
         return bool(job.state == "RUNNING")
-    try:
-        os.kill(int(number), 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{number}/stat").read_text(encoding="utf-8").split(")")[-1].split()[0] != "Z"
+    import psutil
+
+    return bool(psutil.pid_exists(int(number)) and psutil.Process(int(number)).status() != psutil.STATUS_ZOMBIE)

@@ -13,8 +13,7 @@ from typing import Any
 
 from relpos.runs.checkpoints import read_log
 from relpos.runs.settings import load_settings
-from relpos.system.executors import LocalExecutor, Part, Parts, last_line
-from relpos.system.processes import end_with_parent
+from relpos.system.executors import LocalExecutor, Part, Parts, end_with_parent, last_line
 from relpos.system.progress import clock_time
 
 FAILED = 2  # exit code of a training that has printed its error in a sentence

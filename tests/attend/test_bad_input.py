@@ -36,195 +36,127 @@ def says(*parts):
     return "(?s)" + ".*".join(re.escape(str(part)) for part in parts)
 
 
-# Names
+# Making an encoding: name, options, and the parts of the sentence
+
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 2.0}
+YARN = {"rope_type": "yarn", "factor": 2.0}
+SWAPPED = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}
+SEQUENCE = "parts must be a list of encodings' names, not "
 
 
-@pytest.mark.parametrize(
-    ("misspelt", "nearest"), [("kerpel_log", "kerple_log"), ("Alibi", "alibi"), ("alibi2", "alibi"), ("ropee", "rope")]
-)
-def test_an_unknown_encoding_suggests_the_nearest(misspelt, nearest):
-    pattern = says(f"unknown encoding {misspelt!r}", f"Did you mean {nearest!r}?", "Allowed: alibi, cable,")
-    with pytest.raises(ValueError, match=pattern):
-        build(misspelt)
-    with pytest.raises(ValueError, match=pattern):
-        relpos.card(misspelt)
-
-
-def test_an_unknown_encoding_like_no_other_lists_what_there_is():
-    with pytest.raises(ValueError, match=says("unknown encoding 'zzz'. Allowed: alibi", "xpos.")):
-        build("zzz")
-
-
-@pytest.mark.parametrize(
-    ("name", "misspelt", "nearest", "allowed"),
-    [
+def refused_names():
+    for misspelt, nearest in (("kerpel_log", "kerple_log"), ("Alibi", "alibi"), ("alibi2", "alibi"), ("ropee", "rope")):
+        said = f"unknown encoding {misspelt!r}", f"Did you mean {nearest!r}?", "Allowed: alibi, cable,"
+        yield misspelt, {}, *said
+    yield "zzz", {}, "unknown encoding 'zzz'. Allowed: alibi", "xpos."
+    for name, misspelt, nearest, allowed in (
         ("alibi", "slope", "slopes", "slopes"),
         ("rope", "layouts", "layout", "base, factor, fraction, layout"),
         ("t5", "bucket", "buckets", "buckets, max_distance"),
         ("cable", "widths", "width", "step, width"),
-    ],
-)
-def test_an_unknown_option_suggests_the_nearest(name, misspelt, nearest, allowed):
-    pattern = says(f"unknown option of {name} {misspelt!r}", f"Did you mean {nearest!r}?", f"Allowed: {allowed}")
-    with pytest.raises(ValueError, match=pattern):
-        build(name, **{misspelt: 1})
+    ):
+        said = f"unknown option of {name} {misspelt!r}", f"Did you mean {nearest!r}?", f"Allowed: {allowed}"
+        yield name, {misspelt: 1}, *said
+    yield "nope", {"width": 3}, "unknown option of nope 'width'", "Allowed: none"
+    yield "dape", {"base": "alibi", "base_options": {"slope": "press"}}, "unknown option of alibi 'slope'", "'slopes'"
+    yield "dape", {"base": "alibbi"}, "unknown encoding 'alibbi'", "'alibi'"
+    yield "dape", {"base": ["alibi"]}, "unknown encoding ['alibi']", "Allowed: alibi"
+    listed = {"base": "alibi", "base_options": ["press"]}
+    yield "dape", listed, "base_options must be a dictionary", "of 'alibi', not ['press']"
+    yield "alibi", {"slopes": "pres"}, "unknown slopes 'pres'", "'press'", "geometric, press"
+    yield "rope", {"layout": "halves"}, "unknown layout 'halves'", "half, interleaved"
+    yield "xpos", {"layout": "half"}, "unknown option of xpos 'layout'", "base, scale_base"
+    yield "rope", {"scaling": "yarm"}, "unknown scaling 'yarm'", "'yarn'", "default, dynamic, linear"
+    yield "rope", {"scaling": None}, "unknown scaling None", "default, dynamic, linear"
+    llama4, tetha = {"rope_type": "llama4"}, {"rope_tetha": 1e4}
+    yield "rope", {"rope_parameters": llama4}, "unknown RoPE scaling 'llama4'", "'llama3'", "longrope"
+    said = "unknown key of rope_parameters 'rope_tetha'", "'rope_theta'", "partial_rotary_factor"
+    yield "rope", {"rope_parameters": tetha}, *said
+    yield "cable", {"step": "gelu"}, "unknown step 'gelu'", "relu, softplus"
+    yield "cable_nw", {"step": "softplsu"}, "unknown step 'softplsu'", "'softplus'"
+    yield "kcable", {"step": "gelu"}, "unknown step 'gelu'", "relu, softplus"
+    yield "temperature", {"rule": "llama"}, "unknown rule 'llama'", "'llama4'", "inkling, llama4, ministral3"
 
 
-def test_an_option_where_there_are_none_says_so():
-    with pytest.raises(ValueError, match=says("unknown option of nope 'width'", "Allowed: none")):
-        build("nope", width=3)
+def refused_numbers():
+    for name in relpos.names():
+        integers = [key for key, option in relpos.card(name).options.items() if option.type.startswith("int")]
+        for option in ("heads", "head_dim", *integers):
+            for value in (0, -4, True, 8.0, "8"):
+                yield name, {option: value}, f"{option} must be an integer of at least", f"not {value!r}"
+    for name, options in {
+        "fire": ["c"],
+        "sandwich": ["base"],
+        "rope": ["base", "factor"],
+        "xpos": ["base", "scale_base"],
+        "sinusoidal": ["amplitude", "base"],
+        "temperature": ["strength"],
+        "ssmax": ["start"],
+    }.items():
+        for option in options:
+            for value in (0, -1.5, NAN, INF, True, "2"):
+                yield name, {option: value}, f"{option} must be a positive number", f"not {value!r}"
+    for value in (0, -0.5, 1.5, NAN, INF, True, "half"):
+        yield "rope", {"fraction": value}, "fraction must be", "not", repr(value)
+    for parameters, *said in (
+        ({"rope_theta": -1.0}, "must be a positive number", "-1.0"),
+        ({"rope_type": "linear", "factor": 0.0}, "factor must be a positive number", "0.0"),
+        (YARN | {"beta_fast": -1}, "beta_fast must be a positive number", "-1"),
+        (YARN | {"beta_slow": NAN}, "beta_slow must be a positive number", "nan"),
+        (YARN | {"original_max_position_embeddings": 0}, "original_max_position_embeddings must be an integer", "0"),
+        (SWAPPED, "high_freq_factor (1.0) must be over low_freq_factor (4.0)"),
+        (LONG | {"long_factor": [2.0] * 3}, "4 numbers each", "not 4 and 3"),
+        ({"rope_type": "longrope"}, "short_factor and long_factor of 4 numbers each", "not 0 and 0"),
+        (YARN | {"attention_factor": -1.0}, "attention_factor must be", "-1.0"),
+        (YARN | {"attention_factor": NAN}, "attention_factor must be", "nan"),
+        (YARN | {"mscale": -1.0, "mscale_all_dim": 1.0}, "mscale must be", "-1.0"),
+        (LONG | {"short_factor": [1.0, 0.0, 1.0, 1.0]}, "short_factor", "0.0"),
+        (LONG | {"long_factor": [1.0, NAN, 1.0, 1.0]}, "long_factor", "nan"),
+    ):
+        yield "rope", {"rope_parameters": parameters}, *said
 
 
-def test_an_unknown_option_of_dapes_base_is_named():
-    with pytest.raises(ValueError, match=says("unknown option of alibi 'slope'", "'slopes'")):
-        build("dape", base="alibi", base_options={"slope": "press"})
-    with pytest.raises(ValueError, match=says("unknown encoding 'alibbi'", "'alibi'")):
-        build("dape", base="alibbi")
-    with pytest.raises(ValueError, match=says("unknown encoding ['alibi']", "Allowed: alibi")):
-        build("dape", base=["alibi"])
-    with pytest.raises(ValueError, match=says("base_options must be a dictionary", "of 'alibi', not ['press']")):
-        build("dape", base="alibi", base_options=["press"])
+def refused_combinations():
+    for n in (5, 6, 30):
+        yield "t5", {"buckets": n}, "buckets must be a multiple of 4", f"not {n}"
+    yield "t5", {"max_distance": 16}, "max_distance must be over buckets / 2 = 16", "not 16"
+    for x in (-0.01, 1.5, NAN, "0.01", True):
+        yield "fire", {"leak": x}, "leak must be a number from 0 (ReLU) to 1", f"not {x!r}"
+    yield "cope", {"npos": 1}, "npos must be an integer of at least 2", "not 1"
+    yield "rope", {"head_dim": 7}, "pairs", "7 of head_dim 7"
+    yield "xpos", {"head_dim": 7}, "head_dim must be even", "not 7"
+    yield "sandwich", {"head_dim": 7}, "must be even", "not 7"
+    yield "rope", {"head_dim": 6, "fraction": 0.5}, "pairs", "3 of head_dim 6"
+    yield "rope", {"fraction": 0.1}, "pairs", "0 of head_dim 8"
+    for x in ("ntk", "dynamic"):
+        yield "rope", {"head_dim": 2, "scaling": x}, f"{x!r} needs at least 4 rotated dimensions", "not 2"
+    yield "sinusoidal", {"heads": 3, "head_dim": 5}, "the width must be even", "not 15"
+    yield "sinusoidal", {"width": 33}, "the width must be even", "not 33"
+    for name in ("dape", "dapev2"):
+        for base, place in (*WITHOUT_A_BIAS, ("nope", "nowhere")):
+            yield name, {"base": base}, "adapts a bias on the scores", repr(base), place
+    for parts in ([], "alibi", [["alibi"]], 3):
+        yield "sum", {"parts": parts}, SEQUENCE + (repr(parts) if parts else "")
+    yield "sum", {"parts": ["alibi", "cabel"]}, "Did you mean 'cable'?"
+    unknown = {"parts": ["alibi"], "part_options": {"cable": {}}}
+    yield "sum", unknown, "part_options names cable, not among the parts alibi"
+    listed = {"parts": ["t5", "t5"], "part_options": [{"buckets": 8}, {}]}
+    yield "sum", listed, "a dictionary of options by name of a part"
+    yield "sum", {"parts": ["t5"], "part_options": {"t5": 8}}, "as in {'t5': {…}}, not {'t5': 8}"
+    widths = {"parts": ["learned", "cable"], "part_options": {"cable": {"width": 5}}}
+    yield "sum", widths, "inputs of different widths"
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "pattern"),
-    [
-        ("alibi", {"slopes": "pres"}, says("unknown slopes 'pres'", "'press'", "geometric, press")),
-        ("rope", {"layout": "halves"}, says("unknown layout 'halves'", "half, interleaved")),
-        ("xpos", {"layout": "half"}, says("unknown option of xpos 'layout'", "base, scale_base")),
-        ("rope", {"scaling": "yarm"}, says("unknown scaling 'yarm'", "'yarn'", "default, dynamic, linear")),
-        ("rope", {"scaling": None}, says("unknown scaling None", "default, dynamic, linear")),
-        (
-            "rope",
-            {"rope_parameters": {"rope_type": "llama4"}},
-            says("unknown RoPE scaling 'llama4'", "'llama3'", "longrope"),
-        ),
-        (
-            "rope",
-            {"rope_parameters": {"rope_tetha": 1e4}},
-            says("unknown key of rope_parameters 'rope_tetha'", "'rope_theta'", "partial_rotary_factor"),
-        ),
-        ("cable", {"step": "gelu"}, says("unknown step 'gelu'", "relu, softplus")),
-        ("cable_nw", {"step": "softplsu"}, says("unknown step 'softplsu'", "'softplus'")),
-        ("kcable", {"step": "gelu"}, says("unknown step 'gelu'", "relu, softplus")),
-        ("temperature", {"rule": "llama"}, says("unknown rule 'llama'", "'llama4'", "inkling, llama4, ministral3")),
-    ],
-)
-def test_an_unknown_choice_names_the_choices(name, options, pattern):
-    with pytest.raises(ValueError, match=pattern):
-        build(name, **options)
+MADE = [(case[0], case[1], case[2:]) for case in (*refused_names(), *refused_numbers(), *refused_combinations())]
 
 
-# Options
-
-INTEGERS = [
-    *((name, size) for name in relpos.names() for size in ("heads", "head_dim")),
-    *(
-        (name, key)
-        for name in relpos.names()
-        for key, option in relpos.card(name).options.items()
-        if option.type.startswith("int")
-    ),
-]
-POSITIVE = [
-    ("fire", "c"),
-    ("sandwich", "base"),
-    ("rope", "base"),
-    ("rope", "factor"),
-    ("xpos", "base"),
-    ("xpos", "scale_base"),
-    ("sinusoidal", "amplitude"),
-    ("sinusoidal", "base"),
-    ("temperature", "strength"),
-    ("ssmax", "start"),
-]
-
-
-@pytest.mark.parametrize("value", [0, -4, True, 8.0, "8"], ids=repr)
-@pytest.mark.parametrize(("name", "option"), INTEGERS)
-def test_a_size_must_be_a_positive_integer(name, option, value):
-    sizes = {"heads": HEADS, "head_dim": HEAD_DIM, option: value}
-    with pytest.raises(ValueError, match=says(f"{option} must be an integer of at least", f"not {value!r}")):
-        relpos.encoding(name, **sizes)
-
-
-@pytest.mark.parametrize("value", [0, -1.5, NAN, INF, True, "2"], ids=repr)
-@pytest.mark.parametrize(("name", "option"), POSITIVE)
-def test_an_amount_must_be_a_positive_number(name, option, value):
-    with pytest.raises(ValueError, match=says(f"{option} must be a positive number", f"not {value!r}")):
-        build(name, **{option: value})
-
-
-@pytest.mark.parametrize("value", [0, -0.5, 1.5, NAN, INF, True, "half"], ids=repr)
-def test_a_fraction_must_be_over_0_and_at_most_1(value):
-    with pytest.raises(ValueError, match=says("fraction must be", "not", repr(value))):
-        build("rope", fraction=value)
-
-
-LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 2.0}
-
-
-@pytest.mark.parametrize(
-    ("parameters", "pattern"),
-    [
-        ({"rope_theta": -1.0}, says("must be a positive number", "-1.0")),
-        ({"rope_type": "linear", "factor": 0.0}, says("factor must be a positive number", "0.0")),
-        ({"rope_type": "yarn", "factor": 2.0, "beta_fast": -1}, says("beta_fast must be a positive number", "-1")),
-        ({"rope_type": "yarn", "factor": 2.0, "beta_slow": NAN}, says("beta_slow must be a positive number", "nan")),
-        (
-            {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0},
-            says("original_max_position_embeddings must be an integer of at least 1", "0"),
-        ),
-        (
-            {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0},
-            says("high_freq_factor (1.0) must be over low_freq_factor (4.0)"),
-        ),
-        ({**LONG, "long_factor": [2.0] * 3}, says("4 numbers each", "not 4 and 3")),
-        ({"rope_type": "longrope"}, says("short_factor and long_factor of 4 numbers each", "not 0 and 0")),
-        ({"rope_type": "yarn", "factor": 2.0, "attention_factor": -1.0}, says("attention_factor must be", "-1.0")),
-        ({"rope_type": "yarn", "factor": 2.0, "attention_factor": NAN}, says("attention_factor must be", "nan")),
-        ({"rope_type": "yarn", "factor": 2.0, "mscale": -1.0, "mscale_all_dim": 1.0}, says("mscale must be", "-1.0")),
-        ({**LONG, "short_factor": [1.0, 0.0, 1.0, 1.0]}, says("short_factor", "0.0")),
-        ({**LONG, "long_factor": [1.0, NAN, 1.0, 1.0]}, says("long_factor", "nan")),
-    ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
-)
-def test_rope_parameters_that_make_no_sense_are_refused(parameters, pattern):
-    with pytest.raises(ValueError, match=pattern):
-        build("rope", rope_parameters=parameters)
-
-
-OPTIONS = [
-    *(("t5", {"buckets": n}, "buckets must be a multiple of 4", f"not {n}") for n in (5, 6, 30)),
-    ("t5", {"max_distance": 16}, "max_distance must be over buckets / 2 = 16", "not 16"),
-    *(
-        ("fire", {"leak": x}, "leak must be a number from 0 (ReLU) to 1", f"not {x!r}")
-        for x in (-0.01, 1.5, NAN, "0.01", True)
-    ),
-    ("cope", {"npos": 1}, "npos must be an integer of at least 2", "not 1"),
-    ("rope", {"head_dim": 7}, "pairs", "7 of head_dim 7"),
-    ("xpos", {"head_dim": 7}, "head_dim must be even", "not 7"),
-    ("sandwich", {"head_dim": 7}, "must be even", "not 7"),
-    ("rope", {"head_dim": 6, "fraction": 0.5}, "pairs", "3 of head_dim 6"),
-    ("rope", {"fraction": 0.1}, "pairs", "0 of head_dim 8"),
-    *(
-        ("rope", {"head_dim": 2, "scaling": x}, f"{x!r} needs at least 4 rotated dimensions", "not 2")
-        for x in ("ntk", "dynamic")
-    ),
-    ("sinusoidal", {"heads": 3, "head_dim": 5}, "the width must be even", "not 15"),
-    ("sinusoidal", {"width": 33}, "the width must be even", "not 33"),
-    *(
-        (name, {"base": base}, "adapts a bias on the scores", repr(base), place)
-        for name in ("dape", "dapev2")
-        for base, place in (*WITHOUT_A_BIAS, ("nope", "nowhere"))
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "options", "sentence"), [(case[0], case[1], case[2:]) for case in OPTIONS])
-def test_options_that_make_no_sense_are_refused(name, options, sentence):
+@pytest.mark.parametrize(("name", "options", "sentence"), MADE)
+def test_an_encoding_that_cannot_be_is_refused(name, options, sentence):
     with pytest.raises(ValueError, match=says(*sentence)):
         build(name, **options)
+    if name not in relpos.names():
+        with pytest.raises(ValueError, match=says(*sentence)):
+            relpos.card(name)
 
 
 # The arguments of attention: what is replaced in a call that runs, the error, and the parts of its sentence
@@ -327,63 +259,43 @@ def test_documents_in_order_are_accepted():
 
 # Directions
 
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("fire", {}),
-        ("cope", {}),
-        ("forgetting", {}),
-        ("xpos", {}),
-        ("dape", {"base": "fire"}),
-        ("dape", {"base": "forgetting"}),
-        ("dapev2", {"base": "fire"}),
-        ("dape", {"base": "dape", "base_options": {"base": "fire"}}),
-    ],
-)
-def test_an_encoding_of_the_past_alone_refuses_both_directions(name, options):
-    position = build(name, **options)
-    x = normal(2, LENGTH, WIDTH)
-    with pytest.raises(ValueError, match=says(type(position).__name__, "causal attention only")):
-        relpos.attention(*qkv(), position, hidden=x, causal=False)
-    with pytest.raises(ValueError, match=says(type(position).__name__, "causal attention only")):
-        relpos.scores(*qkv()[:2], position, hidden=x, causal=False)
-
-
-CAUSAL_ONLY = [name for name in relpos.names() if relpos.card(name).directions == "causal"]
+FIRE = "use fire with symmetric=True, kerple_log or t5."
+CAUSAL_ONLY = [  # encoding, options, and what to use instead
+    ("fire", {}, FIRE),
+    ("cope", {}, "use cable or dape."),
+    ("forgetting", {}, "use cable_nw with step=softplus or cable."),
+    ("xpos", {}, "use rope."),
+    ("dape", {"base": "fire"}, "use fire with symmetric=True as its base"),
+    ("dape", {"base": "forgetting"}, "use cable_nw with step=softplus as its base or cable as its base."),
+    ("dapev2", {"base": "fire"}, "use fire with symmetric=True as its base"),
+    ("dape", {"base": "dape", "base_options": {"base": "fire"}}, "use fire with symmetric=True as its base"),
+    ("sum", {"parts": ["xpos", "alibi"]}, "use rope in place of xpos."),
+    ("sum", {"parts": ["rope", "cope", "xpos"]}, "use cable in place of cope, dape in place of cope or rope in place"),
+]
 
 
 def test_the_causal_encodings_are_known():
-    assert CAUSAL_ONLY == ["cope", "fire", "forgetting", "xpos"]
+    causal = [name for name in relpos.names() if relpos.card(name).directions == "causal"]
+    assert causal == sorted(name for name, options, _ in CAUSAL_ONLY if not options)
 
 
-@pytest.mark.parametrize("name", CAUSAL_ONLY)
-def test_a_causal_encoding_names_alternatives_that_run_in_both_directions(name):
-    position, x = build(name), normal(2, LENGTH, WIDTH)
-    assert position.alternatives
-    pattern = says("is defined for causal attention only. In both directions, use", *position.alternatives)
+@pytest.mark.parametrize(("name", "options", "instead"), CAUSAL_ONLY)
+def test_an_encoding_of_the_past_alone_refuses_both_directions_and_names_alternatives(name, options, instead):
+    position, x, (q, k, v) = build(name, **options), normal(2, LENGTH, WIDTH), qkv()
+    pattern = says(type(position).__name__, "is defined for causal attention only. In both directions", instead)
     with pytest.raises(ValueError, match=pattern):
-        relpos.attention(*qkv(), position, hidden=x, causal=False)
-    for alternative in position.alternatives:
-        instead, _, options = alternative.partition(" with ")
-        values = {"True": True}
-        given = {key: values.get(value, value) for key, _, value in [options.partition("=")] if key}
-        relpos.attention(*qkv(), build(instead, **given), hidden=x, causal=False)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "sentence"),
-    [
-        ("fire", {}, "use fire with symmetric=True, kerple_log or t5."),
-        ("xpos", {}, "use rope."),
-        ("dape", {"base": "forgetting"}, "use cable_nw with step=softplus as its base or cable as its base."),
-        ("sum", {"parts": ["xpos", "alibi"]}, "use rope in place of xpos."),
-        ("sum", {"parts": ["rope", "cope", "xpos"]}, "use cable in place of cope, dape in place of cope or rope in pl"),
-    ],
-)
-def test_the_alternatives_are_a_sentence(name, options, sentence):
-    with pytest.raises(ValueError, match=says("causal attention only. In both directions,", sentence)):
-        relpos.attention(*qkv(), build(name, **options), hidden=normal(2, LENGTH, WIDTH), causal=False)
+        relpos.attention(q, k, v, position, hidden=x, causal=False)
+    with pytest.raises(ValueError, match=pattern):
+        relpos.scores(q, k, position, hidden=x, causal=False)
+    if options:
+        return
+    if name != "xpos":
+        with pytest.raises(ValueError, match="is defined for causal attention only"):
+            position.map(LENGTH, hidden=x, q=q, k=k, causal=False)
+    for alternative in position.alternatives:  # they run
+        other, _, option = alternative.partition(" with ")
+        given = {key: value == "True" or value for key, _, value in [option.partition("=")] if key}
+        relpos.attention(q, k, v, build(other, **given), hidden=x, causal=False)
 
 
 def test_a_causal_encoding_without_alternatives_says_where_to_look():
@@ -392,18 +304,8 @@ def test_a_causal_encoding_without_alternatives_says_where_to_look():
         def bidirectional(self):
             return False
 
-    pattern = says(
-        "Onward is defined for causal attention only. In both directions, use an encoding whose", "relpos ls"
-    )
-    with pytest.raises(ValueError, match=pattern):
+    with pytest.raises(ValueError, match=says("In both directions, use an encoding whose directions", "relpos ls")):
         relpos.attention(*qkv(), Onward(HEADS, HEAD_DIM), causal=False)
-
-
-@pytest.mark.parametrize("name", ["fire", "forgetting", "cope"])
-def test_a_map_of_the_past_alone_refuses_both_directions(name):
-    q, k, _ = qkv()
-    with pytest.raises(ValueError, match="is defined for causal attention only"):
-        build(name).map(LENGTH, hidden=normal(2, LENGTH, WIDTH), q=q, k=k, causal=False)
 
 
 # Broken numbers
@@ -425,32 +327,17 @@ def attend_with(name, parameter, value):
     return relpos.attention(*qkv(), position, hidden=normal(2, LENGTH, WIDTH))
 
 
-@pytest.mark.parametrize(("name", "parameter"), PARAMETERS)
-def test_a_parameter_that_is_nan_is_refused(name, parameter):
-    with pytest.raises(ValueError, match=BROKEN):
-        attend_with(name, parameter, NAN)
+INFINITE = """t5 table, clipped table, kerple_log r1.raw, kerple_power r1.raw, fire outer.bias, cable steps.bias,
+cable weights.bias, cable_nw steps.bias, kcable steps.bias, cope table, dape second.bias, dapev2 second.bias"""
 
 
 @pytest.mark.parametrize(
-    ("name", "parameter"),
-    [
-        ("t5", "table"),
-        ("clipped", "table"),
-        ("kerple_log", "r1.raw"),
-        ("kerple_power", "r1.raw"),
-        ("fire", "outer.bias"),
-        ("cable", "steps.bias"),
-        ("cable", "weights.bias"),
-        ("cable_nw", "steps.bias"),
-        ("kcable", "steps.bias"),
-        ("cope", "table"),
-        ("dape", "second.bias"),
-        ("dapev2", "second.bias"),
-    ],
+    ("name", "parameter", "value"),
+    [*((*case, NAN) for case in PARAMETERS), *((*case.split(), INF) for case in INFINITE.split(","))],
 )
-def test_a_parameter_that_is_infinite_is_refused(name, parameter):
+def test_a_parameter_that_is_not_finite_is_refused(name, parameter, value):
     with pytest.raises(ValueError, match=BROKEN):
-        attend_with(name, parameter, INF)
+        attend_with(name, parameter, value)
 
 
 @pytest.mark.parametrize("value", [NAN, INF], ids=repr)
@@ -574,61 +461,30 @@ class Own(Encoding):
     paper, formula = "none", "B_ij = 0"
 
 
-def test_a_name_that_is_taken_cannot_be_registered():
-    with pytest.raises(ValueError, match=says("the name 'alibi' is taken")):
-        relpos.register("alibi", Own)
-
-
-def test_a_registered_name_is_taken_too(monkeypatch):
+def test_a_registered_name_is_taken(monkeypatch):
     monkeypatch.setattr("relpos.encodings.registry._registered", {})
     relpos.register("own", Own)
     relpos.register("own", Own)  # the same class again is no conflict: a module may be run twice
-
-    class Other(Own):
-        pass
-
-    with pytest.raises(ValueError, match=says("the name 'own' is taken")):
-        relpos.register("own", Other)
-
-
-@pytest.mark.parametrize("thing", [torch.nn.Linear, "Own", None, 3], ids=repr)
-def test_only_an_encoding_class_can_be_registered(thing):
-    with pytest.raises(TypeError, match=says("a class derived from relpos.Encoding, not", thing)):
-        relpos.register("own", thing)
-    assert "own" not in relpos.names()
-
-
-@pytest.mark.parametrize("name", ["two words", "", "9lives", None, 3])
-def test_a_name_must_be_an_identifier(name):
-    with pytest.raises(ValueError, match=says("must be a Python identifier", f"not {name!r}")):
-        relpos.register(name, Own)
-
-
-@pytest.mark.parametrize("field", ["paper", "formula"])
-def test_a_class_without_its_paper_or_formula_cannot_be_registered(field):
-    broken = type("Broken", (Own,), {field: None})
-    with pytest.raises(TypeError, match=says(f"Broken must state its {field} as a string on the class")):
-        relpos.register("own", broken)
-    assert "own" not in relpos.names()
-
-
-# Sums
+    for name in ("own", "alibi"):
+        with pytest.raises(ValueError, match=says(f"the name {name!r} is taken")):
+            relpos.register(name, type("Other", (Own,), {}))
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("name", "thing", "error", "sentence"),
     [
-        ({"parts": []}, "parts must be a list of encodings' names"),
-        ({"parts": "alibi"}, "parts must be a list of encodings' names, not 'alibi'"),
-        ({"parts": [["alibi"]]}, "parts must be a list of encodings' names, not [['alibi']]"),
-        ({"parts": 3}, "parts must be a list of encodings' names, not 3"),
-        ({"parts": ["alibi", "cabel"]}, "Did you mean 'cable'?"),
-        ({"parts": ["alibi"], "part_options": {"cable": {}}}, "part_options names cable, not among the parts alibi"),
-        ({"parts": ["t5", "t5"], "part_options": [{"buckets": 8}, {}]}, "a dictionary of options by name of a part"),
-        ({"parts": ["t5"], "part_options": {"t5": 8}}, "as in {'t5': {…}}, not {'t5': 8}"),
-        ({"parts": ["learned", "cable"], "part_options": {"cable": {"width": 5}}}, "inputs of different widths"),
+        *(("own", x, TypeError, ["derived from relpos.Encoding, not", x]) for x in (torch.nn.Linear, "Own", None, 3)),
+        *(
+            (name, Own, ValueError, ["must be a Python identifier", f"not {name!r}"])
+            for name in ("two words", "", "9lives", None, 3)
+        ),
+        *(
+            ("own", type("Broken", (Own,), {field: None}), TypeError, [f"Broken must state its {field} as a string"])
+            for field in ("paper", "formula")
+        ),
     ],
 )
-def test_a_sum_of_parts_that_do_not_fit_is_refused(options, sentence):
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        relpos.encoding("sum", heads=2, head_dim=4, **options)
+def test_only_a_complete_encoding_class_with_an_identifier_can_be_registered(name, thing, error, sentence):
+    with pytest.raises(error, match=says(*sentence)):
+        relpos.register(name, thing)
+    assert "own" not in relpos.names()

@@ -6,12 +6,13 @@ import weakref
 
 import pytest
 import torch
+from largest_tensor import LargestTensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn.attention.flex_attention import create_block_mask
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import relpos
-from relpos.attend.flex import blocks, scores
+from relpos.attend.flex import kernel as blocks
+from relpos.attend.flex import scores
 from relpos.forms.call import Call
 
 
@@ -94,20 +95,6 @@ def test_a_given_mask_leaves_out_no_block_and_makes_all_partial():
     assert torch.equal(masked.partial[0], plain.partial[0] + plain.full[0])
 
 
-class Largest(TorchDispatchMode):
-    """The largest number of values that a tensor made inside has."""
-
-    values = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for x in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(x, torch.Tensor):
-                storage = x.untyped_storage().nbytes() // x.element_size()  # an expanded view holds little
-                self.values = max(self.values, min(storage, x.numel()))
-        return result
-
-
 @pytest.mark.parametrize("what", ["causal", "window", "documents", "padding"])
 def test_making_blocks_allocates_nothing_of_the_size_of_the_scores(what):
     length, batch = 2**15, 2
@@ -122,11 +109,11 @@ def test_making_blocks_allocates_nothing_of_the_size_of_the_scores(what):
         window=(512, 0) if what == "window" else None,
         batch=batch,
     )
-    with Largest() as largest:
+    with LargestTensor() as largest:
         blocks.make_sight(call)
     of_blocks = (length // blocks.BLOCK) ** 2
     assert largest.values <= batch * max(length + 1, of_blocks)  # 131 thousand of the 1 billion scores per head
-    with Largest() as theirs:
+    with LargestTensor() as theirs:
         _, function = mask_of(Call(1024, 1024))
         create_block_mask(function, 1, None, 1024, 1024, device="cpu")
     assert theirs.values >= 1024**2  # what is measured sees PyTorch's own way

@@ -184,64 +184,28 @@ def test_the_check_of_trained_tensors_notices_two_indices(monkeypatch):
         validate_joint_graph(inspected.joint_graphs[0])
 
 
-COMPILED = {
-    "causal": ({}, 150),
-    "one query": ({"padding": torch.arange(200)[None] > 9}, 1),
-    "window, documents, padding": (
-        {"window": 40, "documents": torch.arange(200)[None] // 70, "padding": torch.arange(200)[None] % 9 > 0},
-        150,
-    ),
-}
+MASKS = {"window": 40, "documents": torch.arange(200)[None] // 70, "padding": torch.arange(200)[None] % 9 > 0}
+COMPILED = [  # encoding, queries, options
+    ("kerple_log", 150, {}),
+    ("rope", 150, {}),
+    ("fire", 150, {}),
+    ("cable", 150, MASKS),
+    *((name, 1, {"padding": torch.arange(200)[None] > 9}) for name in ("cable", "fire")),
+    ("alibi", 150, {"softcap": 2.0, "scale": 1.0, "mask": torch.arange(60_000).view(2, 150, 200) % 7 > 1}),
+    ("alibi", 150, {"mask": lambda b, h, i, j: (i + j + h) % 3 != 0, "causal": False, "start": 11}),
+    ("alibi", 150, {"positions": torch.arange(200)[None] * 2, "causal": False, "start": 50}),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        pytest.param("kerple_log", "causal", marks=pytest.mark.slow),
-        pytest.param("rope", "causal", marks=pytest.mark.slow),
-        pytest.param("fire", "causal", marks=pytest.mark.slow),
-        pytest.param("cable", "window, documents, padding", marks=pytest.mark.slow),
-        pytest.param("cable", "one query", marks=pytest.mark.slow),
-        pytest.param("fire", "one query", marks=pytest.mark.slow),
-    ],
-)
-def test_the_code_compiled_for_a_cpu_gives_the_definition(monkeypatch, name, what):
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "queries", "options"), COMPILED)
+def test_the_code_compiled_for_a_cpu_gives_the_definition(monkeypatch, name, queries, options):
     flex_on_cpu(monkeypatch, "inductor")
-    options, queries = COMPILED[what]
     with torch.no_grad():
         ours, exact = attend(build(name), queries, 200, **options)
-    torch.testing.assert_close(ours, exact, rtol=0.0, atol=2e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {
-            "softcap": 2.0,
-            "scale": 1.0,
-            "mask": torch.rand(2, 150, 200, generator=torch.Generator().manual_seed(0)) > 0.3,
-        },
-        {"mask": lambda b, h, i, j: (i + j + h) % 3 != 0, "causal": False, "start": 11},
-        {"positions": torch.arange(200)[None] * 2, "causal": False, "start": 50},
-    ],
-    ids=["softcap and mask", "mask function", "positions"],
-)
-def test_the_code_compiled_for_a_cpu_takes_the_other_arguments(monkeypatch, options):
-    flex_on_cpu(monkeypatch, "inductor")
-    with torch.no_grad():
-        ours, exact = attend(build("alibi"), 150, 200, **options)
-    torch.testing.assert_close(ours, exact, rtol=0.0, atol=2e-6)
-
-
-@pytest.mark.slow
-def test_the_code_compiled_for_a_cpu_takes_growing_lengths(monkeypatch):
-    """One kernel for all lengths of a decoding, as symbols."""
-    flex_on_cpu(monkeypatch, "inductor")
-    position = build("alibi")
-    with torch.no_grad():
-        for keys in range(100, 106):
-            ours, exact = attend(position, 1, keys, window=60)
+        torch.testing.assert_close(ours, exact, rtol=0.0, atol=2e-6)
+        for keys in range(100, 106) if name == "kerple_log" else ():  # one kernel for all lengths of a decoding
+            ours, exact = attend(build(name), 1, keys, window=60)
             torch.testing.assert_close(ours, exact, rtol=0.0, atol=2e-6)
 
 
@@ -252,6 +216,6 @@ def test_the_code_compiled_for_a_cpu_in_half_precision(monkeypatch, dtype):
     q, k, v = torch.randn(3, 1, 2, 150, 32).to(dtype).unbind()
     position = relpos.encoding("rope", heads=2, head_dim=32)
     with torch.no_grad():
-        ours, exact = (relpos.attention(q, k, v, position, backend=each) for each in ("flex", "reference"))
+        ours, exact = (relpos.attention(q, k, v, position, backend=name) for name in ("flex", "reference"))
     assert ours.dtype == dtype
     torch.testing.assert_close(ours, exact, rtol=0.0, atol=0.02)

@@ -1,5 +1,6 @@
 """The native kernel gives what the reference defines, for every form, mask, shape, dtype and instruction set."""
 
+import itertools
 import math
 
 import pytest
@@ -8,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from native_cases import FAMILIES, LOGIT, Family, assert_close, check, compare, documents, normal, rotation
 
-import relpos
-from relpos.attend import native, reference
+from relpos.attend import native
 from relpos.attend.native import library
 from relpos.forms.bias import Scaled, Toeplitz
 from relpos.forms.call import Call
@@ -22,136 +22,143 @@ pytestmark = [
 ISAS = library.isas() if native.available()[0] else []
 
 
-OPTIONS = {
-    "plain": lambda: {},
-    "documents": lambda: {"documents": torch.stack([documents(30, 100, 70), documents(64, 128, 8)])},
-    "padding": lambda: {"padding": torch.rand(2, 200) > 0.3},
-    "left padding": lambda: {"padding": torch.arange(200) >= torch.tensor([[70], [0]])},
-    "documents and padding": lambda: {
-        "documents": torch.stack([documents(30, 100, 70), documents(64, 128, 8)]),
-        "padding": torch.rand(2, 200) > 0.5,
-    },
+SHAPES = {  # batch, heads, key heads, queries, keys, head_dim
+    "square": (2, 4, 4, 200, 200, 16),
+    "tiles": (2, 4, 2, 100, 170, 24),
+    "few rows": (2, 4, 2, 3, 2100, 20),  # three pieces of 1024 keys, the last neither full nor a multiple of a vector
 }
+SINKS = torch.tensor([1.0, -2.0, 9.0, 0.0], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_values_and_gradients_are_the_references_by_every_instruction_set(family, causal, option):
-    torch.manual_seed(0)
-    check(family, normal(2, 2, 2, 200, 200, 16), OPTIONS[option]() | {"causal": causal}, isas=ISAS)
-
-
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-@pytest.mark.parametrize("queries", [1, pytest.param(63, marks=pytest.mark.slow), 64, 100])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_fewer_queries_than_keys_are_the_last_positions(family, queries, causal):
-    torch.manual_seed(1)
-    check(family, normal(2, 4, 2, queries, 170, 24), {"causal": causal})
-
-
-@pytest.mark.parametrize("head_dim", [1, 8, 16, 40, 64, 80, 128, 256])
-def test_every_head_dim_by_every_instruction_set(head_dim):
-    torch.manual_seed(2)
-    check("sum", normal(1, 2, 1, 130, 130, head_dim), {}, isas=ISAS)
-
-
-@pytest.mark.parametrize("length", [1, 5, 63, 64, 65, 130, 257, 333])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_length(family, length):
-    torch.manual_seed(3)
-    check(family, normal(1, 3, 3, length, length, 16), {})
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("batch", [1, 2, 24], ids=["one head", "few heads", "many heads"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_however_the_work_is_shared_out(family, batch, threads):
-    torch.manual_seed(4)
-    torch.set_num_threads(threads)
-    check(family, normal(batch, 2, 1, 240, 240, 12), {})
-
-
-# -- Every further argument, by itself with every form and in both directions
+def packed(keys: int) -> torch.Tensor:
+    return torch.stack([documents(keys // 2 - 50, 50, keys - keys // 2), documents(5, keys - 7, 2)])
 
 
 def lse_gradient(queries: int) -> torch.Tensor:
     return torch.randn(2, 4, queries, dtype=torch.float64)
 
 
-ARGUMENTS = {
-    "start": lambda: {"start": 20},
-    "window": lambda: {"window": (40, 10)},
-    "a window of one token": lambda: {"window": (0, 0)},
-    "a window over tiles": lambda: {"window": (70, 70), "start": 37},
-    "sinks": lambda: {"sinks": torch.randn(4, dtype=torch.float64)},
-    "sinks and no key": lambda: {
-        "sinks": torch.randn(4, dtype=torch.float64),
-        "padding": torch.zeros(2, 170, dtype=torch.bool),
-        "grad_lse": lse_gradient(100),
+ARGUMENTS = {  # by the numbers of queries and keys
+    "plain": lambda n, m: {},
+    "documents": lambda n, m: {"documents": packed(m)},
+    "padding": lambda n, m: {"padding": torch.rand(2, m) > 0.3},
+    "left padding": lambda n, m: {"padding": torch.arange(m) >= torch.tensor([[2 * m // 3], [0]])},
+    "nothing to see": lambda n, m: {"padding": torch.arange(m) >= torch.tensor([[m], [0]])},
+    "documents and padding": lambda n, m: {"documents": packed(m), "padding": torch.rand(2, m) > 0.5},
+    "start": lambda n, m: {"start": (m - n) // 3},
+    "window": lambda n, m: {"window": (m // 4, 10)},
+    "a window of one token": lambda n, m: {"window": (0, 0)},
+    "a window over tiles": lambda n, m: {"window": (70, 70), "start": (m - n) // 2},
+    "sinks": lambda n, m: {"sinks": SINKS},
+    "sinks and no key": lambda n, m: {
+        "sinks": SINKS,
+        "padding": torch.zeros(2, m, dtype=torch.bool),
+        "grad_lse": lse_gradient(n),
     },
-    "lse": lambda: {"grad_lse": lse_gradient(100)},
-    "lse and sinks": lambda: {"grad_lse": lse_gradient(100), "sinks": torch.randn(4, dtype=torch.float64)},
-    "softcap": lambda: {"softcap": 1.5},
-    "a high softcap": lambda: {"softcap": 50.0},
-    "dropout": lambda: {"dropout": 0.3, "seed": torch.tensor(2**62 + 12345)},
-    "rotation": lambda: {"rotation": rotation(2, 100, 170, 12, "half")},
-    "rotation of some dimensions": lambda: {"rotation": rotation(1, 100, 170, 5, "interleaved")},
-    "all of them": lambda: {
-        "start": 33,
-        "window": (60, 20),
-        "sinks": torch.randn(4, dtype=torch.float64),
-        "grad_lse": lse_gradient(100),
+    "lse": lambda n, m: {"grad_lse": lse_gradient(n)},
+    "lse and sinks": lambda n, m: {"grad_lse": lse_gradient(n), "sinks": SINKS},
+    "softcap": lambda n, m: {"softcap": 1.5},
+    "a high softcap": lambda n, m: {"softcap": 50.0},
+    "dropout": lambda n, m: {"dropout": 0.3, "seed": torch.tensor(2**62 + 12345)},
+    "rotation": lambda n, m: {"rotation": rotation(2, n, m, 8, "half", stretch=0.3 / m)},
+    "rotation of some dimensions": lambda n, m: {"rotation": rotation(1, n, m, 5, "interleaved", stretch=0.3 / m)},
+    "all of them": lambda n, m: {
+        "start": (m - n) // 2,
+        "window": (m // 3, 20),
+        "sinks": SINKS,
+        "grad_lse": lse_gradient(n),
         "softcap": 2.0,
         "dropout": 0.2,
         "seed": torch.tensor(7),
-        "rotation": rotation(2, 100, 170, 10, "half", start=33),
-        "padding": torch.rand(2, 170) > 0.3,
-        "documents": torch.stack([documents(50, 50, 70), documents(120, 50)]),
+        "rotation": rotation(2, n, m, 8, "half", start=(m - n) // 2, stretch=0.3 / m),
+        "padding": torch.rand(2, m) > 0.3,
+        "documents": packed(m),
     },
 }
 
 
+def slow(shape: str, causal: bool, argument: str) -> bool:
+    """The default run has every argument causal in tiles, and the masks in every shape and direction."""
+    masks = ("plain", "documents", "padding", "left padding", "documents and padding", "all of them")
+    return not (argument in masks if shape == "square" else causal or (shape == "tiles" and argument == "all of them"))
+
+
 @pytest.mark.parametrize(
-    ("causal", "argument"),
+    ("shape", "causal", "argument"),
     [
-        pytest.param(causal, argument, marks=[] if causal or argument == "all of them" else pytest.mark.slow)
-        for causal in (True, False)
-        for argument in ARGUMENTS
+        pytest.param(*case, marks=pytest.mark.slow if slow(*case) else [])
+        for case in itertools.product(SHAPES, (True, False), ARGUMENTS)
     ],
 )
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_argument_by_every_instruction_set(family, causal, argument):
-    torch.manual_seed(11)
-    check(family, normal(2, 4, 2, 100, 170, 24), ARGUMENTS[argument]() | {"causal": causal}, isas=ISAS)
+def test_values_and_gradients_are_the_references_by_every_instruction_set(family, shape, causal, argument):
+    torch.manual_seed(0)
+    queries, keys = SHAPES[shape][3:5]
+    # Of 2,100 keys a total reaches 105, and a weight −0.2 or 0.8.
+    logit = LOGIT if keys < 1000 else 85.0 if family in ("rank one, weighted", "sum") else 12.0
+    options = ARGUMENTS[argument](queries, keys) | {"causal": causal}
+    check(family, normal(*SHAPES[shape]), options, logit=logit, isas=ISAS)
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-@pytest.mark.parametrize(("queries", "keys", "start"), [(300, 70, 0), (70, 300, 0), (100, 90, 500), (130, 64, 63)])
-@pytest.mark.parametrize("family", ["none", "toeplitz", "scaled"])
-def test_queries_may_stand_anywhere(family, queries, keys, start, causal):
-    torch.manual_seed(12)
-    options = {"causal": causal, "start": start, "grad_lse": torch.randn(2, 2, queries, dtype=torch.float64)}
-    check(family, normal(2, 2, 1, queries, keys, 16), options)
-    check(family, normal(2, 2, 1, queries, keys, 16), options | {"window": (100, 30)})
+def sizes():
+    """Families, and the sizes and options that they are tried with."""
+    some = ("none", "toeplitz", "scaled")
+    for queries, causal in itertools.product((1, 63, 64), (True, False)):
+        yield FAMILIES, (2, 4, 2, queries, 170, 24), {"causal": causal}
+    for length in (1, 5, 63, 64, 65, 130, 257, 333):
+        yield FAMILIES, (1, 3, 3, length, length, 16), {}
+    for keys in (1, 2, 15, 16, 17, 127, 128, 129, 1023, 1024, 1025, 5000):
+        yield FAMILIES, (1, 2, 1, 1, keys, 16), {}
+    for head_dim in (1, 8, 16, 40, 64, 80, 128, 256):
+        yield ["sum"], (1, 2, 1, 130, 130, head_dim), {}
+    for head_dim in (1, 3, 4, 8, 15, 16, 17, 40, 64, 80, 100, 128, 160, 512):
+        yield ["sum"], (1, 4, 2, 2, 150, head_dim), {}
+    for key_heads, queries in itertools.product((1, 2, 6), (1, 2, 5, 8, 9)):
+        yield ["sum"], (2, 6, key_heads, queries, 300, 16), {}
+    for head_dim, value_dim in ((8, 24), (64, 16), (192, 128), (40, 1), (512, 512), (16, 512)):
+        yield ["sum", "scaled"], (1, 4, 2, 90, 130, head_dim, value_dim), {}
+    for head_dim, value_dim in ((64, 24), (8, 100), (100, 3), (3, 64)):
+        yield ["toeplitz"], (2, 4, 2, 2, 200, head_dim, value_dim), {}
+    starts = [(300, 70, 0), (70, 300, 0), (100, 90, 500), (130, 64, 63), (4, 100, 150)]
+    for (queries, keys, start), causal in itertools.product(starts, (True, False)):
+        options = {"causal": causal, "start": start, "grad_lse": torch.randn(2, 2, queries, dtype=torch.float64)}
+        yield some, (2, 2, 1, queries, keys, 16), options
+        yield some, (2, 2, 1, queries, keys, 16), options | {"window": (100, 30)}
 
 
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(8, 24), (64, 16), (192, 128), (40, 1), (512, 512), (16, 512)])
-@pytest.mark.parametrize("family", ["sum", "scaled"])
-def test_values_may_have_another_size(family, head_dim, value_dim):
-    torch.manual_seed(13)
+SIZES = [
+    pytest.param(family, shape, options, id=f"{family}-{'x'.join(map(str, shape))}-{' '.join(options)}")
+    for families, shape, options in sizes()
+    for family in families
+]
+
+
+@pytest.mark.parametrize(("family", "shape", "options"), SIZES)
+def test_every_size_by_every_instruction_set(family, shape, options):
+    torch.manual_seed(3)
     # What cancels in the gradients is of the order of d·v, the root of value_dim.
-    check(family, normal(1, 4, 2, 90, 130, head_dim, value_dim), {}, isas=ISAS, logit=LOGIT * max(1, value_dim / 32))
+    check(family, normal(*shape), options, isas=ISAS, logit=LOGIT * max(1, shape[-1] / 32 if len(shape) == 7 else 1))
 
 
-@pytest.mark.parametrize("length", [200, 1000])
-@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow), 3])
-def test_windows_however_the_work_is_shared_out(threads, length):
-    torch.manual_seed(14)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("batch", [1, 2, 24], ids=["one head", "few heads", "many heads"])
+@pytest.mark.parametrize("family", [*FAMILIES, "a window"])
+def test_however_the_work_is_shared_out(family, batch, threads):
+    torch.manual_seed(4)
     torch.set_num_threads(threads)
-    options = {"window": (130, 5), "causal": False}
-    for batch, heads in ((1, 1), (1, 4), (24, 1)):
-        check("toeplitz", normal(batch, heads, 1, length, length, 8), options)
+    options = {"window": (130, 5), "causal": False} if family == "a window" else {}
+    check("toeplitz" if options else family, normal(batch, 2, 1, 240, 240, 12), options)
+
+
+@pytest.mark.parametrize("heads", [1, 12])
+def test_threads_change_no_bit_of_few_rows(heads):
+    torch.manual_seed(9)
+    q, k, v, _ = (x.float() for x in normal(1, heads, 1, 2, 9000, 64))
+    results = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        results += [native.attention(q, k, v, None, Call(2, 9000, scale=0.125))[0] for _ in range(5)]
+    assert all(torch.equal(result, results[0]) for result in results)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -159,7 +166,25 @@ def test_windows_however_the_work_is_shared_out(threads, length):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_half_precision_by_every_instruction_set(family, argument, dtype):
     torch.manual_seed(15)
-    check(family, normal(2, 4, 2, 100, 170, 24), ARGUMENTS[argument](), isas=ISAS, dtype=dtype)
+    check(family, normal(*SHAPES["tiles"]), ARGUMENTS[argument](100, 170), isas=ISAS, dtype=dtype)
+
+
+@pytest.mark.parametrize("layout", ["packed", "transposed"])
+@pytest.mark.parametrize("family", ["scaled", "toeplitz"])
+def test_few_rows_far_apart_and_transposed_are_read_where_they_lie(family, layout):
+    torch.manual_seed(10)
+    check(family, laid_out(normal(2, 4, 2, 2, 150, 20), layout), {}, isas=ISAS)
+
+
+def laid_out(tensors: list[torch.Tensor], layout: str) -> list[torch.Tensor]:
+    """The tensors with other strides."""
+    if layout == "packed":  # (batch, length, 2, heads, head_dim) in memory
+        return [torch.stack([x.transpose(1, 2)] * 2, 2)[:, :, 1].transpose(1, 2) for x in tensors]
+    if layout == "transposed":
+        return [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in tensors]
+    if layout == "expanded gradient":
+        return [*tensors[:3], torch.ones((), dtype=torch.float64).expand(tensors[3].shape)]
+    return tensors
 
 
 @st.composite
@@ -205,13 +230,7 @@ def calls(draw):
         layout, rows = draw(st.sampled_from(["half", "interleaved"])), draw(st.sampled_from([1, batch]))
         options["rotation"] = rotation(rows, queries, keys, pairs, layout, options.get("start"))
     tensors = normal(batch, heads, key_heads, queries, keys, head_dim, value_dim)
-    layout = draw(st.sampled_from(["contiguous", "packed", "transposed", "expanded gradient"]))
-    if layout == "packed":  # (batch, length, 2, heads, head_dim) in memory
-        tensors = [torch.stack([x.transpose(1, 2)] * 2, 2)[:, :, 1].transpose(1, 2) for x in tensors]
-    if layout == "transposed":
-        tensors = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in tensors]
-    if layout == "expanded gradient":
-        tensors[3] = torch.ones((), dtype=torch.float64).expand(tensors[3].shape)
+    tensors = laid_out(tensors, draw(st.sampled_from(["contiguous", "packed", "transposed", "expanded gradient"])))
     dtype = draw(st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]))
     return family, tensors, options, draw(st.booleans()), draw(st.sampled_from(ISAS)), dtype, draw(st.integers(1, 3))
 
@@ -236,28 +255,6 @@ def test_any_shape_stride_form_and_mask(drawn):
 @given(calls())
 def test_any_shape_stride_form_and_mask_many_times(drawn):
     check_call(drawn)
-
-
-@pytest.mark.parametrize("name", ["alibi", "kerple_log", "t5", "sandwich", "fire", "cable", "cable_nw", "forgetting"])
-def test_encodings_run_through_their_forms(name):
-    torch.manual_seed(5)
-    q, k, v, grad = normal(2, 4, 4, 150, 150, 16)
-    hidden = torch.randn(2, 150, 64)
-    results = []
-    for dtype in (torch.float64, torch.float32):
-        torch.manual_seed(6)
-        encoding = relpos.encoding(name, heads=4, head_dim=16).to(dtype)
-        gates = encoding.gates(hidden.to(dtype)) if encoding.needs_hidden else None
-        call = Call(150, 150, gates=gates, scale=0.25, dtype=dtype)
-        q, k, v = (x.detach().to(dtype).requires_grad_() for x in (q, k, v))
-        attention = reference.attention if dtype == torch.float64 else native.attention
-        out, _ = attention(q, k, v, encoding.bias(call), call)
-        out.backward(grad.to(dtype))
-        learned = {n: p.grad.double() for n, p in encoding.named_parameters() if p.grad is not None}
-        results.append({"out": out.detach().double(), "q": q.grad.double(), "k": k.grad.double()} | learned)
-    expected, ours = results
-    assert ours.keys() == expected.keys()
-    assert_close((n, ours[n], expected[n]) for n in expected)
 
 
 def test_a_scaled_bias_may_have_any_units():
@@ -296,12 +293,20 @@ def test_a_scaled_table_need_not_grow():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_float32(dtype):
-    q, k, v, _ = (x.to(dtype) for x in normal(1, 2, 2, 100, 100, 16))
-    call = Call(100, 100, scale=0.25)
-    ours, _ = native.attention(q, k, v, None, call)
-    assert ours.dtype == dtype
-    assert torch.equal(ours, native.attention(q.float(), k.float(), v.float(), None, call)[0].to(dtype))
+@pytest.mark.parametrize(("queries", "keys", "head_dim"), [(100, 100, 16), (2, 1100, 6), (2, 1100, 64), (2, 1100, 70)])
+def test_half_precision_is_computed_in_float32(queries, keys, head_dim, dtype):
+    q, k, v, _ = (x.to(dtype) for x in normal(2, 4, 2, queries, keys, head_dim))
+    call = Call(queries, keys, scale=head_dim**-0.5, return_lse=True)
+    for isa in ISAS:
+        library.use(isa)
+        out, lse = native.attention(q, k, v, None, call)
+        expected, expected_lse = native.attention(q.float(), k.float(), v.float(), None, call)
+        assert out.dtype == dtype
+        # Of few rows the values are summed in other portions: the result may round to a neighbour.
+        few = {"rtol": torch.finfo(dtype).eps, "atol": 1e-6} if queries == 2 else {"rtol": 0, "atol": 0}
+        torch.testing.assert_close(out, expected.to(dtype), **few)
+        torch.testing.assert_close(lse, expected_lse, rtol=0, atol=0)
+    library.use(ISAS[0])
 
 
 def test_minus_infinity_in_a_table_is_a_window():
@@ -311,17 +316,6 @@ def test_minus_infinity_in_a_table_is_a_window():
     results = compare(normal(1, 2, 2, 300, 300, 16), FAMILIES["toeplitz"], {"table": table}, {})
     assert all(ours.isfinite().all() for _, ours, _ in results)
     assert_close(results)
-
-
-def test_a_row_masked_by_its_table_gets_nothing():
-    q, k, v, grad = (x.float().requires_grad_() for x in normal(1, 1, 1, 70, 70, 8))
-    table = torch.zeros(1, 70)
-    table[0, 0] = -math.inf  # nobody sees itself, so the first position sees nothing
-    out, _ = native.attention(q, k, v, Toeplitz(table, 0), Call(70, 70))
-    out.backward(grad.detach())
-    assert (out[:, :, 0] == 0).all()
-    assert (out[:, :, 1:] != 0).all()
-    assert all(x.grad.isfinite().all() for x in (q, k, v))
 
 
 def test_padding_can_hide_every_key():
@@ -351,3 +345,21 @@ def test_large_cumulative_gates_keep_float32_accuracy(offset, jump):
     total[..., 210:] += jump  # in the middle of a block: what follows must not lose its digits
     numbers = {"total": total, "weight": torch.rand(1, 2, 400).double()}
     assert_close(compare(normal(1, 2, 2, 400, 400, 16), FAMILIES["rank one, weighted"], numbers, {}), LOGIT)
+
+
+def test_no_key_after_the_last_is_read():
+    torch.manual_seed(11)
+    q, k, v, _ = (x.float() for x in normal(1, 2, 2, 1, 64, 24))
+    expected, _ = native.attention(q, k[:, :, :37].clone(), v[:, :, :37].clone(), None, Call(1, 37))
+    k[:, :, 37:], v[:, :, 37:] = math.nan, math.nan
+    out, _ = native.attention(q, k[:, :, :37], v[:, :, :37], None, Call(1, 37))
+    assert torch.equal(out, expected)
+
+
+def test_nan_is_not_swallowed_by_few_rows():
+    torch.manual_seed(12)
+    q, k, v, _ = (x.float() for x in normal(1, 2, 2, 1, 3000, 16))
+    k[0, 0, 1500, 3] = math.nan
+    out, _ = native.attention(q, k, v, None, Call(1, 3000))
+    assert out[0, 0].isnan().all()
+    assert out[0, 1].isfinite().all()

@@ -1,6 +1,5 @@
 """The native kernel in its surroundings: repeats, threads, forks, modes, tracing, memory, and what it refuses."""
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -154,13 +153,6 @@ def test_compiled_and_exported_graphs_give_the_same(layer):
     torch.testing.assert_close(exported(*detached), eager[0], rtol=1e-5, atol=1e-6)
 
 
-def test_autocast_leaves_it_in_float32():
-    q, k, v = (torch.randn(1, 2, 40, 8) for _ in range(3))
-    plain, _ = native.attention(q, k, v, None, Call(40, 40))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(native.attention(q, k, v, None, Call(40, 40))[0], plain)
-
-
 MEMORY = """
 import re, torch
 from pathlib import Path
@@ -293,18 +285,6 @@ def test_a_field_that_the_library_does_not_have_cannot_be_set():
     problem.batch = 3
     with pytest.raises(AttributeError):
         problem.bach = 3
-
-
-@pytest.mark.parametrize("start", [0, 30, 64])
-def test_the_record_of_skipping_is_as_long_as_the_kernel_says(start):
-    q, k = torch.randn(2, 3, 100, 8), torch.randn(2, 3, 200, 8)
-    table, total = torch.zeros(3, 300), torch.zeros(2, 3, 200).double()
-    for bias in ({}, {"table": table}, {"total": total}, {"table": table, "total": total}):
-        for options in ({}, {"skip": False}, {"softcap": 1.0}, {"dropout": 0.1, "seed": torch.tensor(1)}):
-            inputs = Inputs(q, k, k, start=start, **bias, **options)
-            problem = operators.make_problem(inputs)[0].fields
-            words = library.load().relpos_skipping_words(ctypes.byref(problem))
-            assert operators.skipping_words(inputs) == words
 
 
 def test_a_call_without_gradients_does_not_go_through_the_operator(monkeypatch):

@@ -111,10 +111,16 @@ QUICK = ("alibi", "rope", "cable", "fire", "cope", "dape", "forgetting", "sum", 
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [pytest.param(n, o, id=f"{n}{len(o) or ''}", marks=[] if n in QUICK else pytest.mark.slow) for n, o in EACH],
+    ("name", "options", "backend"),
+    [
+        *(
+            pytest.param(n, o, "aot_eager", id=f"{n}{len(o) or ''}", marks=[] if n in QUICK else pytest.mark.slow)
+            for n, o in EACH
+        ),
+        pytest.param("kerple_log", {}, "inductor", marks=pytest.mark.slow),
+    ],
 )
-def test_every_encoding_compiles_in_one_graph(name, options):
+def test_every_encoding_compiles_in_one_graph(name, options, backend):
     position = relpos.encoding(name, heads=2, head_dim=8, **options)
     hidden = torch.randn(1, 20, 16)
     q, k, v = (torch.randn(1, 2, 20, 8, requires_grad=True) for _ in range(3))
@@ -126,7 +132,7 @@ def test_every_encoding_compiles_in_one_graph(name, options):
     leaves = (q, k, v, *position.parameters())
     plain, compiled = (
         torch.autograd.grad(f(q, k, v).sin().sum(), leaves, allow_unused=True)
-        for f in (run, torch.compile(run, fullgraph=True, backend="aot_eager"))
+        for f in (run, torch.compile(run, fullgraph=True, backend=backend))
     )
     for ours, expected in zip(compiled, plain, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)

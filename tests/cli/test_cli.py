@@ -11,14 +11,15 @@ import typing
 
 import pytest
 import typer.main
+from refused_command import refused
 from rich.console import Console
 from typer.testing import CliRunner
 
 import relpos
-from relpos.cli import app, main, tables
+from relpos.cli import app, tables
 from relpos.comparison import summary
 from relpos.comparison.comparison import make_comparison
-from relpos.evaluation import options as evaluation_options
+from relpos.evaluation import evaluate_options as evaluation_options
 from relpos.model_catalogue import PRESETS
 from relpos.runs.settings import load_settings
 from relpos.tasks import names as task_names
@@ -27,19 +28,16 @@ from relpos.text import corpus
 COMMANDS = sorted(typer.main.get_command(app).commands)
 
 
-def test_ls_prints_every_encoding():
-    printed = CliRunner().invoke(app, ["ls"]).stdout
-    assert [line.split()[0] for line in printed.splitlines()[1:]] == relpos.names()
+def printed(*arguments, **environment) -> str:
+    return CliRunner().invoke(app, list(arguments), env=environment).stdout
 
 
-def test_ls_json_lists_every_card():
-    cards = json.loads(CliRunner().invoke(app, ["ls", "--json"]).stdout)
+def test_ls_lists_every_encoding_as_a_table_json_and_markdown():
+    assert [line.split()[0] for line in printed("ls").splitlines()[1:]] == relpos.names()
+    cards = json.loads(printed("ls", "--json"))
     assert [card["name"] for card in cards] == relpos.names()
     assert all(card["formula"] and card["paper"] for card in cards)
-
-
-def test_ls_prints_a_markdown_table_with_links_to_the_papers():
-    lines = CliRunner().invoke(app, ["ls", "--markdown"]).stdout.splitlines()
+    lines = printed("ls", "--markdown").splitlines()
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1  # as many cells in every row
     assert [line.split("`")[1] for line in lines[2:]] == relpos.names()
     (alibi,) = [line for line in lines if line.startswith("| `alibi` |")]
@@ -47,18 +45,13 @@ def test_ls_prints_a_markdown_table_with_links_to_the_papers():
     assert "[2108.12409](https://arxiv.org/abs/2108.12409)" in alibi
 
 
-def test_ls_of_one_shows_formula_and_options():
-    printed = CliRunner().invoke(app, ["ls", "rope"]).stdout
-    assert relpos.card("rope").formula in printed
-    assert all(option in printed for option in relpos.card("rope").options)
-
-
 @pytest.mark.parametrize("name", relpos.names())
 def test_ls_of_one_prints_its_texts_with_their_brackets(name):
-    printed = " ".join(CliRunner().invoke(app, ["ls", name]).stdout.split())  # lines may be folded
+    words = " ".join(printed("ls", name).split())  # lines may be folded
     card = relpos.card(name)
-    for text in (card.formula, card.paper, *(option.meaning for option in card.options.values())):
-        assert " ".join(text.split()) in printed
+    meanings = (option.meaning for option in card.options.values())
+    for text in (card.formula, card.paper, *card.options, *meanings):
+        assert " ".join(text.split()) in words
 
 
 def test_draw_writes_the_picture_with_its_options(tmp_path):
@@ -82,34 +75,29 @@ def test_draw_writes_the_picture_with_its_options(tmp_path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_input_gets_one_sentence(arguments, sentence, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["relpos", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
+def test_wrong_input_gets_one_sentence(arguments, sentence, capsys):
+    said = refused(capsys, *arguments)
     assert sentence in said
-    assert len(said.splitlines()) == 1
+    assert said.count("relpos: ") == 1
 
 
 def test_wrong_input_ends_the_process_with_code_2_and_no_traceback():
     command = [sys.executable, "-m", "relpos.cli", "ls", "kerpel_log"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 2
-    assert result.stderr == f"relpos: {relpos_error()}\n"  # and no traceback
-
-
-def relpos_error() -> str:
-    """What Python says of the same mistake."""
     with pytest.raises(ValueError, match="kerpel_log") as refused:
         relpos.card("kerpel_log")
-    return str(refused.value)
+    assert (result.returncode, result.stderr) == (2, f"relpos: {refused.value}\n")  # what Python says
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("missing", "command", "extra"),
-    [("matplotlib", ["draw", "alibi"], "figures"), ("yaml", ["train"], "lab"), ("accelerate", ["train"], "lab")],
+    [
+        ("matplotlib", ["draw", "alibi"], "figures"),
+        ("yaml", ["train"], "lab"),
+        ("ray", ["compare", "--ray"], "ray"),
+        ("submitit", ["compare", "--slurm"], "slurm"),
+    ],
 )
 def test_what_is_not_installed_is_named_with_the_command_that_installs_it(missing, command, extra):
     code = f"""
@@ -140,32 +128,23 @@ def parameters_of(*kinds):
 NEEDED = {"draw": ["alibi"], "evaluate": ["runs/none"]}  # arguments that a command cannot do without
 
 
-def refusal(arguments, monkeypatch, capsys):
-    """What main prints for arguments that it refuses."""
-    monkeypatch.setattr(sys, "argv", ["relpos", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    return capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("command", "option"), [*parameters_of("str", "Path", "int", "float")])
-def test_an_empty_string_is_refused_with_the_name_of_its_option(command, option, monkeypatch, capsys):
+def test_an_empty_string_is_refused_with_the_name_of_its_option(command, option, capsys):
     arguments = [command, *NEEDED.get(command, []), *([] if option is None else [option]), ""]
-    said = refusal(arguments, monkeypatch, capsys)
+    said = refused(capsys, *arguments)
     name = option or said.removeprefix("relpos: ").split()[0]
-    assert said == f"relpos: {name} is empty (an unset shell variable?): give a value, or leave it out.\n"
+    assert said == f"relpos: {name} is empty (an unset shell variable?): give a value, or leave it out."
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
-@pytest.mark.parametrize(("command", "option"), [*parameters_of("float")])
-def test_an_amount_out_of_range_is_refused_with_the_name_of_its_option(command, option, value, monkeypatch, capsys):
-    assert option in refusal([command, *NEEDED.get(command, []), option, value], monkeypatch, capsys)
-
-
-@pytest.mark.parametrize(("command", "option"), [*parameters_of("int")])
-def test_a_count_out_of_range_is_refused_with_the_name_of_its_option(command, option, monkeypatch, capsys):
-    assert option in refusal([command, *NEEDED.get(command, []), option, "-1"], monkeypatch, capsys)
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        *((command, option, value) for command, option in parameters_of("float") for value in ("nan", "inf", "-1")),
+        *((command, option, "-1") for command, option in parameters_of("int")),
+    ],
+)
+def test_a_number_out_of_range_is_refused_with_the_name_of_its_option(command, option, value, capsys):
+    assert option in refused(capsys, command, *NEEDED.get(command, []), option, value)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +162,8 @@ def test_a_count_out_of_range_is_refused_with_the_name_of_its_option(command, op
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_value_that_holds_nothing_is_refused(arguments, sentence, monkeypatch, capsys):
-    assert sentence in refusal(arguments, monkeypatch, capsys)
+def test_a_value_that_holds_nothing_is_refused(arguments, sentence, capsys):
+    assert sentence in refused(capsys, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -222,8 +201,8 @@ def test_an_empty_setting_in_a_file_is_refused(tmp_path):
 
 def test_completion_of_an_empty_word_is_not_refused():
     words = {"_RELPOS_COMPLETE": "complete_bash", "COMP_WORDS": "relpos draw --layer '' --show ", "COMP_CWORD": "5"}
-    printed = CliRunner().invoke(app, [], prog_name="relpos", env=words).stdout
-    assert printed.split() == ["bias", "scores", "weights", "profile", "mass", "position"]
+    completed = CliRunner().invoke(app, [], prog_name="relpos", env=words).stdout
+    assert completed.split() == ["bias", "scores", "weights", "profile", "mass", "position"]
 
 
 # Help
@@ -231,21 +210,14 @@ def test_completion_of_an_empty_word_is_not_refused():
 
 def help_of(command):
     """The help of a command on one line."""
-    printed = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "400"}).output
-    return " ".join(printed.replace("│", " ").split())
+    return " ".join(printed(command, "--help", COLUMNS="400").replace("│", " ").split())
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_shows_defaults_in_one_style(command):
-    printed = help_of(command)
-    assert "Usage:" in printed
-    assert not re.search(r"\(default|unless given|unless told", printed)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_is_not_cut_in_a_terminal_of_80_columns(command):
-    printed = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).output
-    assert not re.search(r"\w…", printed)
+def test_help_shows_defaults_in_one_style_and_is_not_cut_in_a_terminal_of_80_columns(command):
+    assert "Usage:" in help_of(command)
+    assert not re.search(r"\(default|unless given|unless told", help_of(command))
+    assert not re.search(r"\w…", printed(command, "--help", COLUMNS="80"))
 
 
 @pytest.mark.parametrize(
@@ -258,9 +230,8 @@ def test_help_is_not_cut_in_a_terminal_of_80_columns(command):
     ],
 )
 def test_help_has_groups_and_examples(command, groups):
-    printed = help_of(command)
-    assert all(f"─ {group} ─" in printed for group in groups)
-    assert printed.count(f"• relpos {command}") >= 3
+    assert all(f"─ {group} ─" in help_of(command) for group in groups)
+    assert help_of(command).count(f"• relpos {command}") >= 3
 
 
 # Choices and completion

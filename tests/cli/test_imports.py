@@ -27,7 +27,9 @@ def imported(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["ls"], ["ls", "--json"], ["ls", "dapev2"]], ids=" ".join
+    "arguments",
+    [["--help"], ["compare", "--help"], ["--version"], ["ls"], ["ls", "--json"], ["ls", "dapev2"]],
+    ids=" ".join,
 )
 def test_light_commands_import_neither_torch_nor_anything_heavy(arguments):
     code = f"from relpos.cli import app\ntry: app({arguments!r})\nexcept SystemExit as end: assert not end.code"

@@ -2,22 +2,24 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import SMALL_RUN
 from torch.nn import functional as F
+from typer.testing import CliRunner
 from waiting import gone, wait_until
 
+from relpos.cli import app
 from relpos.comparison.compare import LOCK, LOG, run_trials
+from relpos.comparison.compare_options import ENCODINGS
 from relpos.comparison.comparison import RECORD, Trial, load_comparison, make_comparison, read_record
-from relpos.comparison.options import ENCODINGS
 from relpos.comparison.summary import make_table, notes, read_records
 from relpos.runs.run import open_run
 from relpos.training import trainer as trainer_module
@@ -43,27 +45,29 @@ def test_the_default_encodings_are_those_that_the_family_supports(tmp_path, shar
         assert comparison.encodings == expected
 
 
-@dataclass
-class Whole:
-    """A comparison that was never stopped; one of its encodings fails, and a second seed was added later."""
-
-    out: Path
-    before: dict[Path, int]  # files of its first seed and when they were written, before the second was added
-    attempts: int  # at the wrong encoding's first seed, by then
-
-
 @pytest.fixture(scope="module")
 def whole(world, shared):
+    """A comparison that was never stopped; one of its encodings fails, and a second seed is added later."""
     out = world / "whole"
     make_comparison(out, ["alibi", "learned", WRONG], 1, LENGTHS, settings=shared)
     for seed in range(2):
         (out / Trial(WRONG, seed).name / "log.jsonl").mkdir(parents=True)
     assert [trial.encoding for trial in run_trials(out, workers=2)] == [WRONG]
     before = {file: file.stat().st_mtime_ns for file in out.glob("*-s0/*.*") if WRONG not in str(file)}
-    attempts = read_record(out, Trial(WRONG, 0))["attempts"]
+    assert len(before) > 10
+    assert read_record(out, Trial(WRONG, 0))["attempts"] == 1
     make_comparison(out, seeds=2)
     assert [trial.name for trial in run_trials(out, workers=2)] == [Trial(WRONG, 0).name, Trial(WRONG, 1).name]
-    return Whole(out, before, attempts)
+    # What is finished is kept, and what failed is tried again.
+    assert {file: file.stat().st_mtime_ns for file in before} == before
+    assert read_record(out, Trial(WRONG, 0))["attempts"] == 2
+    return out
+
+
+def table_of(out: Path):
+    comparison = load_comparison(out)
+    records = read_records(comparison, out)
+    return make_table(comparison, records), notes(comparison, records)
 
 
 def main_process(out: Path) -> subprocess.Popen[bytes]:
@@ -97,7 +101,7 @@ class TestAComparison:
     def test_trains_and_evaluates_every_encoding_with_every_seed(self, whole):
         for encoding in ("alibi", "learned"):
             for seed in range(2):
-                record, folder = read_record(whole.out, Trial(encoding, seed)), whole.out / f"{encoding}-s{seed}"
+                record, folder = read_record(whole, Trial(encoding, seed)), whole / f"{encoding}-s{seed}"
                 result = json.loads((folder / "result.json").read_text())
                 assert result["step"] == record["training"]["step"] == SMALL_RUN["run.steps"]
                 assert record["training"]["tokens_per_second"] > 0
@@ -109,51 +113,27 @@ class TestAComparison:
 
     def test_tells_the_perplexity_that_the_model_has(self, whole):
         """Computed here by PyTorch, window by window."""
-        run = open_run(whole.out / "alibi-s1")
+        run = open_run(whole / "alibi-s1")
         ids = torch.from_numpy(run.heldout().ids.astype("int64"))
         windows = [ids[start : start + 17] for start in range(0, (len(ids) - 1) // 32 * 32, 16)]
         with torch.no_grad():
-            losses = [F.cross_entropy(run.model(one[None, :-1]).logits[0], one[1:]) for one in windows]
-        rows = read_record(whole.out, Trial("alibi", 1))["windows"]["rows"]
+            losses = [F.cross_entropy(run.model(window[None, :-1]).logits[0], window[1:]) for window in windows]
+        rows = read_record(whole, Trial("alibi", 1))["windows"]["rows"]
         assert rows[0]["perplexity"] == pytest.approx(torch.stack(losses).mean().exp().item(), rel=1e-4)
 
-    def test_has_other_numbers_with_another_seed(self, whole):
-        comparison = load_comparison(whole.out)
-        assert make_table(comparison, read_records(comparison, whole.out))["alibi"][16].deviation > 0
-
-    def test_learned_refuses_what_is_past_its_table(self, whole):
-        comparison = load_comparison(whole.out)
-        records = read_records(comparison, whole.out)
-        table = make_table(comparison, records)
+    def test_shows_deviations_refused_lengths_and_failed_trials_in_its_table(self, whole):
+        table, sentences = table_of(whole)
+        assert table["alibi"][16].deviation > 0  # another seed has other numbers
         assert table["learned"][16].mean > 1
-        assert str(table["learned"][32]) == "refused"
-        assert any("`learned` refused at 32: learned has 16 positions" in note for note in notes(comparison, records))
-
-    def test_reports_a_failed_trial_in_its_row(self, whole):
-        comparison = load_comparison(whole.out)
-        records = read_records(comparison, whole.out)
-        assert str(make_table(comparison, records)[WRONG][16]) == "failed"
-        assert "log.jsonl" in records[Trial(WRONG, 1)]["error"]
-        assert any("kerple_log-s1` failed:" in note for note in notes(comparison, records))
-        assert "Traceback" in (whole.out / Trial(WRONG, 1).name / LOG).read_text()
-
-    def test_keeps_what_is_finished_and_tries_what_failed_again(self, whole):
-        assert len(whole.before) > 10
-        assert {file: file.stat().st_mtime_ns for file in whole.before} == whole.before
-        assert (whole.attempts, read_record(whole.out, Trial(WRONG, 0))["attempts"]) == (1, 2)
+        assert (str(table["learned"][32]), str(table[WRONG][16])) == ("refused", "failed")
+        for words in ("`learned` refused at 32: learned has 16 positions", f"`{WRONG}-s1` failed:"):
+            assert any(words in sentence for sentence in sentences)
+        assert "log.jsonl" in read_record(whole, Trial(WRONG, 1))["error"]
+        assert "Traceback" in (whole / Trial(WRONG, 1).name / LOG).read_text()
 
 
-@dataclass
-class Interrupted:
-    """The first seed alone, killed in its middle; then two processes went on with it at once."""
-
-    out: Path
-    dead: int  # the process that held the trial in which it was killed
-    finished: int  # when the first trial was
-
-
-@pytest.fixture(scope="module")
-def interrupted(world, shared):
+def test_killed_in_the_middle_it_is_resumed_by_two_processes_with_the_same_table(world, shared, whole):
+    """Each trial ends with the process that started it; its lock is taken over, and finished trials are kept."""
     out = world / "interrupted"
     make_comparison(out, ["alibi", "learned"], 1, LENGTHS, settings=shared)
     process = main_process(out)
@@ -167,30 +147,16 @@ def interrupted(world, shared):
     finished = (out / "alibi-s0" / RECORD).stat().st_mtime_ns
     assert "windows" not in read_record(out, Trial("learned", 0))
     assert ended(main_process(out), main_process(out)) == [0, 0]
-    return Interrupted(out, dead, finished)
-
-
-class TestResuming:
-    def test_a_trial_ends_with_the_process_that_started_it_and_its_lock_is_taken_over(self, interrupted):
-        assert holder(interrupted.out, Trial("learned", 0)) != interrupted.dead
-
-    def test_finished_trials_are_not_touched(self, interrupted):
-        assert (interrupted.out / "alibi-s0" / RECORD).stat().st_mtime_ns == interrupted.finished
-        assert (interrupted.out / "alibi-s0" / LOG).read_text().count("\nstarting\n") == 1
-
-    def test_the_table_is_that_of_a_comparison_never_stopped(self, interrupted, whole):
-        comparison = load_comparison(interrupted.out)
-        table, straight = (
-            make_table(comparison, read_records(comparison, out)) for out in (interrupted.out, whole.out)
-        )
-        assert table == straight
-        assert table["alibi"][32].mean > 1
-
-    def test_two_processes_do_each_trial_once(self, interrupted):
-        for trial in load_comparison(interrupted.out).trials():
-            assert read_record(interrupted.out, trial)["attempts"] == 1
-        log = (interrupted.out / "learned-s0" / LOG).read_text()
-        assert log.count("\nstarting\n") + log.count("\nresuming from") == 2  # once before the kill, once after
+    assert holder(out, Trial("learned", 0)) != dead
+    assert (out / "alibi-s0" / RECORD).stat().st_mtime_ns == finished
+    assert (out / "alibi-s0" / LOG).read_text().count("\nstarting\n") == 1
+    comparison = load_comparison(out)
+    table, straight = (make_table(comparison, read_records(comparison, folder)) for folder in (out, whole))
+    assert table == straight
+    assert table["alibi"][32].mean > 1
+    assert [read_record(out, trial)["attempts"] for trial in comparison.trials()] == [1, 1]
+    log = (out / "learned-s0" / LOG).read_text()
+    assert log.count("\nstarting\n") + log.count("\nresuming from") == 2  # once before the kill, once after
 
 
 def test_a_trial_whose_process_is_killed_is_one_failed_row(world, shared):
@@ -263,10 +229,8 @@ class TestMakingAComparison:
         assert more.encodings == ["alibi", "rope:base=500000"]
         assert (more.seeds, more.lengths, more.settings) == (2, [32, 64, 128], first.settings)
         assert load_comparison(tmp_path) == more
-
-    def test_an_end_said_in_another_way_is_the_same(self, tmp_path):
-        make_comparison(tmp_path, ["alibi"], settings={"run.steps": 10})
-        make_comparison(tmp_path, settings={"run.tokens": 10 * 2 * 256})
+        make_comparison(tmp_path / "other", ["alibi"], settings={"run.steps": 10})
+        make_comparison(tmp_path / "other", settings={"run.tokens": 10 * 2 * 256})  # the same end in other words
 
     @pytest.mark.parametrize(
         ("other", "sentence"),
@@ -276,6 +240,7 @@ class TestMakingAComparison:
             ({"settings": {"data.length": 128}}, "data.length=256, but data.length=128 was requested"),
             ({"settings": {"optimizer.weight_decay": 0.5}}, "choose another --out"),
             ({"eval_tokens": 5}, "eval_tokens=131072, but eval_tokens=5 was requested"),
+            ({"encodings": ["rope:bass=3"]}, "unknown option of rope 'bass'"),
         ],
     )
     def test_another_comparison_in_the_folder_is_refused_and_nothing_is_lost(self, tmp_path, other, sentence):
@@ -310,19 +275,7 @@ class TestMakingAComparison:
             make_comparison(tmp_path / "out", **given)
         assert not list(tmp_path.rglob("*.yaml"))
 
-    def test_an_encoding_that_cannot_be_made_is_not_added(self, tmp_path):
-        comparison = make_comparison(tmp_path, ["alibi"])
-        with pytest.raises(ValueError, match="unknown option of rope 'bass'"):
-            make_comparison(tmp_path, ["rope:bass=3"])
-        assert load_comparison(tmp_path) == comparison
-
     def test_its_command_makes_it_again(self, tmp_path):
-        import shlex
-
-        from typer.testing import CliRunner
-
-        from relpos.cli import app
-
         comparison = make_comparison(tmp_path, ["alibi", "rope:base=500000"], 2, [512], settings={"run.minutes": 2.5})
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("relpos.comparison.compare.run_trials", lambda *args, **kwargs: {})

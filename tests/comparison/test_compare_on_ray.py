@@ -14,10 +14,11 @@ from ray_cluster import TwoMachines, two_machines
 from waiting import gone, wait_until
 
 import relpos
-from relpos.comparison.compare import DONE, FAILED, LOCK, LOG, run_trials
+from relpos.comparison.compare import DONE, DRIVER, FAILED, LOCK, LOG, run_trials
 from relpos.comparison.comparison import Trial, finished, load_comparison, make_comparison, read_record
 from relpos.comparison.summary import make_table, read_records
-from relpos.system.executors import LocalExecutor
+from relpos.system.executors import LocalExecutor, Part
+from relpos.system.files import Lock
 from relpos.system.ray import RayExecutor
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world"), pytest.mark.slow]
@@ -101,28 +102,23 @@ def killed_in_the_middle(out: Path, cluster: TwoMachines, scratch: bool) -> list
     return said
 
 
-def test_a_machine_that_is_killed_in_the_middle_changes_nothing(world, settings, cluster, alone):
-    out = world / "on-ray"
+@pytest.mark.parametrize("scratch", [False, True])
+def test_a_machine_that_is_killed_in_the_middle_changes_nothing(scratch, world, settings, cluster, alone):
+    """Also where the machines do not see the folder."""
+    out = world / f"on-ray-{scratch}"
     make_comparison(out, ENCODINGS, SEEDS, LENGTHS, settings=settings)
-    said = killed_in_the_middle(out, cluster, scratch=False)
+    said = killed_in_the_middle(out, cluster, scratch)
     lost = [line for line in said if "Starting it again (1 of 3)" in line]
-    assert len(lost) == 1
-    log = (out / lost[0].split()[0] / LOG).read_text()
-    assert log.count("\nresuming from") == 1  # from a checkpoint in the folder, which both machines see
+    assert lost
     assert_same(out, alone)
-
-
-def test_the_same_where_the_machines_do_not_see_the_folder(world, settings, cluster, alone):
-    out = world / "apart"
-    make_comparison(out, ENCODINGS, SEEDS, LENGTHS, settings=settings)
-    said = killed_in_the_middle(out, cluster, scratch=True)
-    assert any("Starting it again (1 of 3)" in line for line in said)
-    assert_same(out, alone)
+    if not scratch:  # from a checkpoint in the folder, which both machines see
+        assert len(lost) == 1
+        assert (out / lost[0].split()[0] / LOG).read_text().count("\nresuming from") == 1
+        return
     for trial in load_comparison(out).trials():
         assert "\nstarting\n" in (out / trial.name / LOG).read_text()
-        assert {file.name for file in (out / trial.name).iterdir()} - {LOCK, ".lock"} == {
-            file.name for file in (alone / trial.name).iterdir()
-        } - {LOCK, ".lock"}
+        names = ({file.name for file in (folder / trial.name).iterdir()} for folder in (out, alone))
+        assert next(names) - {LOCK, ".lock"} == next(names) - {LOCK, ".lock"}
 
 
 def test_a_driver_that_was_killed_is_rerun_and_resumes(world, settings, cluster, alone):
@@ -183,9 +179,6 @@ def test_ctrl_c_ends_the_trials_on_the_cluster(world, settings, cluster):
 
 
 def test_a_second_driver_is_refused(world, settings):
-    from relpos.comparison.compare import DRIVER
-    from relpos.system.files import Lock
-
     out = world / "twice"
     make_comparison(out, ["alibi"], 1, LENGTHS, settings=settings)
 
@@ -198,8 +191,6 @@ def test_a_second_driver_is_refused(world, settings):
 
 def test_a_trial_with_two_processes_is_recorded_once(world, settings):
     """As with two GPUs: torchrun starts the trial; here over gloo, on the CPU."""
-    from relpos.system.executors import Part
-
     out, trial = world / "two-processes", Trial("alibi", 0)
     make_comparison(out, ["alibi", "learned:length=8"], 1, LENGTHS, settings=settings)
 

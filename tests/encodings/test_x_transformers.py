@@ -28,10 +28,6 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def rotated(position, q, k):
-    return position.rotate(q, k, Call(q.shape[2], k.shape[2]))
-
-
 @pytest.mark.parametrize("heads", [2, 3, 6, 8, 12, 16, 20, 33])
 @pytest.mark.parametrize("causal", [True, False])
 def test_alibi_with_press_slopes(heads, causal):
@@ -55,32 +51,23 @@ def test_t5(causal):
     assert torch.equal(ours.map(LENGTH, causal=causal), expected)  # a table read at the same places: exact
 
 
-def test_interleaved_rope():
+ROPES = {  # options of relpos, and of their RotaryEmbedding
+    "plain": ({}, {}),
+    "a quarter of the head": ({"fraction": 0.25}, {"dim": HEAD_DIM // 4}),
+    "half of the head": ({"fraction": 0.5}, {"dim": HEAD_DIM // 2}),
+    "linear": ({"scaling": "linear", "factor": 4.0}, {"interpolation_factor": 4.0}),
+    "ntk": ({"scaling": "ntk", "factor": 4.0}, {"base_rescale_factor": 4.0}),
+}
+
+
+@pytest.mark.parametrize("which", ROPES)
+def test_interleaved_rope(which):
+    options, theirs = ROPES[which]
     q, k = normal(2, HEADS, LENGTH, HEAD_DIM), normal(2, HEADS, LENGTH, HEAD_DIM, seed=1)
-    angles, _ = RotaryEmbedding(HEAD_DIM).forward_from_seq_len(LENGTH)
-    ours = rotated(relpos.encoding("rope", HEADS, HEAD_DIM, layout="interleaved"), q, k)
-    for mine, x in zip(ours, (q, k), strict=True):
-        assert_close(mine, apply_rotary_pos_emb(x, angles), **ROTATED)
-
-
-@pytest.mark.parametrize("fraction", [0.25, 0.5])
-def test_partial_interleaved_rope(fraction):
-    q = normal(2, HEADS, LENGTH, HEAD_DIM)
-    angles, _ = RotaryEmbedding(int(fraction * HEAD_DIM)).forward_from_seq_len(LENGTH)
-    ours, _ = rotated(relpos.encoding("rope", HEADS, HEAD_DIM, layout="interleaved", fraction=fraction), q, q)
-    assert_close(ours, apply_rotary_pos_emb(q, angles), **ROTATED)
-
-
-@pytest.mark.parametrize(
-    ("scaling", "theirs"), [("linear", {"interpolation_factor": 4.0}), ("ntk", {"base_rescale_factor": 4.0})]
-)
-def test_rope_scaled_by_position_or_by_base(scaling, theirs):
-    q = normal(2, HEADS, LENGTH, HEAD_DIM)
-    angles, _ = RotaryEmbedding(HEAD_DIM, **theirs).forward_from_seq_len(LENGTH)
-    position = relpos.encoding("rope", HEADS, HEAD_DIM, layout="interleaved", scaling=scaling, factor=4.0)
-    assert_close(rotated(position, q, q)[0], apply_rotary_pos_emb(q, angles), **ROTATED)
-    plain, _ = RotaryEmbedding(HEAD_DIM).forward_from_seq_len(LENGTH)
-    assert (apply_rotary_pos_emb(q, plain) - apply_rotary_pos_emb(q, angles)).abs().max() > 0.1  # the factor tells
+    angles, _ = RotaryEmbedding(**{"dim": HEAD_DIM, **theirs}).forward_from_seq_len(LENGTH)
+    position = relpos.encoding("rope", HEADS, HEAD_DIM, layout="interleaved", **options)
+    for ours, x in zip(position.rotate(q, k, Call(LENGTH, LENGTH)), (q, k), strict=True):
+        assert_close(ours, apply_rotary_pos_emb(x, angles), **ROTATED)
 
 
 @pytest.mark.parametrize("scale_base", [512, 40])

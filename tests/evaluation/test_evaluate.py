@@ -1,4 +1,4 @@
-"""Evaluation: every protocol against plain loops over whole logits, going on after a kill, and what is refused."""
+"""Evaluation: every protocol against plain loops over whole logits, resuming after a kill, and what is refused."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from relpos.cli import app
-from relpos.evaluation import intervals, protocols, scoring
+from relpos.evaluation import protocols, scoring
 from relpos.evaluation.evaluation import default_lengths, evaluate, question_stem
 from relpos.evaluation.intervals import Units, bin_edges, bootstrap, interval, unit_sums, units_of
 from relpos.runs.run import open_run
@@ -30,10 +30,7 @@ from relpos.training.training import train
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]
 LENGTHS = [16, 32, 64]  # trained at the first
 WORK = ("seconds", "tokens_per_second", "peak_memory_bytes")
-
-
-def quiet(text):
-    pass
+APART = {"data__separate_documents": True}
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +66,23 @@ def rope(folder):
 
 @pytest.fixture(scope="module")
 def text(rope):
-    found = rope.heldout()
-    assert len(found.starts) >= 5
-    return found
+    heldout = rope.heldout()
+    assert len(heldout.starts) >= 5
+    return heldout
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """Evaluate into a folder of its own, and print nothing."""
+
+    def evaluate_there(run, lengths, protocol="windows", **options):
+        return evaluate(run, lengths, protocol, **{"out": tmp_path, "say": str, **options})
+
+    return evaluate_there
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
 
 
 def borders(text):
@@ -87,64 +98,88 @@ def direct(run, text, start, length):
     return {start + 1 + i: loss for i, loss in enumerate(losses.tolist())}
 
 
+def in_windows(run, text, length, longest=64):
+    """The losses of non-overlapping windows, of blocks of the longest length."""
+    starts = range(0, (len(text) - 1) // longest * longest, length)
+    return {place: loss for start in starts for place, loss in direct(run, text, start, length).items()}
+
+
+def of_last_tokens(run, text, length):
+    """The losses of the last 8 tokens of 10 windows inside documents, spread over the text."""
+    ends = [end for begin, stop in borders(text) for end in range(begin + 64, stop, 8)]
+    chosen = [ends[i * len(ends) // 10] for i in range(10)]
+    losses = {end: direct(run, text, end - length, length) for end in chosen}
+    return {place: losses[end][place] for end in chosen for place in range(end - 7, end + 1)}
+
+
+def of_sliding_windows(run, text, length):
+    """The losses in windows that move by 6 over 3 blocks of 32 tokens, each token in the first that has it."""
+    losses, count = {}, (len(text) - 1) // 32 - 1
+    for block in [32 * (1 + i * count // 3) for i in range(3)]:
+        for end in [*range(block + 6, block + 32, 6), block + 32]:
+            window = direct(run, text, end - length, length)
+            losses |= {place: window[place] for place in window if block < place and place not in losses}
+    return losses
+
+
 def mean(losses):
     return sum(losses.values()) / len(losses)
 
 
+@pytest.mark.parametrize(
+    ("protocol", "lengths", "options", "direct_losses"),
+    [
+        ("windows", LENGTHS, {}, in_windows),
+        ("last", LENGTHS, {"last": 8, "eval_tokens": 80}, of_last_tokens),
+        ("sliding", [16, 32], {"stride": 6, "eval_tokens": 96}, of_sliding_windows),
+    ],
+)
+def test_a_protocol_has_the_mean_loss_over_its_windows(
+    rope, text, tmp_path, ask, protocol, lengths, options, direct_losses
+):
+    result = ask(rope, lengths, protocol, **options)
+    for row in result["rows"]:
+        losses = direct_losses(rope, text, row["length"])
+        assert row["tokens"] == len(losses) == options.get("eval_tokens", (len(text) - 1) // 64 * 64)
+        assert row["loss"] == pytest.approx(mean(losses), rel=1e-5)
+        assert row["perplexity"] == pytest.approx(np.exp(mean(losses)), rel=1e-5)
+        assert row["low"] < row["perplexity"] < row["high"]
+    assert result["trained_length"] == 16
+    assert json.loads((tmp_path / result["file"]).read_text()) == result
+
+
 class TestWindows:
-    def test_are_the_mean_over_non_overlapping_windows_of_the_same_tokens(self, rope, text, tmp_path):
-        result = evaluate(rope, LENGTHS, out=tmp_path, say=quiet)
-        total = (len(text) - 1) // 64 * 64
-        for row in result["rows"]:
-            losses = {}
-            for start in range(0, total, row["length"]):
-                losses |= direct(rope, text, start, row["length"])
-            assert row["tokens"] == len(losses) == total
-            assert row["windows"] == total // row["length"]
-            assert row["loss"] == pytest.approx(mean(losses), rel=1e-5)
-            assert row["perplexity"] == pytest.approx(np.exp(mean(losses)), rel=1e-5)
-            assert row["low"] < row["perplexity"] < row["high"]
-            assert row["documents"] == np.sum(text.starts <= total)
-        assert result["trained_length"] == 16
-        assert json.loads((tmp_path / result["file"]).read_text()) == result
+    def test_know_the_document_of_every_token(self, rope, text, ask):
+        row = ask(rope, [16])["rows"][0]
+        losses = in_windows(rope, text, 16, longest=16)
+        by_document = [[losses[i] for i in losses if begin <= i < end] for begin, end in borders(text)]
+        assert row["documents"] == sum(map(bool, by_document))
+        assert row["units"]["tokens"] == [len(document) for document in by_document if document]
+        np.testing.assert_allclose(row["units"]["loss"], [sum(losses) for losses in by_document if losses], rtol=1e-5)
 
-    def test_know_the_document_of_every_token(self, rope, text, tmp_path, monkeypatch):
-        seen = {}
-
-        def spy(*sums, seed):
-            seen["sums"], seen["counts"] = sums
-            return bootstrap(*sums, seed=seed)
-
-        monkeypatch.setattr(intervals, "bootstrap", spy)
-        evaluate(rope, [16], out=tmp_path, say=quiet)
-        losses = {}
-        for start in range(0, (len(text) - 1) // 16 * 16, 16):
-            losses |= direct(rope, text, start, 16)
-        own = [[loss for place, loss in losses.items() if begin <= place < end] for begin, end in borders(text)]
-        assert seen["counts"].tolist() == [len(one) for one in own if one]
-        np.testing.assert_allclose(seen["sums"], [sum(one) for one in own if one], rtol=1e-5)
-
-    def test_of_a_run_that_keeps_documents_apart_do_so(self, folder, text, tmp_path):
-        run = open_run(folder("alibi", data__separate_documents=True))
-        row = evaluate(run, [64], out=tmp_path, say=quiet)["rows"][0]
-        losses = {}
-        for start in range(0, (len(text) - 1) // 64 * 64, 64):
+    def test_of_a_run_that_keeps_documents_apart_do_so(self, folder, text, ask):
+        run = open_run(folder("alibi", **APART))
+        row = ask(run, [64])["rows"][0]
+        losses, total = {}, (len(text) - 1) // 64 * 64
+        for start in range(0, total, 64):
             cuts = [start, *(int(s) for s in text.starts if start < s < start + 64), start + 64]
             for begin, end in itertools.pairwise(cuts):
                 losses |= direct(run, text, begin, end - begin)
         losses = {place: loss for place, loss in losses.items() if place not in text.starts}
         assert row["tokens"] == len(losses)
         assert row["loss"] == pytest.approx(mean(losses), rel=1e-5)
+        sizes, starts = token_bytes(run.tokenizer), set(text.starts.tolist())
+        assert row["bytes"] == sum(int(sizes[text.ids[i]]) for i in range(1, total + 1) if i not in starts)
 
     def test_few_of_them_are_spread_over_the_text_and_the_same_at_every_length(self, text):
         plan = protocols.windows(text, LENGTHS, tokens=256)
-        places = [
+        scored = [
             {place for window in plan.windows[length] for place in range(window.first, window.start + length + 1)}
             for length in LENGTHS
         ]
-        assert places[0] == places[1] == places[2]
-        assert len(places[0]) == 256
-        assert max(places[0]) > 0.7 * len(text)
+        assert scored[0] == scored[1] == scored[2]
+        assert len(scored[0]) == 256
+        assert max(scored[0]) > 0.7 * len(text)
 
     def test_of_lengths_that_do_not_divide_stay_in_the_same_blocks(self):
         text = Tokens(np.zeros(1001, dtype=np.uint16), np.array([0]))
@@ -153,88 +188,55 @@ class TestWindows:
         assert [window.start for window in plan.windows[30][:4]] == [0, 30, 60, 100]
 
 
-class TestLast:
-    def test_scores_the_same_tokens_at_every_length(self, text):
-        plan = protocols.last(text, LENGTHS, tokens=10**6, scored=8)
-        for length in LENGTHS:
-            scored = [range(window.first, window.start + length + 1) for window in plan.windows[length]]
-            assert all(len(places) == 8 for places in scored)
-            places = [place for one in scored for place in one]
-            assert len(set(places)) == len(places)  # none twice
-            assert places == [place for w in plan.windows[16] for place in range(w.first, w.start + 17)]
-            for window in plan.windows[length]:  # the whole window, and the token after it, in one document
-                assert any(begin <= window.start and window.start + length < end for begin, end in borders(text))
-        assert len(plan.windows[16]) > 20
-
-    def test_is_the_mean_over_them(self, rope, text, tmp_path):
-        result = evaluate(rope, LENGTHS, "last", last=8, eval_tokens=80, out=tmp_path, say=quiet)
-        ends = [end for begin, stop in borders(text) for end in range(begin + 64, stop, 8)]
-        chosen = [ends[i * len(ends) // 10] for i in range(10)]
-        for row in result["rows"]:
-            losses = {}
-            for end in chosen:
-                found = direct(rope, text, end - row["length"], row["length"])
-                losses |= {place: found[place] for place in range(end - 7, end + 1)}
-            assert row["tokens"] == len(losses) == 80
-            assert row["loss"] == pytest.approx(mean(losses), rel=1e-5)
-
-    def test_needs_a_document_of_that_length(self, rope, tmp_path):
-        rows = evaluate(rope, [16, 5000], "last", eval_tokens=64, out=tmp_path, say=quiet)["rows"]
-        assert rows[0]["error"] is None
-        assert "the longest document has" in rows[1]["error"]
+def test_last_scores_the_same_tokens_at_every_length(text):
+    plan = protocols.last(text, LENGTHS, tokens=10**6, scored=8)
+    for length in LENGTHS:
+        scored = [range(window.first, window.start + length + 1) for window in plan.windows[length]]
+        assert all(len(places) == 8 for places in scored)
+        places = [place for window in scored for place in window]
+        assert len(set(places)) == len(places)  # none twice
+        assert places == [place for w in plan.windows[16] for place in range(w.first, w.start + 17)]
+        for window in plan.windows[length]:  # the whole window, and the token after it, in one document
+            assert any(begin <= window.start and window.start + length < end for begin, end in borders(text))
+    assert len(plan.windows[16]) > 20
 
 
-class TestSliding:
-    @pytest.mark.parametrize("stride", [None, 5])
-    def test_scores_each_token_once_with_enough_before_it(self, text, stride):
-        plan = protocols.sliding(text, LENGTHS, 10**6, stride)
-        everywhere = None
-        for length in LENGTHS:
-            step = stride or length // 2
-            places = []
-            for window in plan.windows[length]:
-                places += range(window.first, window.start + length + 1)
-                assert window.start >= 0
-                assert window.first - window.start > length - step
-            assert len(set(places)) == len(places)
-            everywhere = everywhere or places
-            assert places == everywhere
-        assert len(everywhere) == ((len(text) - 1) // 64 - 1) * 64
-
-    def test_is_the_mean_over_them(self, rope, text, tmp_path):
-        rows = evaluate(rope, [16, 32], "sliding", stride=6, eval_tokens=96, out=tmp_path, say=quiet)["rows"]
-        count = (len(text) - 1) // 32 - 1
-        blocks = [32 * (1 + i * count // 3) for i in range(3)]
-        for row in rows:
-            losses = {}
-            for block in blocks:
-                for end in [*range(block + 6, block + 32, 6), block + 32]:
-                    found = direct(rope, text, end - row["length"], row["length"])
-                    losses |= {place: found[place] for place in found if block < place and place not in losses}
-            assert row["tokens"] == len(losses) == 96
-            assert row["loss"] == pytest.approx(mean(losses), rel=1e-5)
+@pytest.mark.parametrize("stride", [None, 5])
+def test_sliding_scores_each_token_once_with_enough_before_it(text, stride):
+    plan = protocols.sliding(text, LENGTHS, 10**6, stride)
+    everywhere = None
+    for length in LENGTHS:
+        places = []
+        for window in plan.windows[length]:
+            places += range(window.first, window.start + length + 1)
+            assert window.start >= 0
+            assert window.first - window.start > length - (stride or length // 2)
+        assert len(set(places)) == len(places)
+        everywhere = everywhere or places
+        assert places == everywhere
+    assert len(everywhere) == ((len(text) - 1) // 64 - 1) * 64
 
 
 class TestPositions:
-    def test_have_the_loss_of_each_bin_and_the_control_that_sees_less(self, rope, text, tmp_path):
-        result = evaluate(rope, [64], "positions", stride=3, out=tmp_path, say=quiet)
+    def test_have_the_loss_of_each_bin_and_the_control_that_sees_less(self, rope, text, ask):
+        result = ask(rope, [64], "positions", stride=3)
         starts = [start for begin, end in borders(text) for start in range(begin, end - 64, 64)]
         whole, control = {}, {}
         for start in starts:
             whole |= {(start, place - start - 1): loss for place, loss in direct(rope, text, start, 64).items()}
             for end in [*range(start + 16, start + 64, 3), start + 64]:
-                found = direct(rope, text, end - 16, 16)
-                control = {(start, place - start - 1): found[place] for place in found} | control  # the earlier stays
+                window = direct(rope, text, end - 16, 16)
+                control = {(start, place - start - 1): window[place] for place in window} | control  # the earlier stays
         assert len(control) == len(whole) == 64 * len(starts)
-        assert [(one["from"], one["to"]) for one in result["bins"]] == [(0, 16), (16, 23), (23, 32), (32, 45), (45, 64)]
-        for one in result["bins"]:
-            inside = [key for key in whole if one["from"] <= key[1] < one["to"]]
-            assert one["tokens"] == len(inside)
-            assert one["loss"] == pytest.approx(np.mean([whole[key] for key in inside]), rel=1e-5)
-            assert one["control"] == pytest.approx(np.mean([control[key] for key in inside]), rel=1e-5)
-            assert one["difference"] == pytest.approx(one["loss"] - one["control"])
-            assert one["low"] < one["loss"] < one["high"]
-            assert one["difference_low"] <= one["difference"] + 1e-9
+        assert [(b["from"], b["to"]) for b in result["bins"]] == [(0, 16), (16, 23), (23, 32), (32, 45), (45, 64)]
+        for entry in result["bins"]:
+            inside = [key for key in whole if entry["from"] <= key[1] < entry["to"]]
+            assert entry["tokens"] == len(inside)
+            assert entry["loss"] == pytest.approx(np.mean([whole[key] for key in inside]), rel=1e-5)
+            assert entry["control"] == pytest.approx(np.mean([control[key] for key in inside]), rel=1e-5)
+            assert entry["difference"] == pytest.approx(entry["loss"] - entry["control"])
+            assert entry["low"] < entry["loss"] < entry["high"]
+            assert entry["difference_low"] <= entry["difference"] + 1e-9
         assert abs(result["bins"][0]["difference"]) < 1e-5  # as far as the model was trained they see the same
         assert abs(result["bins"][-1]["difference"]) > 1e-5
         assert result["rows"][0]["loss"] == pytest.approx(mean(whole), rel=1e-5)
@@ -252,13 +254,20 @@ def without_work(result):
     return {**result, "rows": rows}
 
 
-class TestGoingOn:
+class TestResuming:
     @pytest.fixture(autouse=True)
     def _small_batches(self, monkeypatch):
         monkeypatch.setattr(scoring, "AT_ONCE", 64)
 
-    def test_after_a_kill_in_the_middle_of_a_line_ends_identical(self, rope, tmp_path):
-        straight = evaluate(rope, LENGTHS, eval_tokens=512, out=tmp_path / "straight", say=quiet)
+    @pytest.fixture
+    def computed(self, monkeypatch):
+        """The batches that were computed."""
+        batches, cells = [], scoring.Scorer._cells
+        monkeypatch.setattr(scoring.Scorer, "_cells", lambda *args: batches.append(args[1]) or cells(*args))
+        return batches
+
+    def test_after_a_kill_in_the_middle_of_a_line_ends_identical(self, rope, ask, computed, tmp_path):
+        straight = ask(rope, LENGTHS, eval_tokens=512, out=tmp_path / "straight")
         code = f"""
 import json, os, signal, torch
 from pathlib import Path
@@ -285,66 +294,49 @@ evaluate(open_run({str(rope.folder)!r}), {LENGTHS}, eval_tokens=512, out=Path({s
         parts = tmp_path / "killed" / "parts"
         assert sum(len(file.read_text().splitlines()) for file in parts.iterdir()) == 11
         assert not list((tmp_path / "killed").glob("*.json"))
-        computed = []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scoring.Scorer, "_cells", counting(computed))
-            resumed = evaluate(rope, LENGTHS, eval_tokens=512, out=tmp_path / "killed", say=quiet)
-            assert len(computed) == 8 + 8 + 8 - 10
-            again = evaluate(rope, LENGTHS, eval_tokens=512, out=tmp_path / "killed", say=quiet)
-            assert len(computed) == 8 + 8 + 8 - 10  # nothing was written onto the line that was cut
+        computed.clear()
+        resumed = ask(rope, LENGTHS, eval_tokens=512, out=tmp_path / "killed")
+        assert len(computed) == 8 + 8 + 8 - 10
+        again = ask(rope, LENGTHS, eval_tokens=512, out=tmp_path / "killed")
+        assert len(computed) == 8 + 8 + 8 - 10  # nothing was written onto the line that was cut
         assert without_work(resumed) == without_work(again) == without_work(straight)
 
-    def test_when_finished_computes_nothing(self, rope, tmp_path):
-        first = evaluate(rope, [16], eval_tokens=256, out=tmp_path, say=quiet)
-        computed = []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scoring.Scorer, "_cells", counting(computed))
-            assert evaluate(rope, [16], eval_tokens=256, out=tmp_path, say=quiet) == first
-            assert not computed
-            evaluate(rope, [16], eval_tokens=128, out=tmp_path, say=quiet)  # another question
-            assert len(computed) == 2
-
-    def test_never_with_another_model(self, rope, folder, tmp_path):
-        first = evaluate(rope, [16], eval_tokens=256, out=tmp_path, say=quiet)
-        other = evaluate(open_run(folder("rope") / "checkpoint-6"), [16], eval_tokens=256, out=tmp_path, say=quiet)
+    def test_computes_what_is_not_finished_and_never_uses_another_model(self, rope, folder, ask, computed):
+        first = ask(rope, [16], eval_tokens=256)
+        computed.clear()
+        assert ask(rope, [16], eval_tokens=256) == first
+        assert not computed
+        ask(rope, [16], eval_tokens=128)  # another question
+        assert len(computed) == 2
+        other = ask(open_run(folder("rope") / "checkpoint-6"), [16], eval_tokens=256)
         assert other["rows"][0]["loss"] != first["rows"][0]["loss"]
 
 
-def counting(computed):
-    cells = scoring.Scorer._cells
-
-    def counted(self, batch, *rest):
-        computed.append(batch)
-        return cells(self, batch, *rest)
-
-    return counted
-
-
 class TestRefusals:
-    def test_learned_refuses_past_its_table_and_the_other_lengths_go_on(self, folder, tmp_path):
+    def test_learned_refuses_past_its_table_and_the_other_lengths_are_measured(self, folder, ask):
         run = open_run(folder("learned"))
-        rows = evaluate(run, [8, 16, 32, 64], out=tmp_path, say=quiet)["rows"]
+        rows = ask(run, [8, 16, 32, 64])["rows"]
         assert [row["error"] is None for row in rows] == [True, True, False, False]
         assert "learned has 16 positions" in rows[2]["error"]
         assert rows[2]["perplexity"] is None
-        alone = evaluate(run, [8, 16], out=tmp_path, say=quiet)["rows"]
-        assert alone[0]["perplexity"] == pytest.approx(rows[0]["perplexity"], rel=0.05)
+        assert ask(run, [8, 16])["rows"][0]["perplexity"] == pytest.approx(rows[0]["perplexity"], rel=0.05)
 
-    def test_a_length_that_the_text_does_not_have(self, rope, text, tmp_path):
-        rows = evaluate(rope, [16, len(text)], eval_tokens=64, out=tmp_path, say=quiet)["rows"]
+    def test_a_length_that_the_text_does_not_have(self, rope, text, ask):
+        rows = ask(rope, [16, len(text)], eval_tokens=64)["rows"]
         assert rows[0]["error"] is None
         assert rows[1]["error"] == f"the text has {len(text)} tokens; a window needs {len(text) + 1}."
-        half = evaluate(rope, [len(text) // 2 + 1], "sliding", out=tmp_path, say=quiet)["rows"]
+        assert "the longest document has" in ask(rope, [16, 5000], "last", eval_tokens=64)["rows"][1]["error"]
+        half = ask(rope, [len(text) // 2 + 1], "sliding")["rows"]
         assert "as many for the context as to be scored" in half[0]["error"]
-        long = evaluate(rope, [len(text) // 2], "positions", out=tmp_path, say=quiet)
+        long = ask(rope, [len(text) // 2], "positions")
         assert "the longest document" in long["rows"][0]["error"]
         assert long["bins"] == []
 
-    def test_a_model_that_gives_no_number(self, folder, tmp_path):
+    def test_a_model_that_gives_no_number(self, folder, ask, tmp_path):
         run = open_run(folder("rope"))
         with torch.no_grad():
             run.model.transformer.ln_f.weight.fill_(float("nan"))
-        result = evaluate(run, [16], eval_tokens=64, out=tmp_path, say=quiet)
+        result = ask(run, [16], eval_tokens=64)
         assert result["rows"][0]["error"].startswith("the loss is nan")
         assert json.loads((tmp_path / result["file"]).read_text())["rows"][0]["loss"] is None
 
@@ -355,6 +347,7 @@ class TestRefusals:
             ({"lengths": [16, 0]}, "lengths must be at least 2"),
             ({"lengths": [1]}, "lengths must be at least 2"),
             ({"protocol": "window"}, "Did you mean 'windows'"),
+            ({"split": "test"}, "unknown split 'test'"),
             ({"eval_tokens": 0}, "eval_tokens must be at least 1"),
             ({"stride": 4}, "not for windows"),
             ({"protocol": "sliding", "stride": 17}, "would leave tokens out"),
@@ -371,15 +364,14 @@ class TestRefusals:
         ],
         ids=str,
     )
-    def test_what_makes_no_sense(self, rope, tmp_path, arguments, sentence):
-        given = {"lengths": [16], "out": tmp_path, "say": quiet, **arguments}
+    def test_what_makes_no_sense(self, rope, ask, tmp_path, arguments, sentence):
         with pytest.raises((ValueError, OSError), match=sentence):
-            evaluate(rope, **given)
+            ask(rope, **{"lengths": [16], **arguments})
         assert not list(tmp_path.iterdir())
 
-    def test_a_scaling_of_what_is_no_rope(self, folder, tmp_path):
+    def test_a_scaling_of_what_is_not_rope(self, folder, ask):
         with pytest.raises(ValueError, match=r"for models with rope, and .* has alibi"):
-            evaluate(open_run(folder("alibi", data__separate_documents=True)), [16], rope_scaling="yarn", out=tmp_path)
+            ask(open_run(folder("alibi", **APART)), [16], rope_scaling="yarn")
 
 
 class TestScalings:
@@ -395,17 +387,15 @@ class TestScalings:
             ("llama3", {"scaling": "llama3", "factor": 4.0}),
         ],
     )
-    def test_are_the_model_opened_with_that_scaling(self, rope, tmp_path, asked, options):
-        row = evaluate(rope, [16, 64], eval_tokens=256, rope_scaling=asked, out=tmp_path, say=quiet)["rows"][1]
+    def test_are_the_model_opened_with_that_scaling(self, rope, ask, asked, options):
+        row = ask(rope, [16, 64], eval_tokens=256, rope_scaling=asked)["rows"][1]
         run = open_run(rope.folder, {"name": "rope", "length": 16, **options})
-        other = evaluate(run, [64], eval_tokens=256, out=tmp_path, say=quiet)["rows"][0]
-        plain = evaluate(rope, [64], eval_tokens=256, out=tmp_path, say=quiet)["rows"][0]
+        other, plain = (ask(model, [64], eval_tokens=256)["rows"][0] for model in (run, rope))
         assert row["loss"] == pytest.approx(other["loss"], rel=1e-6)
         assert row["loss"] != pytest.approx(plain["loss"], rel=1e-6)
 
-    def test_change_nothing_at_the_trained_length(self, rope, tmp_path):
-        scaled = evaluate(rope, [16], eval_tokens=256, rope_scaling="yarn", out=tmp_path, say=quiet)["rows"][0]
-        plain = evaluate(rope, [16], eval_tokens=256, out=tmp_path, say=quiet)["rows"][0]
+    def test_change_nothing_at_the_trained_length(self, rope, ask):
+        scaled, plain = (ask(rope, [16], eval_tokens=256, rope_scaling=name)["rows"][0] for name in ("yarn", None))
         assert scaled["loss"] == pytest.approx(plain["loss"], rel=1e-6)
 
 
@@ -442,53 +432,34 @@ class TestBootstrap:
         np.testing.assert_array_equal(bootstrap(values, seed=5)[0], one)
         assert not np.array_equal(bootstrap(values, seed=6)[0], one)
 
-    def test_of_one_document_is_not_told(self, rope, world, tmp_path):
-        """Its last tenth is too short for two blocks."""
-        result = evaluate(rope, [16], data=str(world / "text.txt"), split="heldout", out=tmp_path, say=quiet)
-        assert (result["rows"][0]["documents"], result["rows"][0]["low"]) == (1, None)
-        assert result["corpus"]["name"] == str(world / "text.txt")
-
 
 class TestTheCommand:
     def test_prints_a_table_and_draws_a_curve_of_several_runs(self, folder, tmp_path):
-        out = tmp_path / "all"
-        folders = [str(folder("rope")), str(folder("learned"))]
-        arguments = ["evaluate", *folders, "--lengths", "16,64", "--eval-tokens", "128", "--out", str(out)]
-        done = CliRunner().invoke(app, arguments)
+        stem = "windows-lengths-16-64-eval-tokens-128"
+        runs = [folder("rope"), folder("learned")]
+        done = command(*runs, "--lengths", "16,64", "--eval-tokens", 128, "--out", tmp_path)
         assert done.exit_code == 0, done.output
-        row = json.loads((out / "rope" / "windows-lengths-16-64-eval-tokens-128.json").read_text())["rows"][1]
-        assert f"{row['perplexity']:.2f}" in done.stdout
+        row = json.loads((tmp_path / "rope" / f"{stem}.json").read_text())["rows"][1]
+        for words in (f"{row['perplexity']:.2f}", f"{row['bits_per_byte']:.4f}", "bits/byte"):
+            assert words in done.stdout
         assert "learned, length 64: learned has 16 positions" in done.stdout
-        picture = out / "windows-lengths-16-64-eval-tokens-128-rope-learned.png"
+        picture = tmp_path / f"{stem}-rope-learned.png"
         assert done.stdout.splitlines()[-1] == str(picture)
         assert picture.read_bytes()[:4] == b"\x89PNG"
 
     def test_tries_scalings_beside_the_plain_model_and_prints_json(self, folder, tmp_path):
-        arguments = [
-            "evaluate",
-            str(folder("rope")),
-            "--protocol",
-            "last",
-            "--last",
-            "4",
-            "--rope-scaling",
-            "yarn,linear:2",
-        ]
-        arguments += ["--lengths", "16,32", "--eval-tokens", "16", "--json", "--out", str(tmp_path)]
-        done = CliRunner().invoke(app, arguments)
+        question = ["--protocol", "last", "--last", 4, "--lengths", "16,32", "--eval-tokens", 16]
+        done = command(folder("rope"), *question, "--rope-scaling", "yarn,linear:2", "--json", "--out", tmp_path)
         assert done.exit_code == 0, done.output
-        results = json.loads(done.stdout)
-        assert [result["rope_scaling"] for result in results] == [None, "yarn", "linear:2"]
-        assert sorted(file.name for file in (tmp_path / "rope").glob("*.json")) == [
-            "last-lengths-16-32-last-4-eval-tokens-16.json",
-            "last-linear-2-lengths-16-32-last-4-eval-tokens-16.json",
-            "last-yarn-lengths-16-32-last-4-eval-tokens-16.json",
-        ]
+        assert [result["rope_scaling"] for result in json.loads(done.stdout)] == [None, "yarn", "linear:2"]
+        assert {file.name for file in (tmp_path / "rope").glob("*.json")} == {
+            f"last{scaling}-lengths-16-32-last-4-eval-tokens-16.json" for scaling in ("", "-yarn", "-linear-2")
+        }
 
     def test_has_lengths_of_its_own_and_writes_beside_the_model(self, folder):
         run = open_run(folder("rope"))
         assert default_lengths(run) == [16, 32, 64, 128]  # the longest document has fewer than 256
-        done = CliRunner().invoke(app, ["evaluate", str(run.folder), "--protocol", "positions", "--eval-tokens", "256"])
+        done = command(run.folder, "--protocol", "positions", "--eval-tokens", 256)
         assert done.exit_code == 0, done.output
         assert "91 – 127" in done.stdout
         file = run.folder / "evaluation" / "positions-eval-tokens-256.json"
@@ -503,32 +474,25 @@ class TestTheCommand:
             (["--protocol", "slidng"], "Did you mean 'sliding'"),
             (["--split", "al"], "unknown split 'al'. Did you mean 'all'"),
             (["--rope-scaling", "yarn"], "for models with rope"),
+            (["--lengths", "32,64"], "nothing could be measured. learned, length 32: learned has 16 positions"),
         ],
     )
-    def test_says_what_is_wrong_in_a_sentence(self, folder, arguments, sentence):
-        done = CliRunner().invoke(app, ["evaluate", str(folder("learned")), *arguments])
+    def test_says_what_is_wrong_in_a_sentence(self, folder, tmp_path, arguments, sentence):
+        done = command(folder("learned"), *arguments, "--out", tmp_path)
         assert isinstance(done.exception, ValueError)  # main prints it
         assert sentence in str(done.exception)
 
     @pytest.mark.parametrize("protocol", ["windows", "last", "positions"])
     def test_where_nothing_can_be_measured_says_why_and_draws_nothing(self, folder, tmp_path, protocol):
-        arguments = ["evaluate", str(folder("rope")), "--lengths", "90000", "--protocol", protocol]
-        done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
+        done = command(folder("rope"), "--lengths", 90000, "--protocol", protocol, "--out", tmp_path)
         assert isinstance(done.exception, ValueError)  # main prints it, and ends with 2
-        assert re.fullmatch(
-            r"nothing could be measured\. rope, length 90000: the .* needs 90001\.", str(done.exception)
-        )
+        sentence = r"nothing could be measured\. rope, length 90000: the .* needs 90001\."
+        assert re.fullmatch(sentence, str(done.exception))
         assert not list(tmp_path.rglob("*.png"))
-
-    def test_where_every_encoding_refuses_says_why(self, folder, tmp_path):
-        learned = str(folder("learned"))
-        done = CliRunner().invoke(app, ["evaluate", learned, "--lengths", "32,64", "--out", str(tmp_path)])
-        assert "nothing could be measured. learned, length 32: learned has 16 positions" in str(done.exception)
 
     def test_of_a_run_that_has_not_finished(self, tmp_path):
         (tmp_path / "run.yaml").write_text("run: {}")
-        done = CliRunner().invoke(app, ["evaluate", str(tmp_path)])
-        assert "rerun relpos train to finish it" in str(done.exception)
+        assert "rerun relpos train to finish it" in str(command(tmp_path).exception)
 
 
 class TestTheNamesOfFiles:
@@ -551,25 +515,23 @@ class TestTheNamesOfFiles:
             ["--data", str(world / "b" / "test.txt"), "--split", "heldout", "--lengths", "16"],
             ["--rope-scaling", "yarn:4"],
         ]
-        pictures, kept = [], {}
+        pictures, answers = [], {}
         for question in questions:
-            done = CliRunner().invoke(app, ["evaluate", str(run), "--eval-tokens", "128", *question])
+            done = command(run, "--eval-tokens", 128, *question)
             assert done.exit_code == 0, done.output
             pictures.append(done.stdout.splitlines()[-1])
-            files = {file: file.read_text() for file in (run / "evaluation").glob("*.json")}
-            answers = {file: json.loads(text)["rows"] for file, text in files.items()}
-            assert all(answers[file] == rows for file, rows in kept.items())
-            kept = answers
+            now = {file: json.loads(file.read_text())["rows"] for file in (run / "evaluation").glob("*.json")}
+            assert all(now[file] == rows for file, rows in answers.items())
+            answers = now
         assert len(set(pictures)) == len(questions)
-        assert len(kept) == len(questions)  # the plain model beside a scaling is the first question again
+        assert len(answers) == len(questions)  # the plain model beside a scaling is the first question again
 
-    def test_of_the_plain_question_is_the_protocol(self, rope, tmp_path):
-        assert evaluate(rope, default_lengths(rope), out=tmp_path, say=quiet)["file"] == "windows.json"
-        assert evaluate(rope, [128], "positions", out=tmp_path, say=quiet)["file"] == "positions.json"
+    def test_of_the_plain_question_is_the_protocol(self, rope, ask):
+        assert ask(rope, default_lengths(rope))["file"] == "windows.json"
+        assert ask(rope, [128], "positions")["file"] == "positions.json"
 
     def test_are_short_enough_for_a_file_and_still_differ(self):
-        one = question_stem("windows", lengths=range(100, 200))
-        other = question_stem("windows", lengths=range(100, 201))
+        one, other = (question_stem("windows", lengths=range(100, end)) for end in (200, 201))
         assert one != other
         assert len(one) == len(other) == 150
         assert question_stem("last", data="hub/na me", data_hash="0123456789") == "last-na-me-01234567"
@@ -585,72 +547,54 @@ def wiki(world):
 
 
 class TestSplits:
-    def test_of_a_foreign_file_all_of_it_is_scored_by_default(self, rope, wiki, tmp_path):
-        result = evaluate(rope, [16, 64], data=wiki, out=tmp_path, say=quiet)
-        text = Path(wiki).read_text()
-        ids = [*rope.tokenizer(text)["input_ids"], rope.tokenizer.eos_token_id]
-        assert result["split"] == "all"
-        assert result["corpus"]["tokens"] == len(ids)
-        assert result["rows"][0]["tokens"] == (len(ids) - 1) // 64 * 64
-        tokens = Tokens(np.array(ids), np.array([0]))
-        losses = {}
-        for start in range(0, (len(ids) - 1) // 64 * 64, 64):
-            losses |= direct(rope, tokens, start, 64)
-        assert result["rows"][1]["loss"] == pytest.approx(mean(losses), rel=1e-5)
-        assert evaluate(rope, [16], data=wiki, split="heldout", out=tmp_path, say=quiet)["corpus"]["tokens"] < (
-            0.2 * len(ids)
-        )
-
-    def test_one_document_is_enough(self, rope, world, tmp_path):
-        (world / "single.jsonl").write_text(json.dumps({"text": "kana lori " * 100}))
-        result = evaluate(rope, [16], data=str(world / "single.jsonl"), out=tmp_path, say=quiet)
-        assert result["corpus"]["documents"] == 1
-        with pytest.raises(ValueError, match="at least two are needed"):
-            evaluate(rope, [16], data=str(world / "single.jsonl"), split="heldout", out=tmp_path, say=quiet)
-
-    def test_of_the_runs_own_corpus_the_held_out_part_is_scored_by_default(self, rope, corpus, text, world, tmp_path):
-        copied = world / "copied.jsonl"
-        copied.write_text(Path(corpus).read_text())
-        for given in (None, corpus, str(copied)):
-            result = evaluate(rope, [16], data=given, out=tmp_path, say=quiet)
-            assert (result["split"], result["corpus"]["tokens"]) == ("heldout", len(text))
-            assert not any("was trained on" in sentence for sentence in result["warnings"])
-
-    def test_all_of_the_training_corpus_warns(self, rope, folder, corpus, tmp_path):
-        for given in (None, corpus):
-            result = evaluate(rope, [16], data=given, split="all", eval_tokens=64, out=tmp_path, say=quiet)
-            assert "The run was trained on most of this text" in result["warnings"][0]
-        assert result["corpus"]["documents"] == 90
-        done = CliRunner().invoke(app, ["evaluate", str(folder("rope")), "--split", "all", "--eval-tokens", "64"])
-        assert "The run was trained on most of this text" in done.stdout
-
-    def test_an_unknown_one_is_refused(self, rope, tmp_path):
-        with pytest.raises(ValueError, match="unknown split 'test'"):
-            evaluate(rope, [16], split="test", out=tmp_path, say=quiet)
-
-    def test_one_long_file_has_an_interval_over_blocks_named_as_such(self, rope, wiki, tmp_path):
-        result = evaluate(rope, [16, 64], data=wiki, out=tmp_path, say=quiet)
-        row = result["rows"][0]
-        block = result["intervals"]["block"]
+    def test_of_a_foreign_file_all_of_it_is_scored_by_default_with_intervals_over_blocks(self, rope, wiki, ask):
+        result = ask(rope, [16, 64], data=wiki)
+        ids = [*rope.tokenizer(Path(wiki).read_text())["input_ids"], rope.tokenizer.eos_token_id]
+        tokens, row, block = Tokens(np.array(ids), np.array([0])), result["rows"][0], result["intervals"]["block"]
+        assert (result["split"], result["corpus"]["tokens"]) == ("all", len(ids))
+        assert row["tokens"] == (len(ids) - 1) // 64 * 64
+        assert result["rows"][1]["loss"] == pytest.approx(mean(in_windows(rope, tokens, 64)), rel=1e-5)
         assert result["intervals"]["over"] == "blocks"
-        assert (row["documents"], row["blocks"]) == (1, -(-result["corpus"]["tokens"] // block))
+        assert (row["documents"], row["blocks"]) == (1, -(-len(ids) // block))
         assert block % 64 == 0
         assert row["low"] < row["perplexity"] < row["high"]
         assert any(f"over its blocks of {block:,} tokens" in sentence for sentence in result["warnings"])
-        ids = [*rope.tokenizer(Path(wiki).read_text())["input_ids"], rope.tokenizer.eos_token_id]
-        tokens, losses = Tokens(np.array(ids), np.array([0])), {}
-        for start in range(0, (len(ids) - 1) // 64 * 64, 16):
-            losses |= direct(rope, tokens, start, 16)
-        own = [[loss for place, loss in losses.items() if place // block == number] for number in range(row["blocks"])]
-        assert row["units"]["tokens"] == [len(one) for one in own]
-        np.testing.assert_allclose(row["units"]["loss"], [sum(one) for one in own], rtol=1e-5)
+        losses = in_windows(rope, tokens, 16)
+        blocks = [[losses[place] for place in losses if place // block == number] for number in range(row["blocks"])]
+        assert row["units"]["tokens"] == [len(losses) for losses in blocks]
+        np.testing.assert_allclose(row["units"]["loss"], [sum(losses) for losses in blocks], rtol=1e-5)
+        assert ask(rope, [16], data=wiki, split="heldout")["corpus"]["tokens"] < 0.2 * len(ids)
 
-    def test_few_documents_are_warned_of(self, rope, world, tmp_path):
+    def test_one_document_is_enough_and_few_are_warned_of(self, rope, world, ask):
         lines = [json.dumps({"text": f"{word} " * 120}) for word in ("kana", "lori")]
-        (world / "two.jsonl").write_text("\n".join(lines))
-        result = evaluate(rope, [16], data=str(world / "two.jsonl"), out=tmp_path, say=quiet)
+        one, two = world / "one.jsonl", world / "two.jsonl"
+        one.write_text(lines[0])
+        two.write_text("\n".join(lines))
+        assert ask(rope, [16], data=str(one))["corpus"]["documents"] == 1
+        with pytest.raises(ValueError, match="at least two are needed"):
+            ask(rope, [16], data=str(one), split="heldout")
+        result = ask(rope, [16], data=str(two))
         assert result["rows"][0]["low"] is not None
         assert "The 95 % intervals rest on 2 documents" in result["warnings"][0]
+        single = ask(rope, [16], data=str(world / "text.txt"), split="heldout")  # too short for two blocks
+        assert (single["rows"][0]["documents"], single["rows"][0]["low"]) == (1, None)
+        assert single["corpus"]["name"] == str(world / "text.txt")
+
+    def test_of_the_runs_own_corpus_the_held_out_part_is_scored_by_default(self, rope, corpus, text, world, ask):
+        copied = world / "copied.jsonl"
+        copied.write_text(Path(corpus).read_text())
+        for data in (None, corpus, str(copied)):
+            result = ask(rope, [16], data=data)
+            assert (result["split"], result["corpus"]["tokens"]) == ("heldout", len(text))
+            assert not any("was trained on" in sentence for sentence in result["warnings"])
+
+    def test_all_of_the_training_corpus_warns(self, rope, folder, corpus, ask):
+        warning = "The run was trained on most of this text"
+        for data in (None, corpus):
+            result = ask(rope, [16], data=data, split="all", eval_tokens=64)
+            assert warning in result["warnings"][0]
+        assert result["corpus"]["documents"] == 90
+        assert warning in command(folder("rope"), "--split", "all", "--eval-tokens", 64).stdout
 
     @pytest.mark.parametrize(
         ("tokens", "longest", "block"), [(100_000, 512, 1024), (100_000, 8192, 8192), (99, 16, 256)]
@@ -662,10 +606,9 @@ class TestSplits:
 
     def test_of_very_many_documents_neighbours_are_kept_together(self):
         starts = np.arange(0, 50_000, 10)
-        kept = unit_sums(Units(starts, None), np.arange(5000), np.full(5000, 2.0), np.full(5000, 10))
-        assert kept["number"] == list(range(500))
-        assert set(kept["loss"]) == {20.0}
-        assert set(kept["tokens"]) == {100}
+        sums = unit_sums(Units(starts, None), np.arange(5000), np.full(5000, 2.0), np.full(5000, 10))
+        assert sums["number"] == list(range(500))
+        assert (set(sums["loss"]), set(sums["tokens"])) == ({20.0}, {100})
 
 
 class TestBitsPerByte:
@@ -676,38 +619,18 @@ class TestBitsPerByte:
         """Also where a character is split: with 280 entries every foreign one is."""
         tokenizer = rope.tokenizer if name == "bpe-280" else gpt2_tokenizer()
         ids = tokenizer(self.TEXT)["input_ids"]
-        assert any("�" in tokenizer.decode([one]) for one in ids)  # a part of a character
+        assert any("�" in tokenizer.decode([token]) for token in ids)  # a part of a character
         assert token_bytes(tokenizer)[ids].sum() == len(self.TEXT.encode())
         assert token_bytes(tokenizer)[tokenizer.eos_token_id] == 0
+        assert token_bytes(task_tokenizer(task("copy"))) is None  # not byte-level
 
-    def test_of_a_tokenizer_that_is_not_byte_level_are_not_known(self):
-        assert token_bytes(task_tokenizer(task("copy"))) is None
-
-    def test_are_the_bits_of_all_scored_tokens_by_their_bytes(self, rope, world, tmp_path):
+    def test_are_the_bits_of_all_scored_tokens_by_their_bytes(self, rope, world, ask):
         (world / "foreign.txt").write_text(self.TEXT)
-        row = evaluate(rope, [64], data=str(world / "foreign.txt"), out=tmp_path, say=quiet)["rows"][0]
-        ids = rope.tokenizer(self.TEXT)["input_ids"]
-        data = self.TEXT.encode()
-        pieces = [rope.tokenizer.convert_ids_to_tokens(one) for one in ids]
+        row = ask(rope, [64], data=str(world / "foreign.txt"))["rows"][0]
+        pieces = [rope.tokenizer.convert_ids_to_tokens(token) for token in rope.tokenizer(self.TEXT)["input_ids"]]
         scored = sum(len(piece) for piece in pieces[1 : row["tokens"] + 1])
-        assert scored <= len(data)
-        assert row["bytes"] == scored
+        assert row["bytes"] == scored <= len(self.TEXT.encode())
         assert row["bits_per_byte"] == pytest.approx(row["loss"] * row["tokens"] / np.log(2) / scored)
-
-    def test_leave_out_what_is_not_scored_where_documents_are_apart(self, folder, text, tmp_path):
-        run = open_run(folder("alibi", data__separate_documents=True))
-        row = evaluate(run, [64], out=tmp_path, say=quiet)["rows"][0]
-        total = (len(text) - 1) // 64 * 64
-        sizes = token_bytes(run.tokenizer)
-        starts = set(text.starts.tolist())
-        assert row["bytes"] == sum(int(sizes[text.ids[i]]) for i in range(1, total + 1) if i not in starts)
-
-    def test_are_printed(self, folder):
-        done = CliRunner().invoke(app, ["evaluate", str(folder("rope")), "--lengths", "16", "--eval-tokens", "64"])
-        file = folder("rope") / "evaluation" / "windows-lengths-16-eval-tokens-64.json"
-        row = json.loads(file.read_text())["rows"][0]
-        assert "bits/byte" in done.stdout
-        assert f"{row['bits_per_byte']:.4f}" in done.stdout
 
 
 @pytest.mark.slow

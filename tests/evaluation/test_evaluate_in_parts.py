@@ -16,9 +16,8 @@ from relpos.training.training import train
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]
 TIMES = {"seconds", "tokens_per_second", "peak_memory_bytes"}  # what differs between any two evaluations
 QUESTIONS = {  # runs, and what is asked of them
-    "windows": (["one", "two"], {"lengths": [16, 64], "rope_scaling": "yarn:4"}),
+    "windows": (["one", "two"], {"lengths": [16, 64]}),
     "positions": (["one"], {"lengths": [64], "protocol": "positions", "rope_scaling": "linear:4", "data": "other.txt"}),
-    "other data": (["two"], {"lengths": [16, 24], "protocol": "last", "last": 8, "data": "other.txt"}),
 }
 
 

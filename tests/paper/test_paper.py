@@ -14,8 +14,8 @@ import relpos
 from relpos.cli import app
 from relpos.encodings.registry import encoding, names
 from relpos.paper import figures as paper
-from relpos.paper.figures import FIGURES, draw_figures, needs_training
-from relpos.paper.page import write_page
+from relpos.paper.figures import FIGURES, draw_figures, needs_training, training_settings, write_page
+from relpos.paper.options import FigureOptions
 from relpos.pictures.draw import draw
 from relpos.runs.settings import load_settings
 from relpos.system.executors import Parts
@@ -98,11 +98,11 @@ def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys, monkeypat
     assert f"Uniformity along diagonals {rope['layers'][0]['uniformity']:.3f}" in rope["caption"]
 
     # The same model with one thread, trained in this process: the figure depends on nothing else.
-    settings = paper._training(figure_of("cable"), "nano", tmp_path / "again", None, 3) | small["settings"]
+    cable = next(figure for figure in FIGURES if figure.encoding == "cable")
+    settings = training_settings(cable, FigureOptions(runs=tmp_path / "again", steps=3, **small))
     train(load_settings(None, settings), lambda text: None)
-    first, second = (
-        load_file(folder / "model.safetensors") for folder in (runs / "figures-cable-nano", tmp_path / "again")
-    )
+    weights = [folder / "figures-cable-nano" / "model.safetensors" for folder in (runs, tmp_path / "again")]
+    first, second = map(load_file, weights)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
     before = (runs / "figures-rope-nano" / "model.safetensors").stat().st_mtime_ns
@@ -126,16 +126,12 @@ def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys, monkeypat
     assert rope["caption"].split(".")[0] in page
 
 
-def figure_of(name):
-    return next(figure for figure in FIGURES if figure.encoding == name)
-
-
 def test_a_figure_is_trained_by_steps_unless_minutes_are_given():
     """By the clock, a busy or a faster machine gave another picture."""
     for figure in FIGURES:
-        by_default = load_settings(None, paper._training(figure, "nano", Path("runs/x"), None, None)).run
+        by_default = load_settings(None, training_settings(figure, FigureOptions())).run
         assert (by_default.steps, by_default.minutes) == (paper.STEPS, None)
-        by_clock = load_settings(None, paper._training(figure, "nano", Path("runs/x"), 2.0, None)).run
+        by_clock = load_settings(None, training_settings(figure, FigureOptions(minutes=2.0))).run
         assert (by_clock.steps, by_clock.minutes) == (None, 2.0)
 
 
@@ -147,7 +143,7 @@ def test_the_page_counts_heads_that_add_nothing_and_gives_them_no_numbers(tmp_pa
     numbers = {"figure": 8, "caption": picture.caption, **picture.numbers}
     (tmp_path / "figure8-cable.json").write_text(json.dumps(numbers))
     picture.save(tmp_path / "figure8-cable.png")
-    page = write_page(tmp_path, ["figure8-cable", "figure10-kerple_log"]).read_text()
+    page = write_page(tmp_path).read_text()
     assert "2 of 3 heads: bias exactly 0." in page
     rows = re.findall(r"<tr>\s*<td.*?</tr>", page, re.DOTALL)
     assert [re.findall(r"<td.*?>(.*?)</td>", row)[3:] for row in rows if "exactly" in row] == [

@@ -1,13 +1,10 @@
 """Each window of a model that others trained begins as the model was trained: with BOS, or between CLS and SEP."""
 
-import json
-import math
+import shutil
 
 import pytest
 import torch
-from small_models import small_model
-from test_gguf import END, written  # noqa: F401
-from test_open import saved, word_tokenizer
+from small_models import saved, small_model, word_tokenizer, write_words
 from tokenizers.processors import TemplateProcessing
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
@@ -20,9 +17,11 @@ from relpos.pretrained.framing import Framing, SpecialToken
 from relpos.text.tokens import masked_places
 
 BOS, COPIED, OTHER = 1, 5, 6  # ids in the vocabulary of `word_tokenizer`
-WORDS = [OTHER if place % 3 else COPIED for place in range(129)]
+BEGINS = "Each window begins with w01."
+WORDS = "w05 w06 w05 w06"
 
 
+@torch.no_grad()
 def needs_bos() -> MistralForCausalLM:
     """A model of one layer whose attention looks for BOS, and which knows the text only if it finds it.
 
@@ -31,129 +30,118 @@ def needs_bos() -> MistralForCausalLM:
     64 words are equally likely.
     """
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 8}
-    config = MistralConfig(
-        vocab_size=64, num_key_value_heads=1, tie_word_embeddings=False, sliding_window=None, bos_token_id=BOS,
-        eos_token_id=2, pad_token_id=0, max_position_embeddings=64, rope_theta=1e12, **sizes,
-    )  # fmt: skip
-    model = MistralForCausalLM(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
-        embedding, layer = model.model.embed_tokens.weight, model.model.layers[0].self_attn
-        embedding[:, 1] = 1.0
-        embedding[BOS] = torch.eye(8)[0]
-        # Dimension 3 of q and k is rotated by almost nothing (theta 1e12), so that BOS is found from everywhere.
-        layer.q_proj.weight[3] = torch.tensor([10.0, 10.0, 0, 0, 0, 0, 0, 0])
-        layer.k_proj.weight[3, 0] = 10.0
-        layer.v_proj.weight[2, 0] = 1.0
-        layer.o_proj.weight[2, 2] = 100.0
-        model.lm_head.weight[[COPIED, OTHER], 2] = 5.0
+    sizes |= {"num_key_value_heads": 1, "max_position_embeddings": 64, "vocab_size": 64, "sliding_window": None}
+    tokens = {"bos_token_id": BOS, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False}
+    model = MistralForCausalLM(MistralConfig(rope_theta=1e12, **sizes, **tokens)).eval()
+    for name, parameter in model.named_parameters():
+        parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+    embedding, layer = model.model.embed_tokens.weight, model.model.layers[0].self_attn
+    embedding[:, 1] = 1.0
+    embedding[BOS] = torch.eye(8)[0]
+    # Dimension 3 of q and k is rotated by almost nothing (theta 1e12), so that BOS is found from everywhere.
+    layer.q_proj.weight[3, :2] = 10.0
+    layer.k_proj.weight[3, 0] = 10.0
+    layer.v_proj.weight[2, 0] = 1.0
+    layer.o_proj.weight[2, 2] = 100.0
+    model.lm_head.weight[[COPIED, OTHER], 2] = 5.0
     return model
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     home = tmp_path_factory.mktemp("framing")
-    (home / "text.txt").write_text(" ".join(f"w{word:02}" for word in WORDS))
+    (home / "text.txt").write_text(" ".join(f"w{OTHER if place % 3 else COPIED:02}" for place in range(129)))
     return saved(needs_bos(), home / "model")
 
 
-@pytest.fixture
-def options(folder, tmp_path):
-    return {"lengths": [16, 32], "data": folder.parent / "text.txt", "out": tmp_path, "say": lambda line: None}
+@torch.no_grad()
+def test_the_model_of_these_tests_depends_on_bos():
+    with_bos, without = (needs_bos()(torch.tensor([ids])).logits[0, -1].softmax(-1) for ids in ([BOS, 5, 6], [5, 6]))
+    assert [float(with_bos[word]) for word in (COPIED, OTHER)] == pytest.approx([0.5, 0.5], abs=1e-3)
+    assert float(without[COPIED]) == pytest.approx(1 / 64, abs=1e-5)
 
 
-def test_the_perplexity_is_that_of_a_model_that_reads_bos(folder, options):
-    result = relpos.evaluate(folder, **options).results["model"]
-    assert [row["perplexity"] for row in result["rows"]] == pytest.approx([2.0, 2.0], rel=1e-3)  # of two words
-    assert result["special_tokens"] == {"before": ["w01"], "after": []}
-    assert "Each window begins with w01." in result["warnings"][0]
-
-
-def test_without_bos_the_same_tokens_are_scored_by_a_model_that_misses_it(folder, options):
+def test_the_perplexity_is_that_of_a_model_that_reads_bos_unless_it_is_left_out(folder, tmp_path):
+    options = {"lengths": [16, 32], "data": folder.parent / "text.txt", "out": tmp_path, "say": lambda line: None}
     framed, plain = (relpos.evaluate(folder, **options, bos=bos) for bos in (True, False))
-    results = [evaluation.results["model"] for evaluation in (framed, plain)]
-    assert [row["perplexity"] for row in results[1]["rows"]] == pytest.approx([64.0, 64.0], rel=1e-3)  # of all words
-    assert [[row["tokens"] for row in result["rows"]] for result in results] == [[128, 128], [128, 128]]
-    assert results[1]["special_tokens"] == {"before": [], "after": []}
+    for evaluation, perplexity, before in ((framed, 2.0, ["w01"]), (plain, 64.0, [])):  # of two words, of all words
+        result = evaluation.results["model"]
+        assert [row["perplexity"] for row in result["rows"]] == pytest.approx([perplexity] * 2, rel=1e-3)
+        assert [row["tokens"] for row in result["rows"]] == [128, 128]
+        assert result["special_tokens"] == {"before": before, "after": []}
+    assert BEGINS in framed.results["model"]["warnings"][0]
     assert framed.files != plain.files  # neither overwrites the other
 
 
-def test_the_command_line_says_what_each_window_begins_with(folder, options):
-    arguments = ["evaluate", str(folder), "--lengths", "16", "--data", str(options["data"])]
-    arguments += ["--out", str(options["out"])]
-    printed = " ".join(CliRunner().invoke(app, arguments).stdout.split())
-    assert " 2.00 " in printed
-    assert "Each window begins with w01. Special tokens count in the length, and are not scored" in printed
-    printed = " ".join(CliRunner().invoke(app, [*arguments, "--no-bos"]).stdout.split())
-    assert " 64.00 " in printed
-    assert "w01" not in printed
+def test_the_command_line_says_what_each_window_begins_with(folder, tmp_path):
+    arguments = ["evaluate", str(folder), "--lengths", "16", "--data", str(folder.parent / "text.txt")]
+    arguments += ["--out", str(tmp_path)]
+    framed, plain = (
+        " ".join(CliRunner().invoke(app, [*arguments, *more]).stdout.split()) for more in ([], ["--no-bos"])
+    )
+    assert " 2.00 " in framed
+    assert f"{BEGINS} Special tokens count in the length, and are not scored" in framed
+    assert " 64.00 " in plain
+    assert "w01" not in plain
 
 
 def test_the_weights_that_are_drawn_show_the_sink(folder):
-    picture = relpos.draw(folder, text="w05 w06 w05 w06", show="weights", layer=1, label_tokens=True)
+    picture = relpos.draw(folder, text=WORDS, show="weights", layer=1, label_tokens=True)
     assert picture.maps[0].mean.shape == (1, 5, 5)
     assert picture.maps[0].mean[0, :, 0] == pytest.approx([1.0] * 5, abs=1e-3)
-    assert "Each window begins with w01." in picture.caption
+    assert BEGINS in picture.caption
     assert picture.numbers["input"]["special_tokens"] == {"before": ["w01"], "after": []}
-    labels = [label.get_text() for axes in picture.figure.axes for label in axes.get_xticklabels()]
-    assert "w01" in labels
-    plain = relpos.draw(folder, text="w05 w06 w05 w06", show="weights", layer=1, bos=False)
+    assert "w01" in [label.get_text() for axes in picture.figure.axes for label in axes.get_xticklabels()]
+    plain = relpos.draw(folder, text=WORDS, show="weights", layer=1, bos=False)
     assert plain.maps[0].mean[0, :, 0] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4], abs=1e-3)
     assert "begins with" not in plain.caption
 
 
 def test_a_length_counts_bos(folder):
-    picture = relpos.draw(folder, text="w05 w06 w05 w06", length=3, show="weights", layer=1)
-    assert picture.maps[0].length == 3
+    assert relpos.draw(folder, text=WORDS, length=3, show="weights", layer=1).maps[0].length == 3
     with pytest.raises(ValueError, match="a window of 1 tokens has no room for text beside w01"):
-        relpos.draw(folder, text="w05 w06", length=1, show="weights", layer=1)
+        relpos.draw(folder, text=WORDS, length=1, show="weights", layer=1)
 
 
 @pytest.mark.parametrize(("bos", "first"), [(True, "w01"), (False, "w05")])
 def test_the_document_of_the_explorer_begins_with_bos(folder, bos, first):
-    subject = open_subjects([str(folder)], length=8, text="w05 w06 w05 w06", bos=bos)[0]
+    subject = open_subjects([str(folder)], length=8, text=WORDS, bos=bos)[0]
     scene = subject.scene(subject.complete({}))
     assert scene.view.tokens[0] == first
-    assert ("Each window begins with w01." in scene.notes) == bos
+    assert (BEGINS in scene.notes) == bos
 
 
-def encoder_folder(tmp_path):
+def encoder_folder(folder):
+    """A RoBERTa whose tokenizer puts w01 and w02 around a text."""
     tokenizer = word_tokenizer()
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="w01 $A w02", special_tokens=[("w01", 1), ("w02", 2)]
-    )
-    saved(small_model("roberta"), tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    return tmp_path
+    special = [("w01", 1), ("w02", 2)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="w01 $A w02", special_tokens=special)
+    saved(small_model("roberta"), folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
+@torch.no_grad()
 def test_an_encoder_reads_between_cls_and_sep(tmp_path):
     folder = encoder_folder(tmp_path / "model")
-    words = torch.randint(5, 64, (129,), generator=torch.Generator().manual_seed(1))
-    (tmp_path / "text.txt").write_text(" ".join(f"w{word:02}" for word in words.tolist()))
-    evaluation = relpos.evaluate(
-        folder, lengths=[32], data=tmp_path / "text.txt", out=tmp_path / "out", say=lambda line: None
-    )
-    row = evaluation.results["model"]["rows"][0]
+    targets = torch.tensor(write_words(tmp_path / "text.txt", 129))[1:].view(4, 32)
+    options = {"lengths": [32], "data": tmp_path / "text.txt", "out": tmp_path / "out", "say": lambda line: None}
+    result = relpos.evaluate(folder, **options).results["model"]
     masked = torch.from_numpy(masked_places(torch.arange(1, 129).numpy())).view(4, 32)
-    masked[:, [0, -1]] = False  # their places are those of CLS and SEP
-    targets = words[1:129].view(4, 32)
-    read = targets.masked_fill(torch.from_numpy(masked_places(torch.arange(1, 129).numpy())).view(4, 32), 4)
+    read = targets.masked_fill(masked, 4)
     read[:, 0], read[:, -1] = 1, 2
-    model = small_model("roberta").eval()
-    with torch.no_grad():
-        expected = F.cross_entropy(model(read).logits[masked], targets[masked])
-    assert row["loss"] == pytest.approx(float(expected), rel=1e-5)
-    assert row["tokens"] == int(masked.sum())
-    assert "Each window begins with w01 and ends with w02." in evaluation.results["model"]["warnings"][0]
+    masked[:, [0, -1]] = False  # their places are those of CLS and SEP
+    expected = F.cross_entropy(small_model("roberta")(read).logits[masked], targets[masked])
+    assert result["rows"][0]["loss"] == pytest.approx(float(expected), rel=1e-5)
+    assert result["rows"][0]["tokens"] == int(masked.sum())
+    assert "Each window begins with w01 and ends with w02." in result["warnings"][0]
 
 
 def test_an_explicit_false_of_the_tokenizer_wins(folder, tmp_path):
-    other = saved(needs_bos(), tmp_path / "model")
-    file = other / "tokenizer_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "add_bos_token": False}))
-    assert len(relpos.open(other).framing) == 0
+    shutil.copytree(folder, tmp_path / "model")
+    file = tmp_path / "model" / "tokenizer_config.json"
+    file.write_text(file.read_text().replace("{", '{"add_bos_token": false,', 1))
+    assert len(relpos.open(tmp_path / "model").framing) == 0
     assert relpos.open(folder).framing == Framing((SpecialToken(BOS, "w01"),))
 
 
@@ -162,13 +150,8 @@ def test_a_causal_model_gets_no_token_of_the_end(tmp_path):
     assert [len(framing.before), len(framing.after)] == [1, 1]
     saved(needs_bos(), tmp_path / "model")
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / "model" / name).write_text((tmp_path / "roberta" / name).read_text())
+        shutil.copy(tmp_path / "roberta" / name, tmp_path / "model" / name)
     assert relpos.open(tmp_path / "model").framing == Framing((SpecialToken(1, "w01"),))
-
-
-def test_a_gguf_file_without_an_entry_gets_the_bos_of_its_configuration(written):  # noqa: F811
-    path, _ = written
-    assert relpos.open(path).framing.before == (SpecialToken(END, "<|endoftext|>"),)
 
 
 def test_a_model_of_a_family_of_ours_that_others_trained_begins_with_bos(tmp_path):
@@ -176,12 +159,3 @@ def test_a_model_of_a_family_of_ours_that_others_trained_begins_with_bos(tmp_pat
     assert relpos.open(saved(model, tmp_path / "theirs")).framing.before == (SpecialToken(BOS, "w01"),)
     ours = relpos.transplant(model, "alibi")
     assert len(relpos.open(saved(ours, tmp_path / "ours")).framing) == 0  # a model of relpos reads what it was given
-
-
-def test_the_model_of_these_tests_depends_on_bos():
-    model = needs_bos()
-    with torch.no_grad():
-        with_bos, without = (model(torch.tensor([ids])).logits[0, -1].softmax(-1) for ids in ([BOS, 5, 6], [5, 6]))
-    assert float(with_bos[COPIED]) == pytest.approx(0.5, abs=1e-3)
-    assert float(without[COPIED]) == pytest.approx(1 / 64, abs=1e-5)
-    assert math.isclose(float(with_bos[COPIED]), float(with_bos[OTHER]), rel_tol=1e-5)

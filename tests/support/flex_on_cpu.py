@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import flex_attention
 
 from relpos.attend import flex
-from relpos.attend.flex import blocks, kernel
+from relpos.attend.flex import kernel
 
 
 def flex_on_cpu(monkeypatch: pytest.MonkeyPatch, backend: str | Callable[..., Any]) -> None:
@@ -22,4 +22,4 @@ def flex_on_cpu(monkeypatch: pytest.MonkeyPatch, backend: str | Callable[..., An
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     torch._dynamo.reset()
     kernel.compiled.cache_clear()
-    monkeypatch.setattr(blocks, "RECENT", blocks.Recent(8))
+    monkeypatch.setattr(kernel, "RECENT", kernel.Recent(8))

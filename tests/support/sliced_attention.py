@@ -150,14 +150,14 @@ def compare_call(
     return difference(together(parts), whole, values, grads)
 
 
-def compare(variants: Sequence[Variant], length: int) -> dict[tuple[int, str, str], str | None]:
+def compare(variants: Mapping[int, Variant], length: int) -> dict[tuple[int, str, str], str | None]:
     """Every variant by every scheme and call in float32; one call in float64 too. None where all is equal.
 
     More than two processes try the calls that have most in them, in float32.
     """
     found: dict[tuple[int, str, str], str | None] = {}
     names = CALLS if dist.get_world_size() == 2 else ("all", "both directions, documents")
-    for number, variant in enumerate(variants):
+    for number, variant in variants.items():
         for scheme in SCHEMES:
             for name in names:
                 found[number, scheme, name] = compare_call(variant, scheme, CALLS[name], length, torch.float32)
@@ -204,7 +204,7 @@ def _axes(tokens: int) -> Tensor:
     return torch.stack([index // 3, index % 5, index % 7], dim=-1)
 
 
-def everything(variants: Sequence[Variant], length: int, wrong: Mapping[str, dict[str, Any]]) -> dict[Any, Any]:
+def everything(variants: Mapping[int, Variant], length: int, wrong: Mapping[str, dict[str, Any]]) -> dict[Any, Any]:
     """All of the above and below, so that the processes start once."""
     return {**compare(variants, length), **compare_further(length), "refusals": refusals(wrong)}
 

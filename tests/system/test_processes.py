@@ -6,39 +6,51 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 from waiting import gone, wait_until
 
 from relpos.system import memory
+from relpos.system.executors import Exit, LocalExecutor, Part
 from relpos.system.files import HeldError, Lock, lock_holder
-from relpos.system.processes import Children, Exit
 from relpos.system.progress import Countdown, LiveLine
 
 pytestmark = pytest.mark.heavy
 
-WAITING = "from relpos.system.processes import end_with_parent; end_with_parent(); import time; time.sleep({})"
+WAITING = "from relpos.system.executors import end_with_parent; end_with_parent(); import time; time.sleep({})"
 
 
-def end_of(children: Children, name: str) -> Exit:
+@pytest.fixture
+def part_of(tmp_path, monkeypatch):
+    """A part that runs some code in the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(code: str, name: str = "child") -> Part:
+        Path(f"{name}.py").write_text(f"import os, signal, sys; {code}")
+        return Part(name, (), Path(), Path(f"{name}.log"))
+
+    return make
+
+
+def end_of(executor: LocalExecutor, name: str) -> Exit:
     ended: dict[str, Exit] = {}
-    wait_until(lambda: ended.update(children.ended()) or name in ended)
+    wait_until(lambda: ended.update(executor.ended()) or name in ended)
     return ended[name]
 
 
-def test_a_child_has_its_threads_and_its_log_and_runs_to_its_end(tmp_path):
-    log = tmp_path / "log"
-    log.write_text("before\n")
-    children = Children(threads=3)
-    code = f"import os, sys; print(os.environ['OMP_NUM_THREADS']); print('x', file=sys.stderr); {WAITING.format(0.3)}"
-    children.start("a", ["-c", code], log)
-    assert children.running == ["a"]
-    end = end_of(children, "a")
+def test_a_child_has_its_threads_and_its_log_and_runs_to_its_end(part_of):
+    part = part_of(f"print(os.environ['OMP_NUM_THREADS']); print('x', file=sys.stderr); {WAITING.format(0.3)}")
+    part.log.write_text("before\n")
+    executor = LocalExecutor(cores=3)
+    executor.start("a", part)
+    assert executor.running == ["a"]
+    end = end_of(executor, "a")
     assert end.code == 0
     assert end.seconds > 0.3
-    assert log.read_text() == "before\n3\nx\n"
-    assert children.running == []
+    assert part.log.read_text() == "before\n3\nx\n"
+    assert executor.running == []
 
 
 @pytest.mark.parametrize(
@@ -49,37 +61,38 @@ def test_a_child_has_its_threads_and_its_log_and_runs_to_its_end(tmp_path):
         ("exit(3)", "ended with code 3: see the log."),
     ],
 )
-def test_how_a_child_ended_is_a_sentence(code, sentence, tmp_path):
-    children = Children(threads=1)
-    children.start("a", ["-c", f"import os, signal; {code}"], tmp_path / "log")
-    assert end_of(children, "a").reason("see the log.") == f"its process {sentence}"
+def test_how_a_child_ended_is_a_sentence(code, sentence, part_of):
+    executor = LocalExecutor()
+    executor.start("a", part_of(code))
+    assert end_of(executor, "a").reason("see the log.") == f"its process {sentence}"
 
 
-def test_stop_ends_all_and_waits(tmp_path):
-    children, logs = Children(threads=1), {name: tmp_path / name for name in ("a", "b")}
-    for name, log in logs.items():
-        children.start(name, ["-c", f"import os; print(os.getpid()); {WAITING.format(600)}"], log)
-    wait_until(lambda: all(log.read_text() for log in logs.values()))
-    assert children.seconds("a") >= children.seconds("b") > 0
-    children.stop()
-    assert children.running == []
-    assert all(gone(int(log.read_text())) for log in logs.values())
+def test_stop_ends_all_and_waits(part_of):
+    executor, code = LocalExecutor(), f"print(os.getpid()); {WAITING.format(600)}"
+    parts = {name: part_of(code, name) for name in ("a", "b")}
+    for name, part in parts.items():
+        executor.start(name, part)
+    wait_until(lambda: all(part.log.read_text() for part in parts.values()))
+    assert executor.seconds("a") >= executor.seconds("b") > 0
+    executor.stop()
+    assert executor.running == []
+    assert all(gone(int(part.log.read_text())) for part in parts.values())
 
 
-def test_a_child_ends_when_its_parent_is_killed(tmp_path):
-    log = tmp_path / "log"
-    parent = f"""
+def test_a_child_ends_when_its_parent_is_killed(part_of):
+    part = part_of(f"print(os.getpid()); {WAITING.format(600)}")
+    parent = """
 import time
 from pathlib import Path
-from relpos.system.processes import Children
-children = Children(threads=1)
-children.start("a", ["-c", "import os; print(os.getpid()); {WAITING.format(600)}"], Path({str(log)!r}))
+from relpos.system.executors import LocalExecutor, Part
+executor = LocalExecutor()
+executor.start("a", Part("child", (), Path(), Path("child.log")))
 time.sleep(600)
 """
     process = subprocess.Popen([sys.executable, "-c", parent])
     try:
-        wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
-        child = int(log.read_text())
+        wait_until(lambda: part.log.exists() and part.log.read_text().endswith("\n"))
+        child = int(part.log.read_text())
         assert not gone(child)
     finally:
         process.kill()

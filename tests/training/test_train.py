@@ -73,11 +73,16 @@ def same_weights(a: Path, b: Path) -> bool:
 
 
 class TestARun:
-    def test_learns(self, straight):
+    def test_learns_and_says_what_it_was(self, straight):
         result = json.loads((straight / "result.json").read_text())
         assert result["heldout"] < result["heldout_at_start"] - 0.1
-        assert result["step"] == STEPS
-        assert result["tokens"] == STEPS * 4 * 16
+        assert (result["step"], result["tokens"]) == (STEPS, STEPS * 4 * 16)
+        assert "warning" not in result
+        about = yaml.safe_load((straight / "run.yaml").read_text())
+        assert about["run"]["seed"] == 0
+        assert about["about"]["versions"]["relpos"] == relpos.__version__
+        assert about["about"]["versions"]["torch"] == torch.__version__
+        assert len(about["about"]["corpus"]["hash"]) == 64
 
     def test_leaves_a_folder_that_the_auto_classes_open(self, straight):
         model = transformers.AutoModelForCausalLM.from_pretrained(straight)
@@ -87,25 +92,16 @@ class TestARun:
         prompt = tokenizer("word4 and", return_tensors="pt")
         assert model.generate(**prompt, max_new_tokens=3, do_sample=False).shape[1] > prompt["input_ids"].shape[1]
 
-    def test_says_what_it_was(self, straight):
-        about = yaml.safe_load((straight / "run.yaml").read_text())
-        assert about["run"]["seed"] == 0
-        assert about["about"]["versions"]["relpos"] == relpos.__version__
-        assert about["about"]["versions"]["torch"] == torch.__version__
-        assert len(about["about"]["corpus"]["hash"]) == 64
-
-    def test_logs_every_step_and_evaluation(self, straight):
+    def test_logs_every_step_and_evaluation_and_keeps_two_complete_checkpoints(self, straight):
         entries = read_log(straight)
         assert [entry["step"] for entry in entries if "loss" in entry] == list(range(1, STEPS + 1))
         assert [entry["step"] for entry in entries if "heldout" in entry] == [0, 4, 8, 9]
         assert all(entry["tokens_per_second"] > 0 for entry in entries if "loss" in entry)
         assert list((straight / "tensorboard").glob("events*"))
         assert (straight / "loss.png").read_bytes()[:4] == b"\x89PNG"
-
-    def test_keeps_two_whole_checkpoints_and_no_pickled_arguments(self, straight):
         assert [folder.name for folder in checkpoints(straight)] == ["checkpoint-9", "checkpoint-6"]
         assert all(damage(folder) is None for folder in checkpoints(straight))
-        assert not list(straight.rglob("training_args.bin"))
+        assert not list(straight.rglob("training_args.bin"))  # a pickle
         assert not list(straight.rglob("*.part")) + list(straight.glob(".writing"))
 
     def test_shows_of_which_step_a_heldout_loss_is(self, settings, tmp_path, capsys):
@@ -140,9 +136,8 @@ class TestARun:
 
 
 class TestGoingOn:
-    @pytest.mark.parametrize("step", [4, 7])
-    def test_after_an_interruption_ends_bit_identical(self, straight, settings, tmp_path, step):
-        with interrupted_after(step):
+    def test_after_an_interruption_ends_bit_identical(self, straight, settings, tmp_path):
+        with interrupted_after(7):
             train(settings(tmp_path))
         train(settings(tmp_path))
         assert same_weights(tmp_path, straight)
@@ -159,16 +154,14 @@ class TestGoingOn:
         assert {e["step"]: e["loss"] for e in read_log(tmp_path) if "loss" in e} == pytest.approx(means, rel=1e-6)
         heldout = [[e for e in untimed_log(folder) if "heldout" in e] for folder in (tmp_path, straight)]
         assert heldout[0] == heldout[1]
+        assert same_weights(tmp_path, straight)
 
     def test_after_a_kill_while_a_checkpoint_is_written_ends_bit_identical(self, straight, settings, tmp_path):
         code = f"""
 import os, signal, torch
 torch.set_num_threads(1)
-from relpos.training import trainer
 from relpos.runs.settings import load_settings
-from relpos.text.tokenizers import load_tokenizer
-from relpos.text.tokens import Windows, tokenize
-from relpos.training.model_and_data import build_model
+from relpos.training import trainer
 from relpos.training.training import train
 install, calls = trainer.install, []
 def killed(*args):
@@ -263,26 +256,17 @@ class TestRefusals:
             train(settings(tmp_path))
 
     def test_but_not_the_lock_of_a_process_that_is_dead(self, tmp_path):
-        code = (
-            f"from pathlib import Path; from relpos.system.files import Lock; Lock(Path({str(tmp_path)!r})).__enter__()"
-        )
-        script = f"{code}; import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+        lock = f"from relpos.system.files import Lock; Lock(pathlib.Path({str(tmp_path)!r})).__enter__()"
+        script = f"import os, pathlib, signal; {lock}; os.kill(os.getpid(), signal.SIGKILL)"
         subprocess.run([sys.executable, "-c", script], check=False)
         assert "process" in (tmp_path / ".lock").read_text()
         with Lock(tmp_path):
             pass
 
-    @pytest.mark.parametrize(
-        ("change", "sentence"),
-        [
-            ({"model__encoding": "alibi"}, "was started with model.encoding=cable"),
-            ({"optimizer__lr": 0.5}, "optimizer.lr=0.002, but optimizer.lr=0.5 was requested"),
-            ({"run__seed": 1}, "run.seed=0"),
-        ],
-    )
-    def test_other_settings_in_the_folder(self, straight, settings, change, sentence):
+    def test_other_settings_in_the_folder(self, straight, settings):
+        sentence = "was started with optimizer.lr=0.002, but optimizer.lr=0.5 was requested: give the same settings"
         with pytest.raises(ValueError, match=sentence):
-            train(settings(straight, **change))
+            train(settings(straight, optimizer__lr=0.5))
 
     def test_a_text_that_has_changed(self, straight, settings, tmp_path):
         other = tmp_path / "text.txt"
@@ -308,16 +292,9 @@ class TestRefusals:
             train(settings(tmp_path, **change))
 
     def test_a_loss_that_is_no_number(self, settings, tmp_path):
+        rates = {"optimizer__lr": 1e30, "optimizer__max_grad_norm": 1e9, "optimizer__warmup_steps": 0}
         with pytest.raises(ValueError, match=r"is nan at step \d+: the learning rate may be too high"):
-            train(
-                settings(
-                    tmp_path,
-                    model__encoding="alibi",
-                    optimizer__lr=1e30,
-                    optimizer__max_grad_norm=1e9,
-                    optimizer__warmup_steps=0,
-                )
-            )
+            train(settings(tmp_path, model__encoding="alibi", **rates))
 
 
 class TestTheEnd:
@@ -326,7 +303,7 @@ class TestTheEnd:
         assert [entry["step"] for entry in read_log(tmp_path) if "loss" in entry] == [2]
         assert 3 < result["loss"] < 7
 
-    @pytest.mark.parametrize(("seconds", "steps"), [(2.0, 1), (6.5, 4), (42.0, 21)])
+    @pytest.mark.parametrize(("seconds", "steps"), [(2.0, 1), (42.0, 21)])
     def test_can_be_a_time(self, settings, tmp_path, monkeypatch, capsys, seconds, steps):
         """By a clock on which every micro-batch takes a second, and nothing else any time: two seconds per step."""
         now, step = 0.0, trainer_module.RelposTrainer.training_step
@@ -346,23 +323,17 @@ class TestTheEnd:
         assert (warning in result.get("warning", "")) == (steps < 20)
         assert (f"warning: {seconds / 60:g} minutes {warning}" in capsys.readouterr().out) == (steps < 20)
 
-    def test_of_a_run_by_time_the_rate_follows_the_clock(self):
-        clock = Clock(minutes=1.0)
-        share = schedule(OptimizerSettings(lr=1.0, final_lr_ratio=0.1, warmup_steps=4), None, clock)
-        assert [share(step) for step in range(4)] == pytest.approx([0.2, 0.4, 0.6, 0.8])
-        clock.fraction = 0.5
-        assert share(10) == pytest.approx(0.55)
-        clock.fraction = 1.2
-        assert share(11) == pytest.approx(0.1)
 
-    def test_of_a_run_by_steps_has_no_warning(self, straight):
-        assert "warning" not in json.loads((straight / "result.json").read_text())
-
-    def test_of_a_run_by_steps_the_rate_is_a_cosine(self):
-        share = schedule(OptimizerSettings(final_lr_ratio=0.1, warmup_steps=10), 110, Clock(None))
-        assert share(10) == pytest.approx(1.0)
-        assert share(60) == pytest.approx(0.55)
-        assert share(110) == pytest.approx(0.1)
+def test_the_rate_follows_the_clock_or_the_steps():
+    clock = Clock(minutes=1.0)
+    share = schedule(OptimizerSettings(lr=1.0, final_lr_ratio=0.1, warmup_steps=4), None, clock)
+    assert [share(step) for step in range(4)] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    clock.fraction = 0.5
+    assert share(10) == pytest.approx(0.55)
+    clock.fraction = 1.2
+    assert share(11) == pytest.approx(0.1)
+    share = schedule(OptimizerSettings(final_lr_ratio=0.1, warmup_steps=10), 110, Clock(None))
+    assert [share(step) for step in (10, 60, 110)] == pytest.approx([1.0, 0.55, 0.1])
 
 
 def test_the_parameters_of_an_encoding_are_a_group_of_their_own():
@@ -400,5 +371,5 @@ def test_what_encodings_have_in_common_starts_with_the_same_numbers(settings, wo
     one, other = (build_model(settings(world / "none", model__encoding=name), tokenizer) for name in ("t5", encoding))
     common = [name for name, _ in one.named_parameters() if "position" not in name]
     assert len(common) > 40
-    found = dict(other.named_parameters())
-    assert all(torch.equal(parameter, found[name]) for name, parameter in one.named_parameters() if name in common)
+    weights = dict(other.named_parameters())
+    assert all(torch.equal(parameter, weights[name]) for name, parameter in one.named_parameters() if name in common)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import accelerate
 import pytest
-import torch
 import transformers
 import yaml
 from packaging.requirements import Requirement
@@ -96,6 +95,7 @@ def test_trainer_calls_the_overrides_in_this_order(settings, tmp_path, monkeypat
     assert calls == [START[0], "_load_from_checkpoint", *START[1:], "_load_optimizer_and_scheduler", *SAVE]
 
 
+@pytest.mark.slow
 def test_a_sharded_training_calls_the_overrides_in_this_order(settings, tmp_path):
     """One process is enough to shard. The model is loaded after it was sharded, not before."""
     script = """
@@ -129,8 +129,8 @@ print("RESULT", json.dumps([enabled, *order]))
     file = tmp_path / "settings.yaml"
     file.write_text(yaml.safe_dump(dataclasses.asdict(settings(tmp_path / "run", run__save_every=2, run__fsdp=True))))
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, **process, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     command = [sys.executable, "-c", script, str(file)]
+    environment = {**os.environ, **process, "PYTHONPATH": path}
     run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     enabled, first, resumed = json.loads(run.stdout.rsplit("RESULT", 1)[1])
@@ -171,40 +171,33 @@ def test_the_unlogged_loss_is_the_sum_since_the_last_logged_step(settings, tmp_p
         assert account["loss"] == pytest.approx(sum(losses[i] for i in since), rel=1e-5, abs=1e-6)
 
 
-def test_trainer_sets_the_sum_before_on_train_begin(settings, tmp_path, monkeypatch):
+def test_trainer_sets_the_sum_before_on_train_begin_and_uses_our_optimizer_and_schedule(
+    settings, tmp_path, monkeypatch
+):
     """The callback adds what was not logged before the checkpoint; a sum set to zero after it would lose that."""
-    seen = []
-    begin = trainer_module._UnloggedLoss.on_train_begin
+    sums, seen = [], {}
+    begin, save = trainer_module._UnloggedLoss.on_train_begin, RelposTrainer._save_checkpoint
 
-    def watched(self, args, state, control, **kwargs):
+    def watched_begin(self, args, state, control, **kwargs):
         begin(self, args, state, control, **kwargs)
         trainer = self.trainer
-        seen.append((trainer._tr_loss.clone(), trainer._globalstep_last_logged, trainer.state.global_step))
+        sums.append((trainer._tr_loss.item(), trainer._globalstep_last_logged, trainer.state.global_step))
 
-    monkeypatch.setattr(trainer_module._UnloggedLoss, "on_train_begin", watched)
-    train(settings(tmp_path, run__steps=4, run__log_every=3, run__save_every=4))
-    unlogged = json.loads((tmp_path / "checkpoint-4" / "unlogged.json").read_text())
-    train(settings(tmp_path, run__steps=5, run__log_every=3, run__save_every=4))
-    assert seen[0] == (torch.tensor(0.0), 0, 0)
-    assert seen[1][0].item() == pytest.approx(unlogged["loss"])
-    assert seen[1][1:] == (unlogged["last_logged"], 4)
-
-
-def test_trainer_uses_our_optimizer_and_schedule(settings, tmp_path, monkeypatch):
-    seen = {}
-    save = RelposTrainer._save_checkpoint
-
-    def watched(self, model, trial):
+    def watched_save(self, model, trial):
         seen["groups"] = len(self.optimizer.param_groups)
         seen["optimizer"] = type(getattr(self.optimizer, "optimizer", self.optimizer)).__name__
         seen["rates"], seen["steps"] = self.lr_scheduler.get_last_lr(), self.lr_scheduler.last_epoch
         save(self, model, trial)
 
-    monkeypatch.setattr(RelposTrainer, "_save_checkpoint", watched)
-    own = settings(tmp_path, run__steps=3, run__save_every=3, optimizer__position_lr=0.5, optimizer__warmup_steps=0)
-    train(own)
-    assert seen["groups"] == 3
-    assert seen["optimizer"] == "AdamW"
-    assert seen["steps"] == 3  # one step of the schedule per step of the optimizer, in spite of accumulation
+    monkeypatch.setattr(trainer_module._UnloggedLoss, "on_train_begin", watched_begin)
+    monkeypatch.setattr(RelposTrainer, "_save_checkpoint", watched_save)
+    for steps in (4, 5):
+        rates = {"optimizer__position_lr": 0.5, "optimizer__warmup_steps": 0}
+        own = settings(tmp_path, run__steps=steps, run__log_every=3, run__save_every=4, **rates)
+        train(own)
+    unlogged = json.loads((tmp_path / "checkpoint-4" / "unlogged.json").read_text())
+    assert sums == [(0.0, 0, 0), (pytest.approx(unlogged["loss"]), unlogged["last_logged"], 4)]
+    assert (seen["groups"], seen["optimizer"]) == (3, "AdamW")
+    assert seen["steps"] == 5  # one step of the schedule per step of the optimizer, in spite of accumulation
     lowest = own.optimizer.final_lr_ratio
     assert seen["rates"] == pytest.approx([lowest * own.optimizer.lr, lowest * own.optimizer.lr, lowest * 0.5])

@@ -1,8 +1,8 @@
 """CUDA: PyTorch's FlexAttention, compiled, with the form as its score function and what a query sees as its mask.
 
-`scores` has the score and mask functions, `blocks` the blocks of keys that a block of queries sees, `kernel` the
-compiled call. Numbers that change from call to call (the index of the first query, a length) reach the functions as
-tensors, so that no call compiles anything anew. We have not run it on a GPU: docs/attention.md says what is tested.
+`scores` has the score and mask functions, `kernel` the compiled call and the blocks of its mask. Numbers that change
+from call to call (the index of the first query, a length) reach the functions as tensors, so that no call compiles
+anything anew. We have not run it on a GPU: docs/attention.md says what is tested.
 """
 
 import torch
@@ -38,17 +38,17 @@ def refuses(q: Tensor, v: Tensor, form: Form | None, call: Call) -> str | None:
 def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor | None]:
     """Attention by compiled FlexAttention: (batch, heads, queries, value_dim), and the log-sum-exp."""
     # Imported here: FlexAttention is slow to import, and only CUDA needs it.
-    from relpos.attend.flex import blocks, kernel  # noqa: PLC0415
+    from relpos.attend.flex import kernel  # noqa: PLC0415
 
     score = scores.score_function(form, call)
     block_mask = None
     if scores.hides(call):
-        seen = blocks.sight(call)
+        seen = kernel.sight(call)
         mask = scores.mask_function(call, seen.lowest, seen.highest)
         if seen.blocks is None:
             score = scores.masked(score, mask)
         else:
-            block_mask = blocks.block_mask(seen.blocks, mask, call)
+            block_mask = kernel.block_mask(seen.blocks, mask, call)
     name = "_".join(type(term).__name__ for term in terms(form)) or "no_bias"
     run = kernel.attend if torch.compiler.is_compiling() else kernel.compiled(name)
     return run(q, k, v, call.padding, call.rotation, score, block_mask, call.sinks, call.return_lse)

@@ -65,15 +65,10 @@ TYPES = {
 
 
 class Interface:
-    """What the library says about itself.
-
-    Attributes:
-        constants: Values by name, as in api.h without the prefix.
-        problem: The structure of one call, relpos_problem. A name that it does not have cannot be set.
-    """
+    """What the library says about itself."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.constants: dict[str, int] = {}
+        self.constants: dict[str, int] = {}  # by name, as in api.h without the prefix
         sizes: dict[str, int] = {}
         fields: list[tuple[str, Any]] = []
         offsets: dict[str, int] = {}
@@ -89,6 +84,7 @@ class Interface:
             else:
                 fields.append((name, ctypes.c_void_p if kind.endswith("*") else TYPES[kind]))
                 offsets[name] = entry.value
+        # The structure of one call, relpos_problem. A name that it does not have cannot be set.
         self.problem: type[ctypes.Structure] = type(
             "Problem", (ctypes.Structure,), {"_fields_": fields, "__slots__": ()}
         )
@@ -135,8 +131,7 @@ def load() -> ctypes.CDLL:
     check(library)
     for name in ("relpos_isa", "relpos_isas"):
         getattr(library, name).restype = ctypes.c_char_p
-    for name in ("relpos_slots", "relpos_skipping_words"):
-        getattr(library, name).restype = ctypes.c_int64
+    library.relpos_slots.restype = ctypes.c_int64
     for name in ("relpos_pack_totals", "relpos_unpack_gradients"):
         getattr(library, name).argtypes = (ctypes.POINTER(Totals),)
     library.relpos_append_totals.argtypes = (ctypes.POINTER(Totals), ctypes.c_int64)

@@ -40,7 +40,7 @@ def make_problem(inputs: Inputs) -> tuple[Problem, list[TablePacking | TotalsPac
 
 
 def skipping_words(inputs: Inputs) -> int:
-    """Length of the record of skipped tiles, in 64-bit words, as relpos_skipping_words computes it."""
+    """Length of the record of skipped tiles (native/src/skipping.h), in 64-bit words; 0 if none is ever skipped."""
     forms = kinds(inputs)
     if not (inputs.skip and forms and all(form.skips for form in forms)) or inputs.softcap or inputs.dropout:
         return 0
@@ -69,7 +69,7 @@ def run_problem(inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor, Tenso
     p = problem.fields
     rows = inputs.q.shape[:3]
     out, lse = empty_out(inputs), torch.empty(2, *rows, dtype=torch.float32)
-    words = library.load().relpos_skipping_words(ctypes.byref(p))
+    words = skipping_words(inputs)
     skipping = torch.zeros(words, dtype=torch.int64)
     p.out, p.lse, p.skipping = Array.of(out), lse.data_ptr(), skipping.data_ptr() or None
     problem.run("relpos_forward")
@@ -80,9 +80,9 @@ def run_problem(inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor, Tenso
 
 def natural(lse: Tensor, sinks: Tensor | None) -> Tensor:
     """The natural logarithm of the sum, from the kernel's two parts in base 2; −inf for a row without any term."""
-    whole = torch.where(lse[0] == math.inf, -math.inf, (lse[0] + lse[1]) * math.log(2.0))
+    total = torch.where(lse[0] == math.inf, -math.inf, (lse[0] + lse[1]) * math.log(2.0))
     # A sum is at least its sink, which in base 2 may be beyond float32.
-    return whole if sinks is None else torch.maximum(whole, sinks.float()[:, None])
+    return total if sinks is None else torch.maximum(total, sinks.float()[:, None])
 
 
 @torch.library.custom_op(
@@ -193,8 +193,8 @@ def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None, *_: A
     wanted = ctx.needs_input_grad[: len(LEARNED)]
     learns = any(wanted[3:-1])
     grads = backward(grad, grad_lse, out, lse, skipping, learns, *tensors, *ctx.options)
-    own = [x if needed else None for x, needed in zip(grads, wanted, strict=True)]
-    return (*own, *[None] * (len(NAMES) - len(LEARNED)))
+    learned = [x if needed else None for x, needed in zip(grads, wanted, strict=True)]
+    return (*learned, *[None] * (len(NAMES) - len(LEARNED)))
 
 
 def _refuse_second_derivatives(ctx: Any, *_: Any) -> None:

@@ -25,7 +25,7 @@ from relpos.attend.arguments import (
     read_dropout,
     read_positions,
 )
-from relpos.attend.backends import attend, choose, positioned
+from relpos.attend.backends import attend
 from relpos.attend.parallel import ring
 from relpos.attend.parallel.exchange import Routes, gather_tokens, heads_of_slices, slices_of_heads
 from relpos.attend.parallel.slices import Inputs, Slices, agree, check_group
@@ -82,8 +82,7 @@ def attention_over_slices(
         "dropout": share,
         "seed": seeds,
     }
-    needed = gates if position is not None and position.needs_hidden else None
-    inputs = Inputs(slices, q, k, v, position, needed, of_all, backend)
+    inputs = Inputs(slices, q, k, v, position, gates, of_all, backend)
     for name in SCHEMES if scheme is None else (scheme,):
         refuses, run = SCHEMES[name]
         reason = refuses(inputs)
@@ -138,23 +137,21 @@ def divide_heads(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
     if inputs.gates is not None:
         tensors, routes = [*tensors, inputs.gates], [*routes, shares]
     q, k, v, *gates = heads_of_slices(slices, tensors, routes)
-    own = shares[slices.rank]
-    which = [of_keys[slices.rank].index(head // group) for head in own]
+    here = shares[slices.rank]  # this process's heads
+    which = [of_keys[slices.rank].index(head // group) for head in here]
     if share % k.shape[1] or which != [number * k.shape[1] // share for number in range(share)]:
         k, v = k[:, which], v[:, which]  # key heads that serve different numbers of heads here
-    call, mask, some = inputs.call(all_queries=True), inputs.options["mask"], slice(own[0], own[-1] + 1)
+    call, mask, some = inputs.call(all_queries=True), inputs.options["mask"], slice(here[0], here[-1] + 1)
     call = replace(
         call,
         heads=share,
         gates=gates[0] if gates else None,
         q=None if call.q is None else q.to(call.dtype),
         sinks=None if call.sinks is None else call.sinks[some],
-        mask=None if not callable(mask) else lambda b, h, i, j: mask(b, h + own[0], i, j),
+        mask=None if not callable(mask) else lambda b, h, i, j: mask(b, h + here[0], i, j),
     )
-    q, k, form, call = positioned(q, k, inputs.position, call, heads=some)
-    out, lse = choose(inputs.backend, q, v, form, call).attention(q, k, v.to(q.dtype), form, call)
-    results = [out.to(v.dtype)] if lse is None else [out.to(v.dtype), lse[..., None]]
-    out, *others = slices_of_heads(slices, results, shares)
+    out, lse = attend(q, k, v, inputs.position, call, inputs.backend, heads=some)
+    out, *others = slices_of_heads(slices, [out] if lse is None else [out, lse[..., None]], shares)
     return out, others[0][..., 0] if others else None
 
 
