@@ -299,7 +299,8 @@ def _fetched_view(what: str, request: Request) -> View | None:
     heading = f"{name}, {model.config.model_type} {what}, {which_layers(numbers, len(positions))}"
     ending = f"for {length} tokens; of the weights, {read:,} bytes were read"
     about = {"model": {"folder": what, "layers": len(positions), "bytes_fetched": read}, "input": None}
-    return View("model", Path(what).name, (name, "score"), numbers, heading, ending).show(layers, layers, about)
+    words = ((name, "score"), numbers, heading, ending)
+    return View("model", Path(what).name, *words, layers=layers, others=layers, about=about)
 
 
 def _table_positions(run: "Run") -> "list[LayerPosition] | None":
@@ -337,9 +338,8 @@ def _tables_view(run: "Run", positions: "list[LayerPosition]", request: Request)
     about = {"model": {"folder": str(run.folder), "layers": len(positions), "position": entry}, "input": None}
     heading = f"{name}, {run.model.config.model_type} ({run.folder.name}), {which_layers(numbers, len(positions))}"
     ending = f"in windows of {high} × {wide} patches."
-    view = View("model", run.folder.name, (name, "score"), numbers, heading, ending).show(layers, None, about)
-    view.tables = tables
-    return view
+    words = ((name, "score"), numbers, heading, ending)
+    return View("model", run.folder.name, *words, layers=layers, about=about, tables=tables)
 
 
 def training_sentence(training: Mapping[str, Any]) -> str:
