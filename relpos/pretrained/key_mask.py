@@ -250,10 +250,7 @@ def recognised(arguments: dict[str, Any]) -> KeyMask | None:
 
 
 def recognise(function: Callable[..., Any]) -> Parts | None:
-    """The parts that a mask function is the conjunction of, each by name with its settings, in any order.
-
-    Nothing for a mask that hides nothing; None if there is a part that is not known.
-    """
+    """The parts that a mask function is the conjunction of, in any order; None if one of them is not known."""
     if function is causal_mask_function:
         return [("causal", {})]
     if function is bidirectional_mask_function:
