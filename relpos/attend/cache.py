@@ -7,14 +7,7 @@ import torch
 from torch import Tensor
 
 from relpos.attend import native
-from relpos.attend.arguments import (
-    AttentionOptions,
-    Position,
-    check_finite,
-    check_position,
-    make_call,
-    read_positions,
-)
+from relpos.attend.arguments import AttentionOptions, Position, check_finite, check_position, make_call, read_positions
 from relpos.attend.backends import attend
 from relpos.forms.call import Call, positions
 from relpos.forms.checks import check_shape, integer_at_least

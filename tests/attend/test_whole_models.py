@@ -167,12 +167,7 @@ def test_gpt_neox_with_partial_rotation(fraction, length):
 ROTATIONS = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},
     "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
-    "yarn": {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": TRAINED,
-    },
+    "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": TRAINED},
 }
 
 
