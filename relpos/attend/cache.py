@@ -101,6 +101,8 @@ class Cache:
         self, q: Tensor, k: Tensor, v: Tensor, position: Position | None, backend: str | None, options: AttentionOptions
     ) -> tuple[Tensor, Tensor | None]:
         """Add the new tokens, and attend from them to all tokens so far; after an error the cache is what it was."""
+        if not self.length:
+            self.reset()  # a first step may have failed before
         batch, _, tokens, _ = q.shape
         if options["start"] is not None or options["cu_seqlens"] is not None:
             raise ValueError("with a cache the queries are the last tokens: leave start and cu_seqlens out.")
@@ -159,7 +161,7 @@ class Cache:
         if not plain:
             self._memory[name] = torch.cat([before, new], dim=2)
             return self._memory[name]
-        end, memory = self.length + new.shape[2], self._memory.get(name) if self.length and self._writable else None
+        end, memory = self.length + new.shape[2], self._memory.get(name) if self._writable else None
         if memory is None or end > memory.shape[2] or memory.is_inference() != torch.is_inference_mode_enabled():
             room = max(self._capacity, _with_room(end))
             memory = self._memory[name] = new.new_empty(*new.shape[:2], room, new.shape[3])

@@ -269,6 +269,15 @@ def test_tables_are_not_copied_with_a_cache():
         torch.testing.assert_close(layer.step(x[:, 4:5], other), expected)
 
 
+def test_a_first_step_that_failed_leaves_nothing():
+    cache, x = relpos.Cache(), tokens(4)
+    with pytest.raises(ValueError, match="padding must be"):
+        Layer(encoding("cable")).step(x, cache, padding=torch.ones(2, 3, dtype=torch.bool))
+    layer = Layer(encoding("alibi"))
+    out = torch.cat([layer.step(x[:, i : i + 1], cache) for i in range(4)], dim=2)
+    torch.testing.assert_close(out, layer(x), rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize(
     "empty", [lambda cache: cache.crop(0), lambda cache: cache.crop(-5), lambda cache: cache.reset()]
 )
