@@ -187,10 +187,11 @@ class Cache:
         self, q: Tensor, v: Tensor, position: Encoding, call: Call
     ) -> native.PackedBias | native.RunningTotals | None:
         """The bias in the kernel's layout, or None if that cannot serve this call."""
-        changes_queries = "query and key" in position.places and not position.rotates_by_position
-        if "score" not in position.places or changes_queries or call.token_positions is not None:
+        if call.queries > native.FEW or not call.causal or call.token_positions is not None:
             return None
-        if call.queries > native.FEW or not call.causal or native.refuses(q, v, None, call) is not None:
+        places = position.places
+        changes_queries = "query and key" in places and not position.rotates_by_position
+        if "score" not in places or changes_queries or native.refuses(q, v, None, call) is not None:
             return None
         self._totals = _extended_totals(self._totals, position, call.gates, call.queries)
         if self._totals is not None:
