@@ -113,11 +113,11 @@ class Cache:
             raise ValueError("with a cache the queries are the last tokens: leave start and cu_seqlens out.")
         if k.shape[2] != tokens:
             raise ValueError(f"with a cache, q and k are of the new tokens, but q has {tokens} and k has {k.shape[2]}.")
-        total, documents, given = self.length + tokens, options["documents"], options["positions"]
+        total, documents, where = self.length + tokens, options["documents"], options["positions"]
         if documents is not None:
             check_shape("documents", documents, (batch, total))
-        if given is not None:
-            given = read_positions(given, batch, total, position)
+        if where is not None:
+            where = read_positions(where, batch, total, position)
         gates = check_position(q, tokens, position, options)
         encoding = position if isinstance(position, Encoding) else None
         rotated = encoding is not None and encoding.rotates_by_position
@@ -125,9 +125,13 @@ class Cache:
         self._check(new, rotated)
         plain = _is_plain(encoding, q, options["sinks"], *new.values())
         if encoding is not None and rotated:
-            if given is not None or documents is not None:
-                given = (positions(total, documents, q.device) if given is None else given)[:, -tokens:]
-            q, new["k"] = self._rotate(q, k, encoding, given, plain)
+            if where is not None:
+                where = where[:, -tokens:]
+            elif documents is not None and tokens == 1:
+                where = (documents == documents[:, -1:]).sum(1, keepdim=True) - 1  # documents are contiguous
+            elif documents is not None:
+                where = positions(total, documents, q.device)[:, -tokens:]
+            q, new["k"] = self._rotate(q, k, encoding, where, plain)
         all_tokens = {name: self._extended(name, x, plain) for name, x in new.items()}
         k, v, gates = all_tokens["k"], all_tokens["v"], all_tokens.get("gates")
         self._writable = plain
@@ -171,15 +175,15 @@ class Cache:
         return memory[:, :, :end]
 
     def _rotate(
-        self, q: Tensor, k: Tensor, position: Encoding, given: Tensor | None, plain: bool
+        self, q: Tensor, k: Tensor, position: Encoding, where: Tensor | None, plain: bool
     ) -> tuple[Tensor, Tensor]:
         """Rotate the queries and keys of new tokens, whose rotation depends on their positions alone."""
         tokens, dtype = q.shape[2], torch.promote_types(q.dtype, torch.float32)
-        if given is None and tokens <= native.FEW and plain:
+        if where is None and tokens <= native.FEW and plain:
             return self._tables_of(position, self.length + tokens, dtype, q.device).rotate(q, k, self.length)
-        if given is None:
-            given = torch.arange(self.length, self.length + tokens, device=q.device)[None]
-        rotation = position.rotation(Call(tokens, tokens, dtype=dtype, device=q.device, token_positions=given))
+        if where is None:
+            where = torch.arange(self.length, self.length + tokens, device=q.device)[None]
+        rotation = position.rotation(Call(tokens, tokens, dtype=dtype, device=q.device, token_positions=where))
         assert rotation is not None
         turned_q, turned_k = rotation.apply(q.to(dtype), k.to(dtype))
         return turned_q.to(q.dtype), turned_k.to(k.dtype)

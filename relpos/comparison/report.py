@@ -1,9 +1,8 @@
 """The report of a comparison in HTML and Markdown, from the records of its trials. Written again after every trial."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 from relpos.comparison.comparison import Comparison, Trial, finished, load_comparison
 from relpos.comparison.summary import (
@@ -12,17 +11,18 @@ from relpos.comparison.summary import (
     Perplexities,
     Records,
     Standing,
+    bits_per_byte,
     costs,
     findings,
-    make_bits,
     make_standings,
     make_table,
     marking,
     mebibytes,
     notes,
     read_records,
+    rows_of,
 )
-from relpos.pictures.curves import draw_curves, draw_position_panels
+from relpos.pictures.curves import Rows, draw_curves, draw_position_panels
 from relpos.pictures.draw import draw
 from relpos.pictures.map_figures import draw_sheet
 from relpos.pictures.markdown import TRAINED, image, items, table, to_html, without_tags
@@ -101,21 +101,23 @@ def _what(comparison: Comparison, out: Path) -> str:
     return text
 
 
+def _by_length(
+    comparison: Comparison, text_of: Callable[[str, int], str], bold: Collection[tuple[int, int]] = ()
+) -> str:
+    """A table in the paper's layout: one row per encoding, one column per length."""
+    head = [f"{length} {TRAINED}" if length == comparison.length else str(length) for length in comparison.lengths]
+    rows = [[f"`{name}`", *(text_of(name, length) for length in comparison.lengths)] for name in comparison.encodings]
+    return table(["encoding", *head], rows, bold)
+
+
 def _perplexities(comparison: Comparison, perplexities: Perplexities, standings: Mapping[int, Standing]) -> str:
-    """The table in the paper's layout: one row per encoding, one column per length."""
     bold = {
         (row, column)
         for row, encoding in enumerate(comparison.encodings)
         for column, length in enumerate(comparison.lengths, start=1)
         if length in standings and encoding in standings[length].marked
     }
-    rows = {encoding: [str(cell) for cell in row.values()] for encoding, row in perplexities.items()}
-    return _by_length(comparison, rows, bold)
-
-
-def _by_length(comparison: Comparison, rows: Mapping[str, list[str]], bold: set[tuple[int, int]] | None = None) -> str:
-    head = [f"{length} {TRAINED}" if length == comparison.length else str(length) for length in comparison.lengths]
-    return table(["encoding", *head], [[f"`{encoding}`", *row] for encoding, row in rows.items()], bold or set())
+    return _by_length(comparison, lambda encoding, length: str(perplexities[encoding][length]), bold)
 
 
 def _differences(comparison: Comparison, standings: Mapping[int, Standing]) -> list[str]:
@@ -123,10 +125,7 @@ def _differences(comparison: Comparison, standings: Mapping[int, Standing]) -> l
     tested = max((len(at_length.differences) for at_length in standings.values()), default=0)
     if not tested:
         return []
-    rows = {
-        encoding: [_difference(standings.get(length), encoding) for length in comparison.lengths]
-        for encoding in comparison.encodings
-    }
+    differences = _by_length(comparison, lambda encoding, length: _difference(standings.get(length), encoding))
     share = f", which is {100 - 100 * (1 - LEVEL) / tested:.2f} % for each of {tested}" if tested > 1 else ""
     level = f"{LEVEL * 100:.0f} % for all comparisons at a length together{share}"
     text = (
@@ -136,7 +135,7 @@ def _differences(comparison: Comparison, standings: Mapping[int, Standing]) -> l
     )
     if comparison.seeds == 1:
         text += " With one seed it is a difference between two trained models, and says little about the encodings."
-    return ["## Differences between encodings", text, _by_length(comparison, rows)]
+    return ["## Differences between encodings", text, differences]
 
 
 def _difference(at_length: Standing | None, encoding: str) -> str:
@@ -151,17 +150,20 @@ def _difference(at_length: Standing | None, encoding: str) -> str:
 
 def _bits(comparison: Comparison, records: Records) -> list[str]:
     """The table of bits per byte, if the evaluations have them."""
-    rows = make_bits(comparison, records)
+    rows = [row for record in records.values() for row in rows_of(record, comparison)]
+    if all(row["bits_per_byte"] is None for row in rows):
+        return []
     text = (
         "The same losses as bits per byte of the scored text: mean ± sample deviation over the seeds. Unlike "
         "perplexities, these can be compared between tokenizers."
     )
-    return ["## Bits per byte", text, _by_length(comparison, rows)] if rows else []
+    bits = _by_length(comparison, lambda encoding, length: bits_per_byte(comparison, records, encoding, length))
+    return ["## Bits per byte", text, bits]
 
 
 def _curves(comparison: Comparison, perplexities: Perplexities, out: Path) -> list[str]:
     """Curves of perplexity by length: the mean, and a band from the lowest seed to the highest."""
-    series: dict[str, list[dict[str, Any]]] = {
+    series: dict[str, Rows] = {
         encoding: [
             {
                 "length": length,
@@ -185,9 +187,8 @@ def _curves(comparison: Comparison, perplexities: Perplexities, out: Path) -> li
 
 def _positions(comparison: Comparison, records: Records, out: Path) -> list[str]:
     """Curves of loss by position, for the first seed."""
-    measured: dict[str, Any] = {
-        encoding: records[Trial(encoding, 0)].get("positions") or {} for encoding in comparison.encodings
-    }
+    first = {encoding: records[Trial(encoding, 0)] for encoding in comparison.encodings}
+    measured = {encoding: record["positions"] for encoding, record in first.items() if "positions" in record}
     series = {encoding: result["bins"] for encoding, result in measured.items() if result.get("bins")}
     if not series:
         return []

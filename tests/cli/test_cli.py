@@ -19,7 +19,7 @@ import relpos
 from relpos.cli import app, tables
 from relpos.comparison import summary
 from relpos.comparison.comparison import make_comparison
-from relpos.evaluation import options as evaluation_options
+from relpos.evaluation import evaluate_options as evaluation_options
 from relpos.model_catalogue import PRESETS
 from relpos.runs.settings import load_settings
 from relpos.tasks import names as task_names

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 import yaml
+from task_scores import score_task
 from test_train import interrupted_after, same_weights
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 import relpos
 from relpos.cli import app
 from relpos.evaluation import task_scoring as score_module
-from relpos.evaluation.task_scoring import score_task, wilson
+from relpos.evaluation.task_scoring import wilson
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 from relpos.pictures.curves import draw_accuracy, draw_depths
 from relpos.runs.run import Run, open_run
