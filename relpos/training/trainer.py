@@ -19,6 +19,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, TrainerState
@@ -74,6 +75,9 @@ class RelposTrainer(Trainer):
         out, name = Path(self.args.output_dir), f"checkpoint-{self.state.global_step}"
         temporary = out / ".writing"
         writes = self.args.should_save  # true in the first process only
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):  # gathered by an evaluation: the optimizer does not know those tensors
+                module.reshard()
         try:
             if writes:
                 shutil.rmtree(temporary, ignore_errors=True)

@@ -44,7 +44,7 @@ def corpus(tmp_path_factory):
     texts = folder / "texts"
     texts.mkdir()
     for number in range(30):
-        lines = (f"the {i * i % 89} and the {i % 7} of {number}" for i in range(number % 4 + 1))
+        lines = (f"the {i * i % 89} and the {i % 7} of {number}" for i in range(2 * (number % 4) + 2))
         (texts / f"{number:02}.txt").write_text("\n".join(lines))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RELPOS_CACHE", str(folder / "cache"))
@@ -148,6 +148,7 @@ def test_a_model_on_slices_refuses_what_only_a_window_has():
 @pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True])
 def test_two_processes_resume_from_their_checkpoint(corpus, tmp_path, sharded):
+    """Each checkpoint follows an evaluation, after which parts of a sharded model are gathered."""
     settings = {**BATCHES, "run.fsdp": sharded, "run.steps": 6, "optimizer.warmup_steps": 0}
     for out in ("straight", "resumed"):
         launch(command(2, corpus, tmp_path / out, settings))
