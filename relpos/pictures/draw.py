@@ -11,7 +11,7 @@ from relpos.maps.map import PIXELS, Map, compute_map, map_of_layer
 from relpos.maps.model_subject import open_view
 from relpos.maps.subject import Request, TensorSubject, View, is_tensor, label_apart, token_name
 from relpos.pictures.captions import make_caption, untrained_line
-from relpos.pictures.map_figures import draw_maps, draw_profiles, draw_sheet, draw_together, name_offsets, offset_map
+from relpos.pictures.map_figures import draw_maps, draw_profiles, draw_sheet, draw_together, name_offsets
 from relpos.pictures.mass_figures import mass_picture
 from relpos.pictures.options import COLUMNS, MOST_LABELS, DrawOptions
 from relpos.pictures.picture import Arrays, Picture, layer_arrays, map_arrays, map_numbers

@@ -7,9 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from torch import Tensor
 
-from relpos.maps.diagonals import Share
 from relpos.maps.map import FLAT_RANGE, ColourScale, Map
 from relpos.pictures.captions import ZERO, head_note
 from relpos.pictures.colours import colour_map, head_scales, linear_ticks, norm, tick_words
@@ -193,18 +191,6 @@ def _short(value: float) -> str:
     """Three significant digits, or all those before the decimal point, with a typographic minus; never −0."""
     text = f"{value:.0f}" if 1000 <= abs(value) < 1e5 else f"{value + 0.0:.3g}"
     return text.replace("-", "−")
-
-
-def offset_map(number: int, table: Tensor) -> Map:
-    """The map of a table (heads, rows, columns) of a layer, with offset 0 in the middle; NaN beside a narrow one."""
-    heads, rows, columns = table.shape
-    side = max(rows, columns)
-    values = np.full((heads, side, side), np.nan, dtype=np.float32)
-    top, left = (side - rows) // 2, (side - columns) // 2
-    values[:, top : top + rows, left : left + columns] = table.float().cpu().numpy()
-    nothing = Share([None] * heads, None)  # diagonals of offsets mean nothing
-    distances, profile = np.empty(0, np.int64), np.empty((3, heads, 0), np.float32)
-    return Map(number, "bias", False, side, 1, values, values, values, distances, profile, nothing, None)
 
 
 def name_offsets(figure: Figure, side: int) -> None:
