@@ -7,7 +7,7 @@ from typing import Any, cast, get_args
 from matplotlib.figure import Figure
 
 from relpos.maps.layer import Layer, Quantity
-from relpos.maps.map import PIXELS, Map, compute_map, map_of_layer
+from relpos.maps.map import PIXELS, Map, compute_map, map_of_layer, offset_map
 from relpos.maps.model_subject import open_view
 from relpos.maps.subject import Request, TensorSubject, View, is_tensor, label_apart, token_name
 from relpos.pictures.captions import make_caption, untrained_line
