@@ -25,6 +25,7 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
+from relpos.attend.arguments import WeightOptions
 from relpos.forms.call import Call
 
 ATTRIBUTE = "_relpos_key_mask"  # of a tensor, in traced graphs
@@ -52,14 +53,14 @@ class KeyMask(Call):
 
     contiguous = to
 
-    def arguments(self, batch: int, keys: int) -> dict[str, Any]:
+    def arguments(self, batch: int, keys: int) -> WeightOptions:
         """The arguments of `relpos.attention`: a mask of one row serves all rows, a mask for more keys is cut."""
         if keys > self.keys:
             raise ValueError(f"the mask is for {self.keys} keys, but there are {keys}.")
         documents, padding = (
             None if value is None else value[:, :keys].expand(batch, -1) for value in (self.documents, self.padding)
         )
-        where = {"start": self.start, "causal": self.causal, "window": self.window, "mask": self.mask}
+        where: WeightOptions = {"start": self.start, "causal": self.causal, "window": self.window, "mask": self.mask}
         return {**where, "documents": documents, "padding": padding}
 
     def materialise(self) -> Tensor:
