@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Iterator
-from inspect import Parameter
 
 import torch
 from torch import Tensor, nn
 
 import relpos
-from relpos.encodings.registry import encoding_class
-from relpos.forms.cards import HEAD_DIM, HEADS, Card, options_of
+from relpos.forms.cards import HEAD_DIM, HEADS, Card
 from relpos.forms.parameters import BoundedParameter, PositiveParameter
 
 UNWRITTEN = "Nobody has written this part yet."
@@ -126,8 +124,6 @@ def options(card: Card) -> str:
     """A table of the options."""
     if not card.options:
         return "It has no options besides `heads` and `head_dim`."
-    required = Parameter.empty
-    assert all(each.default is not required for each in options_of(encoding_class(card.name)).values())
     rows = [
         f"| `{name}` | {escaped(option.type)} | `{escaped(option.default)}` | {escaped(option.meaning)} |"
         for name, option in card.options.items()

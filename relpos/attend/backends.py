@@ -86,9 +86,9 @@ def positioned(
     if position is None:
         return q, k, None, call
     if isinstance(position, Form):
-        own = locate(position.fit(call), call)
-        check_form(own)
-        return q, k, own, call
+        located = locate(position.fit(call), call)
+        check_form(located)
+        return q, k, located, call
     if "query and key" in position.places:
         rotation = None if rotated else position.rotation(call)
         factor = position.query_factor(call)

@@ -7,14 +7,7 @@ import torch
 from torch import Tensor
 
 from relpos.attend import native
-from relpos.attend.arguments import (
-    AttentionOptions,
-    Position,
-    check_finite,
-    check_position,
-    make_call,
-    read_positions,
-)
+from relpos.attend.arguments import AttentionOptions, Position, check_finite, check_position, make_call, read_positions
 from relpos.attend.backends import attend
 from relpos.forms.call import Call, positions
 from relpos.forms.checks import check_shape, integer_at_least
@@ -108,16 +101,18 @@ class Cache:
         self, q: Tensor, k: Tensor, v: Tensor, position: Position | None, backend: str | None, options: AttentionOptions
     ) -> tuple[Tensor, Tensor | None]:
         """Add the new tokens, and attend from them to all tokens so far; after an error the cache is what it was."""
+        if not self.length:
+            self.reset()  # a first step may have failed before
         batch, _, tokens, _ = q.shape
         if options["start"] is not None or options["cu_seqlens"] is not None:
             raise ValueError("with a cache the queries are the last tokens: leave start and cu_seqlens out.")
         if k.shape[2] != tokens:
             raise ValueError(f"with a cache, q and k are of the new tokens, but q has {tokens} and k has {k.shape[2]}.")
-        total, documents, given = self.length + tokens, options["documents"], options["positions"]
+        total, documents, where = self.length + tokens, options["documents"], options["positions"]
         if documents is not None:
             check_shape("documents", documents, (batch, total))
-        if given is not None:
-            given = read_positions(given, batch, total, position)
+        if where is not None:
+            where = read_positions(where, batch, total, position)
         gates = check_position(q, tokens, position, options)
         encoding = position if isinstance(position, Encoding) else None
         rotated = encoding is not None and encoding.rotates_by_position
@@ -125,9 +120,13 @@ class Cache:
         self._check(new, rotated)
         plain = _is_plain(encoding, q, options["sinks"], *new.values())
         if encoding is not None and rotated:
-            if given is not None or documents is not None:
-                given = (positions(total, documents, q.device) if given is None else given)[:, -tokens:]
-            q, new["k"] = self._rotate(q, k, encoding, given, plain)
+            if where is not None:
+                where = where[:, -tokens:]
+            elif documents is not None and tokens == 1:
+                where = (documents == documents[:, -1:]).sum(1, keepdim=True) - 1  # documents are contiguous
+            elif documents is not None:
+                where = positions(total, documents, q.device)[:, -tokens:]
+            q, new["k"] = self._rotate(q, k, encoding, where, plain)
         all_tokens = {name: self._extended(name, x, plain) for name, x in new.items()}
         k, v, gates = all_tokens["k"], all_tokens["v"], all_tokens.get("gates")
         self._writable = plain
@@ -162,7 +161,7 @@ class Cache:
         if not plain:
             self._memory[name] = torch.cat([before, new], dim=2)
             return self._memory[name]
-        end, memory = self.length + new.shape[2], self._memory.get(name) if self.length and self._writable else None
+        end, memory = self.length + new.shape[2], self._memory.get(name) if self._writable else None
         if memory is None or end > memory.shape[2] or memory.is_inference() != torch.is_inference_mode_enabled():
             room = max(self._capacity, _with_room(end))
             memory = self._memory[name] = new.new_empty(*new.shape[:2], room, new.shape[3])
@@ -171,15 +170,15 @@ class Cache:
         return memory[:, :, :end]
 
     def _rotate(
-        self, q: Tensor, k: Tensor, position: Encoding, given: Tensor | None, plain: bool
+        self, q: Tensor, k: Tensor, position: Encoding, where: Tensor | None, plain: bool
     ) -> tuple[Tensor, Tensor]:
         """Rotate the queries and keys of new tokens, whose rotation depends on their positions alone."""
         tokens, dtype = q.shape[2], torch.promote_types(q.dtype, torch.float32)
-        if given is None and tokens <= native.FEW and plain:
+        if where is None and tokens <= native.FEW and plain:
             return self._tables_of(position, self.length + tokens, dtype, q.device).rotate(q, k, self.length)
-        if given is None:
-            given = torch.arange(self.length, self.length + tokens, device=q.device)[None]
-        rotation = position.rotation(Call(tokens, tokens, dtype=dtype, device=q.device, token_positions=given))
+        if where is None:
+            where = torch.arange(self.length, self.length + tokens, device=q.device)[None]
+        rotation = position.rotation(Call(tokens, tokens, dtype=dtype, device=q.device, token_positions=where))
         assert rotation is not None
         turned_q, turned_k = rotation.apply(q.to(dtype), k.to(dtype))
         return turned_q.to(q.dtype), turned_k.to(k.dtype)
@@ -188,10 +187,11 @@ class Cache:
         self, q: Tensor, v: Tensor, position: Encoding, call: Call
     ) -> native.PackedBias | native.RunningTotals | None:
         """The bias in the kernel's layout, or None if that cannot serve this call."""
-        changes_queries = "query and key" in position.places and not position.rotates_by_position
-        if "score" not in position.places or changes_queries or call.token_positions is not None:
+        if call.queries > native.FEW or not call.causal or call.token_positions is not None:
             return None
-        if call.queries > native.FEW or not call.causal or native.refuses(q, v, None, call) is not None:
+        places = position.places
+        changes_queries = "query and key" in places and not position.rotates_by_position
+        if "score" not in places or changes_queries or native.refuses(q, v, None, call) is not None:
             return None
         self._totals = _extended_totals(self._totals, position, call.gates, call.queries)
         if self._totals is not None:

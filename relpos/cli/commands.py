@@ -15,8 +15,8 @@ import typer
 
 from relpos.cli.from_options import Command, Values, command
 from relpos.cli.tables import print_comparison, print_results, print_scores
-from relpos.comparison.options import CompareOptions
-from relpos.evaluation.options import OUTPUT, EvaluateOptions
+from relpos.comparison.compare_options import CompareOptions
+from relpos.evaluation.evaluate_options import OUTPUT, EvaluateOptions
 from relpos.explorer.options import ExploreOptions
 from relpos.paper.options import FigureOptions
 from relpos.pictures.options import COLUMNS, LOOKS, SHOWN, DrawOptions
@@ -267,7 +267,7 @@ def draw(options: Values, output: Values) -> None:
 
     files = DrawOutput(**output)
     what = options.pop("what")
-    path = Path(files.out or f"{'-'.join(Path(each).resolve().name for each in what)}.png")
+    path = Path(files.out or f"{'-'.join(Path(name).resolve().name for name in what)}.png")
     numbers = None if files.numbers is None else Path(files.numbers)
     check_files(path, numbers)  # before the work, not after it
     if files.text_file is not None:
@@ -338,16 +338,16 @@ def explore(options: Values, output: Values) -> None:
     """
     from relpos.explorer.explore import explore as open_exploration
 
-    own = ExploreOutput(**output)
-    if own.export is not None and "what" not in options:
+    server = ExploreOutput(**output)
+    if server.export is not None and "what" not in options:
         raise ValueError("nothing to export: name an encoding or a model.")
-    if own.export is not None and Path(own.export).suffix.lower() not in (".html", ".htm"):  # before the work
-        raise ValueError(f"cannot export to {Path(own.export).name!r}: the name must end in .html.")
-    exploration = open_exploration(**options, text=None if own.text is None else _read_text(own.text))
-    if own.export is None:
-        exploration.serve(own.host, own.port, own.browser, typer.echo)
+    if server.export is not None and Path(server.export).suffix.lower() not in (".html", ".htm"):  # before the work
+        raise ValueError(f"cannot export to {Path(server.export).name!r}: the name must end in .html.")
+    exploration = open_exploration(**options, text=None if server.text is None else _read_text(server.text))
+    if server.export is None:
+        exploration.serve(server.host, server.port, server.browser, typer.echo)
         return
-    file = exploration.save(own.export, _progress("exporting"))
+    file = exploration.save(server.export, _progress("exporting"))
     typer.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB, one page that needs no server and no network")
 
 

@@ -204,9 +204,9 @@ def list_encodings(
             raise ValueError("--markdown is for encodings: leave it out, or use --json.")
         show_model(name, as_json)
         return
-    cards = [card(each) for each in ([name] if name else names())]
+    cards = [card(known) for known in ([name] if name else names())]
     if as_json:
-        entries = [dataclasses.asdict(each) for each in cards]
+        entries = [dataclasses.asdict(shown) for shown in cards]
         _print_json(entries[0] if name else entries)
     elif markdown:
         typer.echo(markdown_table(cards))
@@ -215,15 +215,15 @@ def list_encodings(
     else:
         fields = ("name", "place", "form", "learned", "directions", "paper")
         head = ["learned per head" if field == "learned" else field for field in fields]
-        print_table(head, [[getattr(each, field) for field in fields] for each in cards], unwrapped=("name", "place"))
+        print_table(head, [[getattr(shown, field) for field in fields] for shown in cards], unwrapped=("name", "place"))
 
 
 def markdown_table(cards: list[Card]) -> str:
     """The encodings as a Markdown table, one row per card, with links to the papers."""
     lines = ["| name | place | what it is | learned per head | paper |", "|---|---|---|---:|---|"]
-    for each in cards:
-        papers = re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[\1](https://arxiv.org/abs/\1)", each.paper)
-        cells = (f"`{each.name}`", each.place, each.summary, each.learned, papers)
+    for shown in cards:
+        papers = re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[\1](https://arxiv.org/abs/\1)", shown.paper)
+        cells = (f"`{shown.name}`", shown.place, shown.summary, shown.learned, papers)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 
@@ -240,7 +240,7 @@ def _print_encoding(shown: Card) -> None:
         "directions": shown.directions,
         "paper": shown.paper,
     }
-    options = {f"  {key}={each.default}": f"{each.type}. {each.meaning}" for key, each in shown.options.items()}
+    options = {f"  {key}={about.default}": f"{about.type}. {about.meaning}" for key, about in shown.options.items()}
     print_card({**rows, **options})
 
 
@@ -248,10 +248,10 @@ def list_tasks(name: str | None, as_json: bool) -> None:
     """List the tasks, or show one with an example."""
     from relpos.tasks import task
 
-    tasks = [task(each) for each in ([name] if name else task_names())]
+    tasks = [task(known) for known in ([name] if name else task_names())]
     if as_json:
         fields = ("name", "summary", "measures", "layout", "paper", "shortest", "chance", "has_depth")
-        cards = [{field: getattr(each, field) for field in fields} for each in tasks]
+        cards = [{field: getattr(shown, field) for field in fields} for shown in tasks]
         _print_json(cards[0] if name else cards)
     elif name:
         shown = tasks[0]
@@ -259,7 +259,7 @@ def list_tasks(name: str | None, as_json: bool) -> None:
         rows |= {"words": str(len(shown.words)), "shortest": f"{shown.shortest} tokens"}
         print_card({**rows, "chance": f"{shown.chance:.1%}", "example": shown.example()})
     else:
-        rows_of = [[each.name, each.summary, each.measures, each.paper] for each in tasks]
+        rows_of = [[shown.name, shown.summary, shown.measures, shown.paper] for shown in tasks]
         print_table(["name", "what it is", "measures", "paper"], rows_of, unwrapped=("name",))
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from relpos.comparison.compare_options import CompareOptions
 from relpos.comparison.comparison import (
     FILE,
     Comparison,
@@ -30,7 +31,6 @@ from relpos.comparison.comparison import (
     read_record,
     write_record,
 )
-from relpos.comparison.options import CompareOptions
 from relpos.runs.checkpoints import read_log
 from relpos.runs.results import RunResult, read_about
 from relpos.runs.settings import settings_by_key

@@ -14,7 +14,7 @@ from typing import Any, TypedDict, cast
 
 import yaml
 
-from relpos.comparison.options import (
+from relpos.comparison.compare_options import (
     BATCH,
     ENCODINGS,
     EVAL_TOKENS,

@@ -90,20 +90,13 @@ def _cell(comparison: Comparison, records: Records, encoding: str, length: int) 
     return Cell(tuple(float(row["perplexity"]) for row in rows if not row["error"]), missing)
 
 
-def make_bits(comparison: Comparison, records: Records) -> dict[str, list[str]]:
-    """Bits per byte as text: for each encoding one per length. Empty if no evaluation has counted bytes."""
-
-    def text(rows: Mapping[int, Row]) -> str:
-        values = [float(row["bits_per_byte"]) for row in rows.values() if row["bits_per_byte"] is not None]
-        if not values:  # the tokenizer is not byte-level
-            return "–"
-        return f"{statistics.fmean(values):.4f}" + (f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else "")
-
-    texts = {
-        encoding: [text(measured_rows(comparison, records, encoding, length)) for length in comparison.lengths]
-        for encoding in comparison.encodings
-    }
-    return texts if any(text != "–" for row in texts.values() for text in row) else {}
+def bits_per_byte(comparison: Comparison, records: Records, encoding: str, length: int) -> str:
+    """Bits per byte as text: the mean and deviation over the seeds."""
+    rows = measured_rows(comparison, records, encoding, length).values()
+    values = [float(row["bits_per_byte"]) for row in rows if row["bits_per_byte"] is not None]
+    if not values:  # the tokenizer is not byte-level
+        return "–"
+    return f"{statistics.fmean(values):.4f}" + (f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else "")
 
 
 # -- The paired test

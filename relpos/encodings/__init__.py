@@ -1,4 +1,4 @@
-"""The encodings: one file each, a registry, and the forms a bias can take.
+"""The encodings: one file per paper, and the registry.
 
 Every encoding's class can be imported from here: `from relpos.encodings import Alibi, Cable`.
 """

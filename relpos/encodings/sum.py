@@ -139,7 +139,7 @@ def _options_by_name(parts: Sequence[str], part_options: object) -> Mapping[str,
     if not named or not parts:
         raise ValueError(f"parts must be a list of encodings' names, not {parts!r}.")
     part_options = {} if part_options is None else part_options
-    if not isinstance(part_options, Mapping) or not all(isinstance(each, Mapping) for each in part_options.values()):
+    if not isinstance(part_options, Mapping) or any(not isinstance(of, Mapping) for of in part_options.values()):
         raise ValueError(
             f"part_options must hold a dictionary of options by name of a part, as in "
             f"{{{parts[0]!r}: {{…}}}}, not {part_options!r}."

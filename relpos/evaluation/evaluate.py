@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from relpos.evaluation.evaluate_options import PROTOCOLS, EvaluateOptions, ProtocolName
 from relpos.evaluation.evaluation import Question, check_scaling, default_lengths, joined
-from relpos.evaluation.options import PROTOCOLS, EvaluateOptions, ProtocolName
 from relpos.evaluation.scoring import PARTS, Processes
 from relpos.evaluation.task_scoring import TaskQuestion
 from relpos.runs.results import EVALUATION, TaskResult, TextResult

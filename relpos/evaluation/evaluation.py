@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from relpos.encodings.registry import card
 from relpos.evaluation import protocols
+from relpos.evaluation.evaluate_options import MULTIPLES, PROTOCOLS, EvaluateOptions, ProtocolName, SplitName
 from relpos.evaluation.intervals import bin_edges, bins_of, row_of, units_of, warnings
-from relpos.evaluation.options import MULTIPLES, PROTOCOLS, EvaluateOptions, ProtocolName, SplitName
 from relpos.evaluation.protocols import ScoredWindows, Window
 from relpos.evaluation.scoring import Losses, Processes, Scorer
 from relpos.forms.rotation import SCALINGS

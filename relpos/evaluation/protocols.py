@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from relpos.evaluation.options import EVAL_TOKENS, LAST, EvaluateOptions
+from relpos.evaluation.evaluate_options import EVAL_TOKENS, LAST, EvaluateOptions
 from relpos.text.tokens import Tokens, spread
 
 

@@ -252,7 +252,7 @@ def _collect(batches: list[Batch], bins: int, read: int) -> Losses:
 def _read(file: Path, mend: bool) -> dict[int, Batch]:
     """The finished batches by number. Damaged lines are skipped, so that their batches are scored again.
 
-    `mend`: name the damaged lines and remove them from the file. An incomplete last line, left by a kill, is no damage.
+    `mend`: name the damaged lines and remove them from the file. An incomplete last line is left by a kill.
     """
     batches: dict[int, Batch] = {}
     *lines, rest = file.read_bytes().split(b"\n") if file.exists() else [b""]

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from relpos.evaluation.evaluate_options import LONGEST_TASK, MULTIPLES, SAMPLES, EvaluateOptions
 from relpos.evaluation.evaluation import question_stem
-from relpos.evaluation.options import LONGEST_TASK, MULTIPLES, SAMPLES, EvaluateOptions
 from relpos.evaluation.scoring import HIDDEN, PARTS
 from relpos.models.family import family_of
 from relpos.runs.results import DepthRow, Score, TaskResult, TaskRow, refresh_card, refused_task_row
@@ -30,20 +30,6 @@ from relpos.tasks.task import Example
 TOKENS = 2**14  # read at a time
 DEPTHS = 11  # 0, 0.1, … 1
 KEY = ("weights", "position", "digest", "seed", "samples")  # what a result depends on
-
-
-def score_task(
-    run: Run,
-    task: str,
-    lengths: Sequence[int],
-    samples: int = SAMPLES,
-    seed: int = 0,
-    out: Path | None = None,
-    say: Callable[[str], object] = print,
-) -> TaskResult:
-    """Score one run on held-out sequences of a task."""
-    options = EvaluateOptions(run, task=task, lengths=lengths, samples=samples, seed=seed)
-    return TaskQuestion(run, options, out, say).answer()
 
 
 class TaskQuestion:

@@ -238,6 +238,8 @@ def check_documents(documents: Tensor, batch: int, keys: int) -> None:
         raise TypeError(f"documents must be integers, one id per token, not {documents.dtype}.")
     if documents.device.type != "cpu" or not has_values(documents):
         return  # reading values would stall an accelerator
+    if bool((documents[:, 1:] >= documents[:, :-1]).all()):
+        return  # the usual order; a decoder asks at every step of every layer
     runs = (documents[:, 1:] != documents[:, :-1]).sum(1) + 1
     ordered = documents.sort(dim=1).values
     distinct = (ordered[:, 1:] != ordered[:, :-1]).sum(1) + 1

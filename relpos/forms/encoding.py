@@ -149,9 +149,6 @@ class Encoding(nn.Module):
         Returns:
             (batch, length, width); x itself if the encoding does not act on the embedding.
 
-        Raises:
-            ValueError: A position is beyond a learned table, or shapes do not match.
-
         Example:
             >>> x = position.embed(x)  # the prompt, positions 0, 1, …
             >>> x = position.embed(x, start=cache.length)  # while decoding: the tokens so far
@@ -179,12 +176,7 @@ class Encoding(nn.Module):
         return None
 
     def query_factor(self, call: Call) -> Tensor | None:
-        """The factor of each query, (1 or batch, 1 or heads, queries, 1).
-
-        Example:
-            >>> def query_factor(self, call):
-            ...     return torch.log1p(call.query_positions.to(call.dtype))[:, None, :, None]
-        """
+        """The factor of each query, (1 or batch, 1 or heads, queries, 1)."""
         return None
 
     def rotate(self, q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
@@ -247,10 +239,6 @@ class Encoding(nn.Module):
         """The bias on the scores of a call of attention: `Toeplitz`, `RankOne`, `Scaled`, `Projected` or `Scored`.
 
         Where processes divide the heads, `call.gates` and `call.q` have some of the heads; tables are made for all.
-
-        Example:
-            >>> def bias(self, call):
-            ...     return Toeplitz(-call.distances.abs().expand(self.heads, -1), call.zero)
         """
         return None
 
@@ -284,9 +272,6 @@ class Encoding(nn.Module):
         Returns:
             (heads, length, length), −inf where a key is not seen; (1 or batch, heads, length, length) if hidden, or
             q and k, were passed.
-
-        Raises:
-            ValueError: The encoding adds no bias, an argument that it needs is missing, or shapes do not match.
 
         Example:
             >>> relpos.encoding("alibi", heads=8, head_dim=64).map(512).shape

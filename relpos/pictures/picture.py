@@ -20,7 +20,7 @@ from relpos.maps.distance_profiles import MassProfile
 from relpos.maps.head_classes import HeadClass
 from relpos.maps.map import Map
 from relpos.maps.subject import View
-from relpos.pictures.head_notes import head_note
+from relpos.pictures.captions import head_note
 from relpos.pictures.map_figures import bar_ticks
 from relpos.pictures.printed_page import FORMATS, write
 from relpos.system.files import write_bytes
@@ -30,26 +30,22 @@ PACKAGES = ("torch", "numpy", "matplotlib")  # whose versions are recorded
 Arrays = dict[str, NDArray[Any]]
 ARRAY_FORMATS = (".npz", ".safetensors")
 NUMBER_FORMATS = (".json", *ARRAY_FORMATS)
-AXES = {  # what an array holds: its axes. docs/figures.md has the meanings and units
-    "minimum": ("heads", "queries", "keys"),
-    "mean": ("heads", "queries", "keys"),
-    "maximum": ("heads", "queries", "keys"),
-    "distances": ("distances",),
-    "profile_minimum": ("heads", "distances"),
-    "profile_mean": ("heads", "distances"),
-    "profile_maximum": ("heads", "distances"),
-    "offset_bias": ("heads", "rows", "columns"),
-    "mass": ("heads", "distances"),
-    "first_key": ("heads",),
-    "sink": ("heads",),
-    "fitted_mass": ("heads", "absolute distances"),
-    "mean_score": ("heads", "distances"),
-    "standard_deviation": ("heads", "distances"),
-    "kernel": ("heads", "distances"),
-    "frequencies": ("bands",),
-    "amplitude": ("heads", "bands"),
-    "phase": ("heads", "bands"),
-    "constant": ("heads",),
+AXES = {  # of each array. docs/figures.md has the meanings and units
+    name: axes
+    for axes, array_names in {
+        ("heads", "queries", "keys"): "minimum mean maximum",
+        (
+            "heads",
+            "distances",
+        ): "profile_minimum profile_mean profile_maximum mass mean_score standard_deviation kernel",
+        ("heads", "absolute distances"): "fitted_mass",
+        ("heads", "rows", "columns"): "offset_bias",
+        ("heads", "bands"): "amplitude phase",
+        ("heads",): "first_key sink constant",
+        ("distances",): "distances",
+        ("bands",): "frequencies",
+    }.items()
+    for name in array_names.split()
 }
 SMALL = 4096  # values of an array up to which a JSON file has them
 
@@ -145,16 +141,8 @@ def map_arrays(maps: Sequence[Map], label: str = "") -> Arrays:
     return arrays
 
 
-class ArrayEntry(TypedDict):
-    """An array in a JSON file."""
-
-    axes: list[str]
-    shape: list[int]
-    values: list[Any] | None  # nested, with None for NaN; None if there are more than `SMALL`
-
-
-def describe_arrays(arrays: Arrays) -> dict[str, ArrayEntry]:
-    """The arrays as a JSON file has them."""
+def describe_arrays(arrays: Arrays) -> dict[str, dict[str, object]]:
+    """The arrays as a JSON file has them: axes and shape of each, and the values of those of at most `SMALL`."""
     return {
         name: {
             "axes": list(AXES[name.rpartition(".")[2]]),

@@ -96,7 +96,7 @@ class Run:
             digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         return digest.hexdigest()
 
-    def training(self) -> dict[str, Any]:
+    def training(self) -> Mapping[str, Any]:
         """Steps, tokens, seconds, held-out loss, learning rates and versions of the training; empty if unknown."""
         return {}
 
@@ -125,7 +125,7 @@ class TrainedRun(Run):
     def trained_length(self) -> int:
         return self.settings.data.length
 
-    def training(self) -> dict[str, Any]:
+    def training(self) -> Mapping[str, Any]:
         rates = ("lr", "position_lr", "table_lr", "table_eps")
         origin = {
             "corpus": self.about["corpus"]["name"] if "corpus" in self.about else None,
@@ -153,8 +153,8 @@ class TrainedRun(Run):
                 f"{self.folder} was trained on the task {data.task} and its vocabulary has no other words: "
                 f"evaluate it with relpos evaluate {self.folder} --task {data.task}."
             )
-        own = (data.text_field, data.subset) if name in (None, data.source) else ()
-        return open_corpus(name or data.source, *own, split=split, keep_line_ends=data.keep_line_ends)
+        fields = (data.text_field, data.subset) if name in (None, data.source) else ()
+        return open_corpus(name or data.source, *fields, split=split, keep_line_ends=data.keep_line_ends)
 
     def trained_on(self, name: str | None = None) -> bool:
         if "corpus" not in self.about:
@@ -251,11 +251,11 @@ def _replace_rope(source: Source, config: PreTrainedConfig, position: Mapping[st
     """Change the rope parameters of a model of transformers, the only entry of its positions that can be replaced."""
     if position.keys() - {"name"} != {"rope_parameters"}:
         raise ValueError(f"{source.what} is a model of transformers: only its rope_parameters can be replaced.")
-    own = getattr(config, "rope_parameters", None)
-    if not own or any(isinstance(value, Mapping) for value in own.values()):
-        has = "rope parameters that differ by layer" if own else "no rope parameters"
+    parameters = getattr(config, "rope_parameters", None)
+    if not parameters or any(isinstance(value, Mapping) for value in parameters.values()):
+        has = "rope parameters that differ by layer" if parameters else "no rope parameters"
         raise ValueError(f"the rope of {source.what} cannot be scaled: its configuration has {has}.")
-    config.rope_parameters = {**own, **position["rope_parameters"]}
+    config.rope_parameters = {**parameters, **position["rope_parameters"]}
 
 
 def _read_config(folder: Path, position: Mapping[str, Any] | None) -> tuple[Family, PreTrainedConfig]:

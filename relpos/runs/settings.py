@@ -35,6 +35,7 @@ START = {"optimizer.position_lr": START_POSITION_LR, **TABLES}  # defaults of a 
 TASK = {"data.length": TASK_LENGTH, "run.batch_size": TASK_BATCH}  # defaults of a run on a task
 
 RECIPES = Path(__file__).with_name("recipes")
+Values = dict[str, Any]  # by name or dotted key
 EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")  # 1e-3, which YAML reads as text
 COUNT = Range(1, MOST_STEPS)
 SHARE = Range(0, below=1)
@@ -57,7 +58,7 @@ class ModelSettings:
         "Positional encoding; `relpos ls` lists the names.",
         shown=f"{ENCODING}; that of the model with --from",
     )
-    options: dict[str, Any] = option({}, "Options of the encoding, by name.")
+    options: Values = option({}, "Options of the encoding, by name.")
     plan: list[Any] = option([], "Rules for some of the layers: relpos/models/plan.py.")
     share_position: bool = option(False, "One encoding for all layers.")
     vocab_size: int | None = option(None, "Rows of the embedding.", shown="the entries of the tokenizer", range=COUNT)
@@ -66,7 +67,7 @@ class ModelSettings:
     )
     gradient_checkpointing: bool = option(False, "Recompute activations, to save memory.")
 
-    def position(self) -> dict[str, Any]:
+    def position(self) -> Values:
         """The encoding as a model's configuration names it."""
         return {"name": self.encoding, **self.options, **({"plan": self.plan} if self.plan else {})}
 
@@ -147,7 +148,7 @@ class RunSettings:
     out: str | None = option(
         None,
         "The run's folder.",
-        shown="runs/[TASK-][FAMILY-]ENCODING-PRESET; runs/MODEL-ENCODING with --from",
+        shown="runs/ENCODING-PRESET, with the task or family before it; runs/MODEL-ENCODING with --from",
         metavar="FOLDER",
     )
     steps: int | None = option(
@@ -204,15 +205,15 @@ def setting(key: str, **more: Any) -> Any:
     return field(default=None, metadata={"option": dataclasses.replace(about, key=key, **more)})
 
 
-def settings_by_key(options: Any) -> dict[str, Any]:
+def settings_by_key(options: Any) -> Values:
     """The settings that an options object gives, by dotted key, without those that are None."""
     values = {about.key: getattr(options, item.name) for item, about in options_of(options) if about.key}
     return {key: str(value) if isinstance(value, Path) else value for key, value in values.items() if value is not None}
 
 
-def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any]) -> Values:
     """The settings of all sections as one dictionary by dotted key."""
-    flat: dict[str, Any] = {}
+    flat: Values = {}
     for section, values in tree.items():
         nested = isinstance(values, Mapping)
         flat |= {f"{section}.{name}": value for name, value in values.items()} if nested else {str(section): values}
@@ -245,7 +246,7 @@ def load_settings(file: str | None, overrides: Mapping[str, Any]) -> Settings:
     return resolve(settings)
 
 
-def parse_overrides(pairs: list[str]) -> dict[str, Any]:
+def parse_overrides(pairs: list[str]) -> Values:
     """Overrides as they are written on the command line: key=value, as in data.length=1024; the value is YAML."""
     import yaml
 
@@ -270,7 +271,7 @@ def recipes() -> list[str]:
     return sorted(file.stem for file in RECIPES.glob("*.yaml"))
 
 
-def _read(name: str) -> dict[str, Any]:
+def _read(name: str) -> Values:
     from relpos.system.files import read_yaml
 
     path = Path(name)

@@ -38,6 +38,7 @@ class LiveLine:
             console = Console(file=self.stream, force_terminal=True)
             self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
             self._live.start()
+            console.show_cursor()  # which would stay hidden after Ctrl-C
         return self._live
 
     def clear(self, keep: bool = False) -> None:

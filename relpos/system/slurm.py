@@ -69,8 +69,8 @@ class SlurmPart:
 class SlurmExecutor(ClusterExecutor[SlurmTask]):
     """Runs parts as jobs of SLURM, one job per part. Needs relpos[slurm], and a folder that all machines share.
 
-    If this process is killed, its jobs go on; rerun the command to wait for them. A part that does not finish within
-    the time limit is queued again and resumes.
+    If this process is killed, its jobs keep running; rerun the command to wait for them. A part that does not finish
+    within the time limit is queued again and resumes.
 
     Args:
         resources: What one part needs.

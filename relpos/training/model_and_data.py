@@ -112,17 +112,12 @@ def build_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> PreTr
     return model
 
 
-@dataclass(frozen=True)
-class StartModel:
-    """A trained model that a run starts from, with its new positions, in float32."""
+def open_start(settings: Settings) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, dict[str, str]]:
+    """Open the model that `model.start` names, replace its positions, and fill in its family and encoding.
 
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerFast
-    about: dict[str, str]  # where it comes from, and the checksum of its weights before; for run.yaml
-
-
-def open_start(settings: Settings) -> StartModel:
-    """Open the model that `model.start` names, replace its positions, and fill in its family and encoding."""
+    Returns the model with its new positions in float32, its tokenizer, and for run.yaml where it comes from, with the
+    checksum of its weights before.
+    """
     model_settings = settings.model
     name = model_settings.start
     assert name is not None
@@ -149,7 +144,7 @@ def open_start(settings: Settings) -> StartModel:
     positions = [module for module in model.modules() if isinstance(module, Encoding)]
     check_window(settings, positions, int(model.config.hidden_size))
     model_settings.family, model_settings.share_position = family_of(model).name, model.config.share_position
-    return StartModel(model, source.tokenizer, {"model": str(Path(name)), "checksum": source.checksum})
+    return model, source.tokenizer, {"model": str(Path(name)), "checksum": source.checksum}
 
 
 def _fill_position(settings: ModelSettings, before: Mapping[str, Any], length: int) -> None:

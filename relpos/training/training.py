@@ -45,18 +45,9 @@ Say = Callable[[str], None]
 
 
 def train(settings: Settings, say: Say = print) -> RunResult:
-    """Train a model, or resume its training. Every process of a distributed run calls this.
+    """Train a model in the folder run.out, or resume its training. Every process of a distributed run calls this.
 
-    Args:
-        settings: The settings; run.out is the run's folder.
-        say: Receives the settings and messages at the start and the end. The progress line is always printed.
-
-    Returns:
-        The contents of result.json: steps, tokens, seconds and losses.
-
-    Raises:
-        ValueError: A setting is wrong, another process trains in the folder, or its run has other settings.
-        OSError: A file could not be written.
+    `say` receives the settings and messages at the start and the end. The progress line is always printed.
     """
     assert settings.run.out is not None
     out, context = Path(settings.run.out), settings.run.context_parallel
@@ -90,22 +81,23 @@ def silent(text: str) -> None:
 def _prepare(settings: Settings, out: Path, state: PartialState) -> tuple[PreTrainedModel, Data, About]:
     """Check settings and data; return the model, the data, and a description for run.yaml. Nothing is written yet."""
     # Settings are checked before the text is read and tokenized, which may take long.
-    start = None
     micro, _ = _shares(settings, state)
+    model, tokenizer, about = None, None, About(versions=versions())
     if settings.model.start is None:
         check_encoding(settings)
     else:
-        start = open_start(settings)
+        model, tokenizer, start = open_start(settings)
         check_context(settings)  # its family is known now
     _check_before(settings, out)
     with state.main_process_first():  # the other processes use its cache
-        data = open_data(settings, None if start is None else start.tokenizer)
+        data = open_data(settings, tokenizer)
     _eval_batch(settings, state, len(data.heldout), micro)
-    model = build_model(settings, data.tokenizer) if start is None else start.model
+    about |= data.about
+    if model is None:
+        model = build_model(settings, data.tokenizer)
+    else:
+        about["start"] = start
     _check_step_memory(settings, model, micro)
-    about: About = {"versions": versions(), **data.about}
-    if start is not None:
-        about["start"] = start.about
     about["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     about["processes"] = state.num_processes
     about["threads"] = torch.get_num_threads()  # the number decides the order in which sums are added

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from layer import Layer
+from contract_settings import Layer
 
 import relpos
 from relpos.attend import native
@@ -29,13 +29,6 @@ def encoding(name, **options):
     return position
 
 
-def step(layer, x, cache, **options):
-    """One step with the tokens x: (batch, heads, tokens, head_dim)."""
-    hidden = layer.position.embed(x, start=len(cache))
-    q, k, v = (layer.split(hidden, p) for p in (layer.to_q, layer.to_k, layer.to_v))
-    return relpos.attention(q, k, v, layer.position, hidden=hidden, cache=cache, **options)
-
-
 @pytest.fixture(autouse=True)
 def _no_grad():
     with torch.no_grad():
@@ -48,7 +41,7 @@ def test_hundreds_of_tokens_through_every_growth_of_memory_and_tables(name, monk
     layer, x = Layer(encoding(name)), tokens(300)
     cache = relpos.Cache(capacity=3)
     parts = [x[:, :7], *x[:, 7:].split(1, dim=1)]
-    out = torch.cat([step(layer, part, cache) for part in parts], dim=2)
+    out = torch.cat([layer.step(part, cache) for part in parts], dim=2)
     assert len(cache) == cache.length == 300
     torch.testing.assert_close(out, layer(x), rtol=0, atol=2e-5)
 
@@ -57,38 +50,38 @@ def test_hundreds_of_tokens_through_every_growth_of_memory_and_tables(name, monk
 def test_cropped_tokens_are_forgotten(name):
     layer, x, other = Layer(encoding(name)), tokens(30), tokens(30).flip(1)
     cache = relpos.Cache()
-    step(layer, x[:, :20], cache)
+    layer.step(x[:, :20], cache)
     for i in range(10):
-        step(layer, other[:, i : i + 1], cache)  # a draft that is rejected
+        layer.step(other[:, i : i + 1], cache)  # a draft that is rejected
     cache.crop(20)
-    out = [step(layer, x[:, i : i + 1], cache) for i in range(20, 25)]
-    step(layer, other[:, :3], cache)
+    out = [layer.step(x[:, i : i + 1], cache) for i in range(20, 25)]
+    layer.step(other[:, :3], cache)
     cache.crop(-3)
-    out += [step(layer, x[:, 25:30], cache)]
+    out += [layer.step(x[:, 25:30], cache)]
     torch.testing.assert_close(torch.cat(out, dim=2), layer(x)[:, :, 20:], rtol=0, atol=2e-5)
     cache.crop(0)
-    torch.testing.assert_close(step(layer, x[:, :1], cache), layer(x)[:, :, :1], rtol=0, atol=2e-5)
+    torch.testing.assert_close(layer.step(x[:, :1], cache), layer(x)[:, :, :1], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_reordered_rows_follow_their_beams(name):
     layer, x = Layer(encoding(name)), tokens(12, batch=3)
     cache, beams = relpos.Cache(), torch.tensor([2, 0, 2, 1])
-    step(layer, x[:, :8], cache)
-    step(layer, x[:, 8:9], cache)
+    layer.step(x[:, :8], cache)
+    layer.step(x[:, 8:9], cache)
     cache.reorder(beams)
     chosen = x[beams]
-    out = torch.cat([step(layer, chosen[:, i : i + 1], cache) for i in range(9, 12)], dim=2)
+    out = torch.cat([layer.step(chosen[:, i : i + 1], cache) for i in range(9, 12)], dim=2)
     torch.testing.assert_close(out, layer(chosen)[:, :, 9:], rtol=0, atol=2e-5)
 
 
 def test_a_reset_cache_is_a_new_one():
     layer, x = Layer(encoding("cable")), tokens(12)
     cache = relpos.Cache()
-    step(layer, x, cache)
+    layer.step(x, cache)
     cache.reset()
     assert len(cache) == 0
-    torch.testing.assert_close(step(layer, x[:1, :4], cache), layer(x[:1, :4]), rtol=0, atol=2e-5)
+    torch.testing.assert_close(layer.step(x[:1, :4], cache), layer(x[:1, :4]), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("change", ["in place", "data", "new data", "load", "attribute"])
@@ -97,7 +90,7 @@ def test_tables_follow_the_encoding(name, change):
     position = encoding(name)
     layer, x, cache = Layer(position), tokens(12), relpos.Cache()
     for i in range(8):
-        step(layer, x[:, i : i + 1], cache)
+        layer.step(x[:, i : i + 1], cache)
     parameters = list(position.parameters())
     if change == "attribute":
         if name == "alibi":
@@ -116,7 +109,7 @@ def test_tables_follow_the_encoding(name, change):
         parameters[-1].data = parameters[-1].data * 2.0
     else:
         position.load_state_dict({key: 2.0 * value for key, value in position.state_dict().items()})
-    out = step(layer, x[:, 8:9], cache)
+    out = layer.step(x[:, 8:9], cache)
     torch.testing.assert_close(out, layer(x[:, :9])[:, :, 8:], rtol=0, atol=2e-5)
 
 
@@ -125,11 +118,11 @@ def test_tables_are_used_between_steps_and_not_made_again(monkeypatch):
     for name, place in (("alibi", "bias"), ("rope", "rotation"), ("fire", "bias")):
         position = encoding(name)
         layer, x, cache = Layer(position), tokens(40), relpos.Cache()
-        step(layer, x[:, :8], cache)
-        step(layer, x[:, 8:9], cache)
+        layer.step(x[:, :8], cache)
+        layer.step(x[:, 8:9], cache)
         monkeypatch.setattr(type(position), place, lambda self, call: made.append(call))
         for i in range(9, 40):
-            step(layer, x[:, i : i + 1], cache)
+            layer.step(x[:, i : i + 1], cache)
         monkeypatch.undo()
     assert not made or not native.available()[0]
 
@@ -140,7 +133,7 @@ def test_gradients_flow_through_the_steps():
         layer, x = Layer(position), tokens(9, dtype=torch.float64).requires_grad_()
         with torch.enable_grad():
             cache = relpos.Cache()
-            steps = torch.cat([step(layer, part, cache) for part in [x[:, :4], *x[:, 4:].split(1, dim=1)]], dim=2)
+            steps = torch.cat([layer.step(part, cache) for part in [x[:, :4], *x[:, 4:].split(1, dim=1)]], dim=2)
             parameters = [x, *position.parameters()]
             ours = torch.autograd.grad((steps**2).sum(), parameters)
             expected = torch.autograd.grad((layer(x) ** 2).sum(), parameters)
@@ -151,19 +144,48 @@ def test_gradients_flow_through_the_steps():
 def test_steps_with_gradients_may_follow_steps_without():
     position = encoding("rope")
     layer, x, cache = Layer(position), tokens(6), relpos.Cache()
-    step(layer, x[:, :4], cache)
+    layer.step(x[:, :4], cache)
     with torch.enable_grad():
         new = x[:, 4:5].clone().requires_grad_()
-        out = step(layer, new, cache)
+        out = layer.step(new, cache)
         assert torch.autograd.grad(out.sum(), new)[0].abs().max() > 0
-    torch.testing.assert_close(step(layer, x[:, 5:], cache), layer(x)[:, :, 5:], rtol=0, atol=2e-5)
+    torch.testing.assert_close(layer.step(x[:, 5:], cache), layer(x)[:, :, 5:], rtol=0, atol=2e-5)
+
+
+def test_a_step_without_gradients_leaves_alone_what_a_backward_reads():
+    layer, x, cache = Layer(encoding("alibi")), tokens(7), relpos.Cache()
+    layer.step(x[:, :4], cache)
+    q, k, v = layer.project(x[:, 4:5])
+    with torch.enable_grad():
+        q.requires_grad_()  # the keys and values of the graph do not
+        loss = relpos.attention(q, k, v, layer.position, cache=cache).sum()
+    layer.step(x[:, 5:6], cache)
+    cache.crop(5)
+    layer.step(x[:, 6:7], cache)
+    ours = torch.autograd.grad(loss, q)[0]
+    with torch.enable_grad():
+        _, keys, values = layer.project(x[:, :5])
+        expected = torch.autograd.grad(relpos.attention(q, keys, values, layer.position).sum(), q)[0]
+    torch.testing.assert_close(ours, expected, rtol=0, atol=2e-5)
+
+
+def test_memory_is_written_in_place_and_anew_after_inference_mode():
+    layer, x, cache = Layer(encoding("cable")), tokens(40), relpos.Cache()
+    with torch.inference_mode():
+        layer.step(x[:, :10], cache)
+    layer.step(x[:, 10:11], cache)
+    memory = cache.tensor("k").data_ptr()
+    out = [layer.step(x[:, i : i + 1], cache) for i in range(11, 40)]
+    assert cache.tensor("k").data_ptr() == memory
+    assert not cache.tensor("k").is_inference()
+    torch.testing.assert_close(torch.cat(out, dim=2), layer(x)[:, :, 11:], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["alibi", "cable", "rope"])
 def test_half_precision(name, dtype):
     layer, x, cache = Layer(encoding(name)), tokens(20, dtype=dtype), relpos.Cache()
-    out = torch.cat([step(layer, x[:, i : i + 1], cache) for i in range(20)], dim=2)
+    out = torch.cat([layer.step(x[:, i : i + 1], cache) for i in range(20)], dim=2)
     assert out.dtype == dtype
     torch.testing.assert_close(out.float(), layer(x).float(), rtol=0.03, atol=0.03)
 
@@ -173,10 +195,10 @@ def test_masks_and_options_of_attention_work_with_a_cache():
     layer, x = Layer(encoding("kerple_log")), tokens(20)
     sinks, options = torch.randn(HEADS), {"window": 5, "softcap": 3.0, "scale": 0.7}
     hidden = layer.position.embed(x)
-    q, k, v = (layer.split(hidden, p) for p in (layer.to_q, layer.to_k, layer.to_v))
+    q, k, v = layer.project(hidden)
     expected, lse = relpos.attention(q, k, v, layer.position, sinks=sinks, return_lse=True, **options)
     cache = relpos.Cache()
-    steps = [step(layer, x[:, i : i + 1], cache, sinks=sinks, return_lse=True, **options) for i in range(20)]
+    steps = [layer.step(x[:, i : i + 1], cache, sinks=sinks, return_lse=True, **options) for i in range(20)]
     torch.testing.assert_close(torch.cat([out for out, _ in steps], 2), expected, rtol=0, atol=2e-5)
     torch.testing.assert_close(torch.cat([own for _, own in steps], 2), lse, rtol=0, atol=2e-5)
 
@@ -186,10 +208,10 @@ def test_given_positions(name):
     layer, x = Layer(encoding(name)), tokens(12)
     given = torch.arange(12)[None] * 3 + 2
     hidden = layer.position.embed(x)
-    q, k, v = (layer.split(hidden, p) for p in (layer.to_q, layer.to_k, layer.to_v))
+    q, k, v = layer.project(hidden)
     expected = relpos.attention(q, k, v, layer.position, positions=given)
     cache = relpos.Cache()
-    steps = [step(layer, x[:, i : i + 2], cache, positions=given[:, : i + 2]) for i in range(0, 12, 2)]
+    steps = [layer.step(x[:, i : i + 2], cache, positions=given[:, : i + 2]) for i in range(0, 12, 2)]
     torch.testing.assert_close(torch.cat(steps, 2), expected, rtol=0, atol=2e-5)
 
 
@@ -207,7 +229,7 @@ def test_running_sums_of_huge_and_tiny_steps():
 
 def test_refusals_are_sentences_and_leave_the_cache_as_it_was():
     layer, x, cache = Layer(encoding("alibi")), tokens(6), relpos.Cache()
-    step(layer, x[:, :4], cache)
+    layer.step(x[:, :4], cache)
     q, k, v = (torch.randn(2, HEADS, 1, HEAD_DIM) for _ in range(3))
     with pytest.raises(ValueError, match="leave start and cu_seqlens out"):
         relpos.attention(q, k, v, layer.position, start=3, cache=cache)
@@ -231,20 +253,29 @@ def test_refusals_are_sentences_and_leave_the_cache_as_it_was():
     with pytest.raises(ValueError, match="capacity must be"):
         relpos.Cache(0)
     assert len(cache) == 4
-    torch.testing.assert_close(step(layer, x[:, 4:], cache), layer(x)[:, :, 4:], rtol=0, atol=2e-5)
+    torch.testing.assert_close(layer.step(x[:, 4:], cache), layer(x)[:, :, 4:], rtol=0, atol=2e-5)
 
 
 def test_tables_are_not_copied_with_a_cache():
     """They hold addresses of memory that belongs to the original."""
     layer, x, cache = Layer(encoding("kerple_log")), tokens(6), relpos.Cache()
     for i in range(4):
-        step(layer, x[:, i : i + 1], cache)
-    expected = step(layer, x[:, 4:5], copy.deepcopy(cache))
+        layer.step(x[:, i : i + 1], cache)
+    expected = layer.step(x[:, 4:5], copy.deepcopy(cache))
     copies = copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))
     assert all(other._tables is None for other in copies)
     del cache
     for other in copies:
-        torch.testing.assert_close(step(layer, x[:, 4:5], other), expected)
+        torch.testing.assert_close(layer.step(x[:, 4:5], other), expected)
+
+
+def test_a_first_step_that_failed_leaves_nothing():
+    cache, x = relpos.Cache(), tokens(4)
+    with pytest.raises(ValueError, match="padding must be"):
+        Layer(encoding("cable")).step(x, cache, padding=torch.ones(2, 3, dtype=torch.bool))
+    layer = Layer(encoding("alibi"))
+    out = torch.cat([layer.step(x[:, i : i + 1], cache) for i in range(4)], dim=2)
+    torch.testing.assert_close(out, layer(x), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(

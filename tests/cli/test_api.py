@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import relpos
 from relpos.cli import app
 from relpos.comparison.comparison import load_comparison
-from relpos.evaluation.options import SAMPLES
+from relpos.evaluation.evaluate_options import SAMPLES
 from relpos.runs.run import Run
 from relpos.training.train import TrainOptions
 

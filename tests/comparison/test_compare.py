@@ -18,8 +18,8 @@ from waiting import gone, wait_until
 
 from relpos.cli import app
 from relpos.comparison.compare import LOCK, LOG, run_trials
+from relpos.comparison.compare_options import ENCODINGS
 from relpos.comparison.comparison import RECORD, Trial, load_comparison, make_comparison, read_record
-from relpos.comparison.options import ENCODINGS
 from relpos.comparison.summary import make_table, notes, read_records
 from relpos.runs.run import open_run
 from relpos.training import trainer as trainer_module

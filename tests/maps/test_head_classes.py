@@ -43,65 +43,65 @@ def class_of(*arguments, **options):
 @settings(max_examples=12, deadline=None)
 @given(rate=st.floats(0.03, 0.6), scale=st.floats(0.05, 5.0))
 def test_an_exponential_is_decaying_with_its_rate(rate, scale):
-    found = class_of(lambda d: scale * math.exp(-rate * d), sink=0.5)
-    assert found.kind == ("sink" if found.sink >= 0.75 else "decaying")
-    assert found.curve == "exponential"
-    assert found.parameters["b"] == pytest.approx(rate, rel=1e-3)
-    assert found.parameters["a"] == pytest.approx(scale / 0.5, rel=1e-2)
-    assert found.misfit < 1e-3
-    assert found.half_distance == found.fitted_half_distance
+    head = class_of(lambda d: scale * math.exp(-rate * d), sink=0.5)
+    assert head.kind == ("sink" if head.sink >= 0.75 else "decaying")
+    assert head.curve == "exponential"
+    assert head.parameters["b"] == pytest.approx(rate, rel=1e-3)
+    assert head.parameters["a"] == pytest.approx(scale / 0.5, rel=1e-2)
+    assert head.misfit < 1e-3
+    assert head.half_distance == head.fitted_half_distance
 
 
 @settings(max_examples=12, deadline=None)
 @given(power=st.floats(0.8, 1.6), scale=st.floats(0.3, 5.0), own=st.floats(0.1, 3.0))
 def test_a_power_law_is_decaying_whatever_the_token_itself_gets(power, scale, own):
-    found = class_of(lambda d: scale * (d**-power if d else own))
-    assert (found.kind, found.curve) == ("decaying", "power")
-    assert found.parameters["b"] == pytest.approx(power, rel=1e-3)
+    head = class_of(lambda d: scale * (d**-power if d else own))
+    assert (head.kind, head.curve) == ("decaying", "power")
+    assert head.parameters["b"] == pytest.approx(power, rel=1e-3)
 
 
 def test_a_logarithmic_curve_is_found():
     far = math.log(LENGTH)
-    found = class_of(lambda d: 3.0 * (1 - 0.95 * math.log(max(d, 1)) / far))
-    assert (found.kind, found.curve) == ("decaying", "logarithmic")
-    assert found.parameters["c"] == pytest.approx(0.05, rel=0.05)
+    head = class_of(lambda d: 3.0 * (1 - 0.95 * math.log(max(d, 1)) / far))
+    assert (head.kind, head.curve) == ("decaying", "logarithmic")
+    assert head.parameters["c"] == pytest.approx(0.05, rel=0.05)
 
 
 @settings(max_examples=8, deadline=None)
 @given(scale=st.floats(0.05, 100.0), causal=st.booleans())
 def test_equal_weights_are_flat_and_constant(scale, causal):
-    found = class_of(lambda d: scale, causal=causal)
-    assert (found.kind, found.curve) == ("flat", "constant")
-    assert found.parameters["a"] == pytest.approx(scale, rel=1e-2)
+    head = class_of(lambda d: scale, causal=causal)
+    assert (head.kind, head.curve) == ("flat", "constant")
+    assert head.parameters["a"] == pytest.approx(scale, rel=1e-2)
 
 
 @settings(max_examples=8, deadline=None)
 @given(share=st.floats(3.0, 50.0), rate=st.floats(0.0, 0.5))
 def test_a_head_on_the_first_token_is_a_sink(share, rate):
     total = sum(math.exp(-rate * d) for d in range(LENGTH))
-    found = class_of(lambda d: math.exp(-rate * d) / total, sink=share)
-    assert found.kind == "sink"
-    assert found.sink >= 0.75
+    head = class_of(lambda d: math.exp(-rate * d) / total, sink=share)
+    assert head.kind == "sink"
+    assert head.sink >= 0.75
 
 
 @settings(max_examples=10, deadline=None)
 @given(period=st.floats(6.0, 30.0), amplitude=st.floats(1.2, 4.0), phase=st.floats(0, 6.28))
 def test_a_wave_is_periodic_with_its_period(period, amplitude, phase):
-    found = class_of(lambda d: math.exp(amplitude * math.cos(2 * math.pi * d / period + phase)))
-    assert found.kind == "periodic"
-    assert found.period == pytest.approx(period, rel=0.01)
+    head = class_of(lambda d: math.exp(amplitude * math.cos(2 * math.pi * d / period + phase)))
+    assert head.kind == "periodic"
+    assert head.period == pytest.approx(period, rel=0.01)
 
 
 @pytest.mark.parametrize(("distance", "kind"), [(1, "previous token"), (-1, "next token"), (2, "other")])
 def test_a_head_on_one_neighbour(distance, kind):
-    found = class_of(lambda d: 5.0 if d == distance else 0.001, causal=False)
-    assert found.kind == kind
+    head = class_of(lambda d: 5.0 if d == distance else 0.001, causal=False)
+    assert head.kind == kind
 
 
 def test_a_far_sighted_head_is_other():
-    found = class_of(lambda d: math.exp(0.05 * d))
-    assert (found.kind, found.curve) == ("other", "exponential")
-    assert found.parameters["b"] == pytest.approx(-0.05, rel=1e-2)
+    head = class_of(lambda d: math.exp(0.05 * d))
+    assert (head.kind, head.curve) == ("other", "exponential")
+    assert head.parameters["b"] == pytest.approx(-0.05, rel=1e-2)
 
 
 def test_the_likelihood_is_that_of_one_draw_per_query():
@@ -121,51 +121,37 @@ def test_the_likelihood_is_that_of_one_draw_per_query():
             assert other < expected
 
 
-def make(q, k, position=None):
-    return open_layer(1, LayerCall(q, k, position, {}))
-
-
-def kind_of(layer):
+def kinds_of(layer):
     return class_heads([layer_mass(layer)])[0]
 
 
 def test_alibi_heads_decay_with_their_slopes_and_flat_ones_are_flat():
-    heads = kind_of(encoding_layer(relpos.encoding("alibi", heads=8, head_dim=8), 512))
+    heads = kinds_of(encoding_layer(relpos.encoding("alibi", heads=8, head_dim=8), 512))
     assert [head.kind for head in heads] == ["decaying"] * 7 + ["flat"]  # the last slope is 1/256 at 512 tokens
     for number, head in enumerate(heads, 1):
         assert head.curve == "exponential"
         assert head.parameters["b"] == pytest.approx(2.0**-number, rel=1e-2)
-    assert kind_of(encoding_layer(relpos.encoding("nope", heads=2, head_dim=8), 512))[0].kind == "flat"
+    assert kinds_of(encoding_layer(relpos.encoding("nope", heads=2, head_dim=8), 512))[0].kind == "flat"
+    window = kinds_of(encoding_layer(relpos.encoding("window", heads=2, head_dim=8, size=64), 512))[0]
+    assert window.kind == "flat"  # within itself
+    assert window.half_distance == pytest.approx(32, abs=4)  # the first queries see fewer
 
 
-def test_a_window_is_flat_within_itself():
-    heads = kind_of(encoding_layer(relpos.encoding("window", heads=2, head_dim=8, size=64), 512))
-    assert heads[0].kind == "flat"
-    assert heads[0].half_distance == pytest.approx(32, abs=4)  # the first queries see fewer
-
-
-def test_a_table_with_one_high_entry_makes_a_previous_token_head():
+def test_heads_that_are_made_for_a_class():
     position = relpos.encoding("clipped", heads=2, head_dim=8)
     with torch.no_grad():
         position.table.zero_()
         position.table[:, position.limit + 1] = 12.0
-    layer = encoding_layer(position, 256)
-    assert [head.kind for head in kind_of(layer)] == ["previous token", "previous token"]
-
-
-def test_rope_with_one_strong_frequency_is_periodic():
-    position = relpos.encoding("rope", heads=1, head_dim=16, base=100.0)
+    assert [head.kind for head in kinds_of(encoding_layer(position, 256))] == ["previous token", "previous token"]
     q = torch.zeros(1, 1, 512, 16)
-    q[..., 3] = 4.0  # one pair of dimensions: θ_3 = 100^(−6/16)
-    (head,) = kind_of(make(q, q, position))
+    q[..., 3] = 4.0  # one pair of dimensions of RoPE: θ_3 = 100^(−6/16)
+    rope = relpos.encoding("rope", heads=1, head_dim=16, base=100.0)
+    (head,) = kinds_of(open_layer(1, LayerCall(q, q, rope, {})))
     assert head.kind == "periodic"
     assert head.period == pytest.approx(2 * math.pi / 100 ** (-6 / 16), rel=0.01)
-
-
-def test_a_large_first_key_makes_a_sink():
     q, k = torch.ones(1, 1, 256, 8), torch.randn(1, 1, 256, 8, generator=torch.Generator().manual_seed(0)) * 0.1
-    k[:, :, 0] = 4.0
-    (head,) = kind_of(make(q, k))
+    k[:, :, 0] = 4.0  # a large first key
+    (head,) = kinds_of(open_layer(1, LayerCall(q, k, None, {})))
     assert head.kind == "sink"
 
 

@@ -28,6 +28,7 @@ SHORTER = {  # what is added to a command that would compute for long, by its fi
     "evaluate": ("--eval-tokens", "64", "--lengths", "64,128"),
     "compare": (*TRAINING, "--steps", "1", *SINGLE),
 }
+SLOW = ("scale.md", "train-and-compare.md")  # several comparisons, in processes of their own
 REPLACED = {  # the same in Python
     ":20480]": ":1024]",
     "[64, 256, 1024], samples=200": "[64, 256], samples=2",
@@ -88,7 +89,11 @@ def check_readme(names: dict[str, object]) -> None:
     assert (names["same"] - same).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("page", PAGES, ids=documents.name)
+def marked(page: Path) -> object:
+    return pytest.param(page, id=documents.name(page), marks=[pytest.mark.slow] if page.name in SLOW else [])
+
+
+@pytest.mark.parametrize("page", [marked(page) for page in PAGES])
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setattr(registry, "_registered", {})

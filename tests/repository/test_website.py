@@ -65,7 +65,13 @@ def test_formulas_become_mathml_and_an_unknown_command_is_noticed():
     assert "<math" in mathematics.with_mathml(page)
 
 
-@pytest.mark.parametrize("notebook", notebooks.notebooks(), ids=lambda path: path.stem)
+NOTEBOOKS = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem == "compare" else [])  # trains three models
+    for path in notebooks.notebooks()
+]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
 def test_a_notebook_runs_and_is_committed_without_outputs(notebook, tmp_path):
     content = json.loads(notebook.read_text(encoding="utf-8"))
     assert content["nbformat"] == 4

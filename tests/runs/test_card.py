@@ -10,9 +10,9 @@ import sys
 import pytest
 import transformers
 from huggingface_hub import ModelCard
+from task_scores import score_task
 
 from relpos.evaluation.evaluation import evaluate
-from relpos.evaluation.task_scoring import score_task
 from relpos.models import RelposGPT2ForCausalLM
 from relpos.runs.results import MARK
 from relpos.runs.run import open_run

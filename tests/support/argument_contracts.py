@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from contract_settings import HEADS, Make, Setting, build, directions, tokens
-from layer import Layer
+from contract_settings import HEADS, Layer, Make, Setting, build, directions, tokens
 from torch import Tensor
 
 import relpos
@@ -26,7 +25,7 @@ def inputs(position: Encoding, length: int, setting: Setting) -> tuple[Tensor, T
     """Queries, keys, values and hidden (the layer's input), each of the batch of 2."""
     layer = Layer(position)
     hidden = position.embed(tokens(length, setting))
-    return *(layer.split(hidden, projection) for projection in (layer.to_q, layer.to_k, layer.to_v)), hidden
+    return *layer.project(hidden), hidden
 
 
 def weighted(scores: Tensor, v: Tensor) -> Tensor:
@@ -119,7 +118,7 @@ def left_padding_with_its_positions_is_no_padding(make: Make, setting: Setting) 
     positions = (padding.long().cumsum(1) - 1).clamp(min=0)  # as transformers' generate makes them
     layer = Layer(position)
     hidden = position.embed(x, documents=padding.long())  # an embedding starts anew after the padding
-    q, k, v = (layer.split(hidden, projection) for projection in (layer.to_q, layer.to_k, layer.to_v))
+    q, k, v = layer.project(hidden)
     for causal in directions(position, setting):
         options = {"causal": causal, "backend": backend_for_gaps(setting)}
         padded = relpos.attention(q, k, v, position, hidden=hidden, padding=padding, positions=positions, **options)
@@ -161,14 +160,7 @@ def sinks_softcaps_and_lse_are_a_plain_softmax(make: Make, setting: Setting) -> 
 
 
 def plain_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor,
-    position: Encoding,
-    hidden: Tensor,
-    causal: bool,
-    cap: float,
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, position: Encoding, hidden: Tensor, causal: bool, cap: float
 ) -> tuple[Tensor, Tensor]:
     """Attention with sinks and a softcap, and its log-sum-exp, from `relpos.scores`."""
     if position.needs_scores:  # its bias reads the capped scores

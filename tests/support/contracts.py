@@ -15,6 +15,7 @@ from contract_settings import (
     HEAD_DIM,
     HEADS,
     SETTINGS,
+    Layer,
     Make,
     Setting,
     build,
@@ -22,7 +23,6 @@ from contract_settings import (
     runs,
     tokens,
 )
-from layer import Layer
 from torch import Tensor
 
 import relpos
@@ -228,7 +228,7 @@ def grouped_key_heads_are_repeated_heads(make: Make, setting: Setting) -> None:
     position = build(make, setting)
     layer, x = Layer(position, backend=setting.backend, key_heads=2), tokens(9, setting)
     hidden = position.embed(x)
-    q, k, v = (layer.split(hidden, p) for p in (layer.to_q, layer.to_k, layer.to_v))
+    q, k, v = layer.project(hidden)
     k, v = (t.repeat_interleave(HEADS // 2, dim=1) for t in (k, v))
     setting.close(layer(x), relpos.attention(q, k, v, position, hidden=hidden, backend=setting.backend))
 

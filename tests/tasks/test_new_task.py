@@ -6,12 +6,12 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from task_scores import score_task
 from test_tasks import check_answers
 from typer.testing import CliRunner
 
 from relpos import tasks
 from relpos.cli import app
-from relpos.evaluation.task_scoring import score_task
 from relpos.runs.run import open_run
 from relpos.runs.settings import load_settings
 from relpos.tasks import Example, Task, names, task

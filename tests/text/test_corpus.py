@@ -31,18 +31,17 @@ def tiny(count: int = 30) -> Corpus:
     return Corpus("tiny", lambda: iter(texts), lambda document: int(document.name[1:]) % 5 == 0)
 
 
-class TestSotu:
-    def test_is_split_by_year_and_both_parts_are_there(self):
-        corpus = open_corpus("sotu")
-        years = {portion: {int(d.name[:4]) for d in corpus.portion(portion)} for portion in ("train", "heldout")}
-        assert not years["train"] & years["heldout"]
-        assert len(list(corpus.documents())) == 249
-
-    def test_holds_out_ten_documents_of_16k_tokens(self):
-        tokenizer = gpt2_tokenizer().backend_tokenizer
-        long = [d for d in open_corpus("sotu").portion("heldout") if len(d.text) > 60_000]
-        lengths = [len(encoded.ids) for encoded in tokenizer.encode_batch_fast([d.text for d in long])]
-        assert sum(length >= 16_384 for length in lengths) >= 10
+def test_sotu_is_split_by_year_and_holds_out_ten_documents_of_16k_tokens():
+    corpus = open_corpus("sotu")
+    parts = {portion: list(corpus.portion(portion)) for portion in ("train", "heldout")}
+    train, heldout = ({int(document.name[:4]) for document in documents} for documents in parts.values())
+    assert not train & heldout
+    assert sum(map(len, parts.values())) == 249
+    long = [document.text for document in parts["heldout"] if len(document.text) > 60_000]
+    lengths = [len(encoded.ids) for encoded in gpt2_tokenizer().backend_tokenizer.encode_batch_fast(long)]
+    assert sum(length >= 16_384 for length in lengths) >= 10
+    runs = (run for document in corpus.documents() for run in re.findall(r"\S+|\s+", document.text))
+    assert max(len(run.encode()) for run in runs) == 75  # no word is cut by a trained tokenizer
 
 
 class TestTokenizers:
@@ -66,8 +65,11 @@ class TestTokenizers:
         assert tokenizer.tokenize("ab") == ["ab"]
         assert tokenizer.tokenize("qz") == ["q", "z"]
 
-    def test_it_is_saved_where_auto_tokenizer_finds_it(self, tmp_path):
+    def test_it_is_announced_once_and_saved_where_auto_tokenizer_finds_it(self, tmp_path, capsys):
         tokenizer = load_tokenizer("bpe-300", tiny())
+        assert capsys.readouterr().err == "training a tokenizer of 300 entries on tiny\n"
+        load_tokenizer("bpe-300", tiny())
+        assert capsys.readouterr().err == ""
         tokenizer.save_pretrained(tmp_path / "run")
         again = transformers.AutoTokenizer.from_pretrained(tmp_path / "run")
         assert again("of the corpus")["input_ids"] == tokenizer("of the corpus")["input_ids"]
@@ -83,16 +85,6 @@ class TestTokenizers:
         ids = tokenizer(text)["input_ids"]
         assert len(ids) < len(text) / 50
         assert tokenizer.decode(ids) == text
-
-    def test_no_word_of_sotu_is_cut(self):
-        runs = (run for document in open_corpus("sotu").documents() for run in re.findall(r"\S+|\s+", document.text))
-        assert max(len(run.encode()) for run in runs) == 75
-
-    def test_training_one_is_announced_once(self, capsys):
-        load_tokenizer("bpe-300", tiny())
-        assert capsys.readouterr().err == "training a tokenizer of 300 entries on tiny\n"
-        load_tokenizer("bpe-300", tiny())
-        assert capsys.readouterr().err == ""
 
     @pytest.mark.parametrize(
         "name", ["gpt3", "bpe", "bpe-", "bpe-100", "bpe-x", "bpe-²", "bpe-1048577", "bpe-99999999999999999999"]
@@ -115,14 +107,6 @@ class TestTokens:
                 assert tokens[portion].ids[end - 1] == tokenizer.eos_token_id
                 assert tokenizer.decode(tokens[portion].ids[start : end - 1].tolist()) == text
         assert isinstance(tokens["train"].ids, np.memmap)
-
-    def test_the_second_time_they_come_from_the_cache(self):
-        corpus = tiny()
-        tokenizer = load_tokenizer("bpe-300", corpus)
-        first = tokenize(corpus, tokenizer)
-        _ = corpus.hash
-        corpus.documents = lambda: pytest.fail("read again")
-        assert np.array_equal(tokenize(corpus, tokenizer)["train"].ids, first["train"].ids)
 
     def test_other_content_or_another_tokenizer_is_another_entry(self):
         tokenize(tiny(30), gpt2_tokenizer())
@@ -152,6 +136,8 @@ class TestTokens:
         assert not entry.exists()
         corpus.documents = tiny().documents
         assert tokenize(corpus, tokenizer)["train"].ids.tolist() == good
+        corpus.documents = lambda: pytest.fail("read again")
+        assert tokenize(corpus, tokenizer)["train"].ids.tolist() == good  # from the cache
 
     def test_whoever_comes_second_keeps_what_is_there(self, tmp_path):
         with atomic_folder(tmp_path / "a") as one, atomic_folder(tmp_path / "a") as two:
@@ -182,12 +168,10 @@ class TestWindows:
         starts = [int(window["input_ids"][0]) for window in Windows(self.tokens, 2, limit=4)]
         assert starts == [0, 4, 10, 16]
 
-    def test_training_windows_fill_whole_batches(self):
+    def test_training_windows_fill_whole_batches_and_too_few_tokens_are_refused(self):
         assert len(Windows(self.tokens, 5, multiple=3)) == 3
         with pytest.raises(ValueError, match="23 tokens are fewer than a batch of 5 windows of 5"):
             Windows(self.tokens, 5, multiple=5)
-
-    def test_too_short_is_refused(self):
         with pytest.raises(ValueError, match="23 tokens are fewer than one window of 23"):
             Windows(self.tokens, 23)
 
@@ -196,18 +180,14 @@ class TestLineEnds:
     LINES = ["one", "two two", "", "three", "four four four four", "five"]
 
     @pytest.mark.parametrize("end", ["\r\n", "\r"])
-    def test_of_other_systems_are_read_as_newlines(self, tmp_path, end):
+    def test_of_other_systems_are_read_as_newlines_unless_they_are_kept(self, tmp_path, end):
         (tmp_path / "a.txt").write_bytes("\n".join(self.LINES).encode())
         (tmp_path / "b.txt").write_bytes(end.join(self.LINES).encode())
         here, there = (open_corpus(str(tmp_path / name)) for name in ("a.txt", "b.txt"))
         assert here.hash == there.hash
-        assert open_corpus(str(tmp_path / "b.txt"), keep_line_ends=True).hash != here.hash
-
-    def test_stay_as_they_are_where_that_is_asked_for(self, tmp_path):
-        data = "\r\n".join(self.LINES).encode()
-        (tmp_path / "a.txt").write_bytes(data)
-        kept = open_corpus(str(tmp_path / "a.txt"), keep_line_ends=True)
-        assert "".join(document.text for document in kept.documents()).encode() == data
+        kept = open_corpus(str(tmp_path / "b.txt"), keep_line_ends=True)
+        assert kept.hash != here.hash
+        assert "".join(document.text for document in kept.documents()) == end.join(self.LINES)
 
     @pytest.mark.parametrize(("keep", "text"), [(False, "a\nb\nc"), (True, "a\r\nb\rc")])
     def test_inside_json_and_parquet_are_read_alike(self, tmp_path, monkeypatch, keep, text):
@@ -223,12 +203,8 @@ class TestLineEnds:
 
     def test_are_a_setting_of_the_data(self, tmp_path):
         (tmp_path / "a.txt").write_bytes("\r\n".join(self.LINES * 20).encode())
-        given = {
-            "data.source": str(tmp_path / "a.txt"),
-            "data.tokenizer": "gpt2",
-            "data.length": 16,
-            "run.batch_size": 1,
-        }
+        given = {"data.source": str(tmp_path / "a.txt"), "data.tokenizer": "gpt2", "data.length": 16}
+        given["run.batch_size"] = 1
         plain, kept = (
             open_data(load_settings(None, {**given, "data.keep_line_ends": keep})).about for keep in (False, True)
         )
@@ -264,16 +240,12 @@ class TestFiles:
         assert heldout
         assert not train & heldout
 
-    def test_few_documents_hold_out_the_last(self, tmp_path):
-        (tmp_path / "a.txt").write_text("one")
-        (tmp_path / "b.txt").write_text("two")
-        corpus = open_corpus(str(tmp_path))
+    def test_few_documents_hold_out_the_last_and_another_field_can_hold_the_text(self, tmp_path):
+        (tmp_path / "a.jsonl").write_text('{"body": "x"}\n{"body": "y"}')
+        corpus = open_corpus(str(tmp_path / "a.jsonl"), text="body")
+        assert [document.text for document in corpus.documents()] == ["x", "y"]
         assert len(corpus.hash) == 64
         assert corpus.counts == {"train": 1, "heldout": 1}
-
-    def test_another_field_can_hold_the_text(self, tmp_path):
-        (tmp_path / "a.jsonl").write_text('{"body": "x"}\n{"body": "y"}')
-        assert [d.text for d in open_corpus(str(tmp_path / "a.jsonl"), text="body").documents()] == ["x", "y"]
 
     @pytest.mark.parametrize(
         ("name", "data", "sentence"),
@@ -296,18 +268,16 @@ class TestFiles:
         with pytest.raises(ValueError, match=re.escape(sentence)):
             _ = open_corpus(str(tmp_path / name)).hash
 
-    def test_a_parquet_file_without_the_column_says_which_it_has(self, tmp_path):
+    def test_a_missing_column_an_empty_folder_and_a_missing_file_are_named(self, tmp_path):
         import datasets
 
-        datasets.Dataset.from_dict({"body": ["x"]}).to_parquet(tmp_path / "a.parquet")
-        with pytest.raises(ValueError, match=r"a.parquet has no column 'text'; it has body"):
-            _ = open_corpus(str(tmp_path / "a.parquet")).hash
-
-    def test_an_empty_folder_and_a_missing_file_are_named(self, tmp_path):
         with pytest.raises(ValueError, match=r"holds no \.txt, \.md, \.jsonl, \.parquet file"):
             open_corpus(str(tmp_path))
         with pytest.raises(FileNotFoundError, match="there is no file or folder"):
             open_corpus(str(tmp_path / "nothing.txt"))
+        datasets.Dataset.from_dict({"body": ["x"]}).to_parquet(tmp_path / "a.parquet")
+        with pytest.raises(ValueError, match=r"a.parquet has no column 'text'; it has body"):
+            _ = open_corpus(str(tmp_path / "a.parquet")).hash
 
     def test_another_name_is_looked_for_on_the_hub(self, monkeypatch):
         import datasets

@@ -81,14 +81,14 @@ def mask_function(call: Call, lowest: Tensor, highest: Tensor) -> Mask:
     Both bounds are (1 or batch, queries).
     """
     lowest, highest = lowest.expand(call.batch, -1), highest.expand(call.batch, -1)
-    padding, given = call.padding, None if call.mask is None else given_mask(call)
+    padding, allows = call.padding, None if call.mask is None else given_mask(call)
 
     def mask(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         seen = (key >= lowest[b, query]) & (key <= highest[b, query])
         if padding is not None:
             seen = seen & padding[b, key]
-        if given is not None:
-            seen = seen & given(b, h, query, key)
+        if allows is not None:
+            seen = seen & allows(b, h, query, key)
         return seen
 
     return mask

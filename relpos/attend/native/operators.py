@@ -80,9 +80,9 @@ def run_problem(inputs: Inputs, problem: Problem) -> tuple[Tensor, Tensor, Tenso
 
 def natural(lse: Tensor, sinks: Tensor | None) -> Tensor:
     """The natural logarithm of the sum, from the kernel's two parts in base 2; −inf for a row without any term."""
-    whole = torch.where(lse[0] == math.inf, -math.inf, (lse[0] + lse[1]) * math.log(2.0))
+    total = torch.where(lse[0] == math.inf, -math.inf, (lse[0] + lse[1]) * math.log(2.0))
     # A sum is at least its sink, which in base 2 may be beyond float32.
-    return whole if sinks is None else torch.maximum(whole, sinks.float()[:, None])
+    return total if sinks is None else torch.maximum(total, sinks.float()[:, None])
 
 
 @torch.library.custom_op(
@@ -193,8 +193,8 @@ def _differentiate(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None, *_: A
     wanted = ctx.needs_input_grad[: len(LEARNED)]
     learns = any(wanted[3:-1])
     grads = backward(grad, grad_lse, out, lse, skipping, learns, *tensors, *ctx.options)
-    own = [x if needed else None for x, needed in zip(grads, wanted, strict=True)]
-    return (*own, *[None] * (len(NAMES) - len(LEARNED)))
+    learned = [x if needed else None for x, needed in zip(grads, wanted, strict=True)]
+    return (*learned, *[None] * (len(NAMES) - len(LEARNED)))
 
 
 def _refuse_second_derivatives(ctx: Any, *_: Any) -> None:

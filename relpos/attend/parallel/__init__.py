@@ -137,18 +137,18 @@ def divide_heads(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
     if inputs.gates is not None:
         tensors, routes = [*tensors, inputs.gates], [*routes, shares]
     q, k, v, *gates = heads_of_slices(slices, tensors, routes)
-    own = shares[slices.rank]
-    which = [of_keys[slices.rank].index(head // group) for head in own]
+    here = shares[slices.rank]  # this process's heads
+    which = [of_keys[slices.rank].index(head // group) for head in here]
     if share % k.shape[1] or which != [number * k.shape[1] // share for number in range(share)]:
         k, v = k[:, which], v[:, which]  # key heads that serve different numbers of heads here
-    call, mask, some = inputs.call(all_queries=True), inputs.options["mask"], slice(own[0], own[-1] + 1)
+    call, mask, some = inputs.call(all_queries=True), inputs.options["mask"], slice(here[0], here[-1] + 1)
     call = replace(
         call,
         heads=share,
         gates=gates[0] if gates else None,
         q=None if call.q is None else q.to(call.dtype),
         sinks=None if call.sinks is None else call.sinks[some],
-        mask=None if not callable(mask) else lambda b, h, i, j: mask(b, h + own[0], i, j),
+        mask=None if not callable(mask) else lambda b, h, i, j: mask(b, h + here[0], i, j),
     )
     out, lse = attend(q, k, v, inputs.position, call, inputs.backend, heads=some)
     out, *others = slices_of_heads(slices, [out] if lse is None else [out, lse[..., None]], shares)

@@ -24,13 +24,13 @@ class _Exchange(Function):
     @staticmethod
     def forward(ctx: Any, slices: Slices, splits: Sequence[Splits], *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.slices, ctx.splits = slices, splits
-        return tuple(_all_to_all(slices, x, *each) for x, each in zip(tensors, splits, strict=True))
+        return tuple(_all_to_all(slices, x, *split) for x, split in zip(tensors, splits, strict=True))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         back = ((received, sent) for sent, received in ctx.splits)
-        return None, None, *(_all_to_all(ctx.slices, x, *each) for x, each in zip(grads, back, strict=True))
+        return None, None, *(_all_to_all(ctx.slices, x, *split) for x, split in zip(grads, back, strict=True))
 
 
 def _all_to_all(slices: Slices, x: Tensor, sent: list[int], received: list[int]) -> Tensor:
@@ -48,10 +48,10 @@ def heads_of_slices(slices: Slices, tensors: Sequence[Tensor], routes: Sequence[
     flat, splits, shapes = [], [], []
     for x, route in zip(tensors, routes, strict=True):
         batch, _, length, size = x.shape
-        own, per_head = len(route[slices.rank]), batch * length * size
-        flat.append(torch.cat([x[:, list(heads)].reshape(-1) for heads in route]))
-        splits.append(([len(heads) * per_head for heads in route], [own * per_head] * slices.processes))
-        shapes.append((slices.processes, batch, own, length, size))
+        heads, per_head = len(route[slices.rank]), batch * length * size
+        flat.append(torch.cat([x[:, list(numbers)].reshape(-1) for numbers in route]))
+        splits.append(([len(numbers) * per_head for numbers in route], [heads * per_head] * slices.processes))
+        shapes.append((slices.processes, batch, heads, length, size))
     received = _Exchange.apply(slices, splits, *flat)  # type: ignore[no-untyped-call]
     by_process = [x.view(shape) for x, shape in zip(received, shapes, strict=True)]
     return [x.permute(1, 2, 0, 3, 4).flatten(2, 3) for x in by_process]
@@ -64,11 +64,11 @@ def slices_of_heads(slices: Slices, tensors: Sequence[Tensor], routes: Routes) -
     """
     flat, splits, sizes = [], [], []
     for x in tensors:
-        batch, own, _, size = x.shape
+        batch, heads, _, size = x.shape
         per_head = batch * slices.length * size
-        by_process = x.reshape(batch, own, slices.processes, slices.length, size).permute(2, 0, 1, 3, 4)
+        by_process = x.reshape(batch, heads, slices.processes, slices.length, size).permute(2, 0, 1, 3, 4)
         flat.append(by_process.reshape(-1))
-        splits.append(([own * per_head] * slices.processes, [len(heads) * per_head for heads in routes]))
+        splits.append(([heads * per_head] * slices.processes, [len(route) * per_head for route in routes]))
         sizes.append((batch, slices.length, size))
     order = torch.tensor([head for heads in routes for head in heads]).argsort().tolist()
     outs = []

@@ -65,15 +65,15 @@ def attention(inputs: Inputs) -> tuple[Tensor, Tensor | None]:
             return None
         k, v, *of_keys = travelling
         q, *rest = staying
-        own = blocks.make_call(process)
-        if own.sinks is not None:
-            own = replace(own, sinks=rest.pop())
+        part = blocks.make_call(process)
+        if part.sinks is not None:
+            part = replace(part, sinks=rest.pop())
         elif sinks:
             rest.pop()
         turned = process > inputs.slices.rank
         q, k, v = (x.flip(2) if turned else x for x in (q, k.to(q.dtype), v.to(q.dtype)))
         bias = blocks.make_form(process, rest, of_keys)
-        out, lse = choose(inputs.backend, q, v, bias, own).attention(q, k, v, bias, own)
+        out, lse = choose(inputs.backend, q, v, bias, part).attention(q, k, v, bias, part)
         assert lse is not None
         return (out.flip(2), lse.flip(2)) if turned else (out, lse)
 
@@ -114,7 +114,7 @@ class _Ring(Function):
         *tensors, out, lse = ctx.saved_tensors
         held, staying = tensors[: ctx.travelling], tensors[ctx.travelling :]
         wanted = ctx.needs_input_grad[3 + ctx.travelling :]
-        own: list[Tensor | None] = [None] * len(staying)
+        of_staying: list[Tensor | None] = [None] * len(staying)
         sums = [torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in held]
         returning = None
         for step in range(slices.processes):
@@ -127,12 +127,12 @@ class _Ring(Function):
             if returning is not None:  # the sums of this slice's gradients, from the processes before
                 sums = returning.wait()
             sums = [x if grad is None else x + grad for x, grad in zip(sums, grads, strict=False)]
-            own = [_add(x, grad) for x, grad in zip(own, grads[len(held) :], strict=True)]
+            of_staying = [_add(x, grad) for x, grad in zip(of_staying, grads[len(held) :], strict=True)]
             returning = shift(slices, sums)
             held = held if arriving is None else arriving.wait()
         assert returning is not None
         back = [x.to(held[number].dtype) for number, x in enumerate(returning.wait())]
-        return None, None, None, *back, *own
+        return None, None, None, *back, *of_staying
 
 
 def _gradients(
@@ -258,9 +258,9 @@ class Blocks:
         """
         next_tensor, next_total, parts = iter(tensors), iter(totals), []
         for term in terms(self.form):
-            own = {name: next(next_tensor) for name, _ in term.tensors()}
+            values = {name: next(next_tensor) for name, _ in term.tensors()}
             total = next(next_total) if isinstance(term, RankOne) else None
-            parts.append(self._term(replace(term, **own), process, total))  # type: ignore[type-var]
+            parts.append(self._term(replace(term, **values), process, total))  # type: ignore[type-var]
         return None if not parts else parts[0] if len(parts) == 1 else Sum(tuple(parts))
 
     def _term(self, term: Form, process: int, total: Tensor | None) -> Form:

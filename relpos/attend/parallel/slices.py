@@ -113,11 +113,11 @@ def agree(group: dist.ProcessGroup, q: Tensor, k: Tensor, v: Tensor, options: ob
     slices = Slices(group, dist.get_world_size(group), dist.get_rank(group), q.shape[2])
     if q.device.type == "cpu":
         sizes = [q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], k.shape[3], v.shape[3]]
-        own = torch.tensor([*sizes, zlib.crc32(repr(options).encode())])
-        every = [torch.empty_like(own) for _ in range(slices.processes)]
-        dist.all_gather(every, own, group=group)
+        summary = torch.tensor([*sizes, zlib.crc32(repr(options).encode())])
+        every = [torch.empty_like(summary) for _ in range(slices.processes)]
+        dist.all_gather(every, summary, group=group)
         for process, other in enumerate(every):
-            _compare(own.tolist(), other.tolist(), slices.rank, process)
+            _compare(summary.tolist(), other.tolist(), slices.rank, process)
     if k.shape[2] != q.shape[2]:
         raise ValueError(
             f"with a group, q and k are of the same slice of tokens, but q has {q.shape[2]} and k has {k.shape[2]}."
@@ -125,8 +125,8 @@ def agree(group: dist.ProcessGroup, q: Tensor, k: Tensor, v: Tensor, options: ob
     return slices
 
 
-def _compare(own: list[int], other: list[int], rank: int, process: int) -> None:
-    for name, size, other_size in zip(SIZES, own, other, strict=False):
+def _compare(summary: list[int], other: list[int], rank: int, process: int) -> None:
+    for name, size, other_size in zip(SIZES, summary, other, strict=False):
         if size == other_size:
             continue
         if name in ("tokens", "keys"):
@@ -138,7 +138,7 @@ def _compare(own: list[int], other: list[int], rank: int, process: int) -> None:
             f"with a group, all processes hold slices of the same shape, but process {rank} has {name} {size} and "
             f"process {process} has {other_size}."
         )
-    if own[-1] != other[-1]:
+    if summary[-1] != other[-1]:
         raise ValueError(
             f"with a group, all processes call attention with the same arguments, but those of process {rank} and "
             f"process {process} differ in the dtype, causal, window, scale, softcap, dropout, scheme, the encoding, or "

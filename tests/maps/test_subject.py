@@ -6,10 +6,7 @@ import torch
 from explorer import client, get_tile, reduced_tile
 
 import relpos
-from relpos.attend.arguments import LayerCall
 from relpos.explorer.scenes import ExplorerSubject
-from relpos.maps.distance_profiles import layer_mass, mass_of_weights
-from relpos.maps.layer import open_layer
 from relpos.maps.subject import TensorSubject
 
 HIDDEN = torch.ones(20, 20).triu(1).bool()
@@ -65,18 +62,6 @@ def test_the_explorer_shows_a_tensor_and_its_tokens():
     assert web.post("/api/scenes", json={"subject": "0", "length": 30}).status_code == 400
 
 
-def test_the_mass_and_entropy_of_weights_are_those_of_the_layer():
-    torch.manual_seed(1)
-    q, k = torch.randn(2, 1, 3, 30, 8)
-    layer = open_layer(1, LayerCall(q, k, relpos.encoding("alibi", 3, 8), {}))
-    heads = TensorSubject(layer.rows("weights", 0, 29), "weights", None).head_values[0]
-    ours, direct = mass_of_weights(heads, 1), layer_mass(layer)
-    torch.testing.assert_close(ours.by_distance, direct.by_distance, atol=1e-6, rtol=1e-4)
-    torch.testing.assert_close(ours.first_key, direct.first_key, atol=1e-6, rtol=1e-4)
-    dense = torch.special.entr(layer.rows("weights", 0, 29).nan_to_num()).sum(-1).mean(-1)
-    assert [head.mean_entropy() for head in heads] == pytest.approx(dense.tolist(), rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("values", "options", "sentence"),
     [
@@ -100,7 +85,7 @@ def test_what_cannot_be_drawn_gets_a_sentence(values, options, sentence):
         relpos.draw(values, **options)
 
 
-def test_what_is_no_number_is_refused():
+def test_what_is_not_a_number_is_refused():
     with pytest.raises(TypeError, match="holds no numbers"):
         relpos.draw(np.array([[["a"]]]), show="bias")
     with pytest.raises(TypeError, match="real numbers"):

@@ -1,0 +1,161 @@
+"""Deliberate mistakes, one at a time, and the tests that must notice them.
+
+    python tests/support/mutations.py             all of them, some minutes
+    python tests/support/mutations.py window      those whose name has this word
+
+Each changes one line of a clean checkout, runs the tests that are named with it, prints the first that fails, and
+restores the file. A mistake that no test notices ends the run with exit status 1. Mistakes in native/ are compiled into
+a library of their own.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+
+class Mutation(NamedTuple):
+    """A line to change and the tests to run."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTATIONS = [
+    Mutation(
+        "kernel: the sign of RankOne's gradient by query",
+        "native/src/forms.h",
+        "total_query_[query] = -lane_sign_[lane]",
+        "total_query_[query] = lane_sign_[lane]",
+        "tests/attend/test_native.py",
+    ),
+    Mutation(
+        "kernel: a window one token too wide",
+        "native/src/tiles.h",
+        "from = most(from, index - p.window_left)",
+        "from = most(from, index - p.window_left - 1)",
+        "tests/attend/test_native.py",
+    ),
+    Mutation(
+        "definition: a forgotten document boundary",
+        "relpos/forms/call.py",
+        "        if self.documents is not None:\n            keys = self.documents",
+        "        if False:\n            keys = self.documents",
+        "tests/attend/test_attention.py tests/attend/test_contracts.py",
+    ),
+    Mutation(
+        "rotation: turned the other way",
+        "relpos/forms/rotation.py",
+        "torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)",
+        "torch.cat([a * cos + b * sin, b * cos - a * sin, rest], dim=-1)",
+        "tests/encodings",
+    ),
+    Mutation(
+        "t5: past and future share their buckets",
+        "relpos/encodings/t5.py",
+        "offset = torch.where(distance < 0, buckets, 0)",
+        "offset = torch.where(distance > 0, buckets, 0)",
+        "tests/encodings",
+    ),
+    Mutation(
+        "cache: a cropped token stays",
+        "relpos/attend/cache.py",
+        "self._length = tokens\n",
+        "self._length = tokens + 1\n",
+        "tests/attend/test_cache.py",
+    ),
+    Mutation(
+        "evaluation: bits per token called bits per byte",
+        "relpos/evaluation/intervals.py",
+        "loss * tokens / math.log(2) / size",
+        "loss / math.log(2)",
+        "tests/evaluation",
+    ),
+    Mutation(
+        "evaluation: the token after BOS is not scored",
+        "relpos/evaluation/scoring.py",
+        "np.arange(length) >= len(framing.before) - 1",
+        "np.arange(length) >= len(framing.before)",
+        "tests/pretrained/test_framing.py tests/evaluation",
+    ),
+    Mutation(
+        "maps: keys on the diagonal of a coarse CABLE cell",
+        "relpos/maps/rank_one.py",
+        "before = min(max(row + place - column, 0), columns)",
+        "before = min(max(row + place - column + 1, 0), columns)",
+        "tests/maps",
+    ),
+    Mutation(
+        "explorer: any name of a host is let in",
+        "relpos/explorer/server.py",
+        "return self.outside or address.is_loopback",
+        "return True",
+        "tests/explorer/test_explorer_safety.py",
+    ),
+    Mutation(
+        "ring: sinks take part in every block",
+        "relpos/attend/parallel/ring.py",
+        "documents=documents, sinks=None)",
+        "documents=documents)",
+        "tests/attend/test_context.py",
+    ),
+    Mutation(
+        "cache of evaluations: a changed digit is believed",
+        "relpos/system/seal.py",
+        "return content if entry.get(CHECKSUM) == _entry_checksum(content) else None",
+        "return content",
+        "tests/text/test_damaged_cache.py tests/evaluation",
+    ),
+]
+
+
+def library() -> Path:
+    """The kernel of the changed sources."""
+    build = ROOT / "build" / "mutation"
+    for command in (["cmake", "-S", "native", "-B", build], ["cmake", "--build", build, "--parallel", "2"]):
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return next(build.glob("librelpos.*"))
+
+
+def noticed_by(mutation: Mutation) -> str | None:
+    """The first test that fails with this mistake."""
+    file = ROOT / mutation.file
+    text = file.read_text(encoding="utf-8")
+    if text.count(mutation.old) != 1:
+        sys.exit(f"{mutation.file} has {text.count(mutation.old)} places with {mutation.old!r}: mend this table.")
+    try:
+        file.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
+        environment = dict(os.environ)
+        if mutation.file.startswith("native/"):
+            environment["RELPOS_LIBRARY"] = str(library())
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
+        run = subprocess.run(
+            [*command, *mutation.tests.split()], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+    finally:
+        file.write_text(text, encoding="utf-8")
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
+    return failed[1] if failed else None
+
+
+def main() -> None:
+    """Try the mutations whose names have the word of the command line."""
+    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    missed = 0
+    for mutation in MUTATIONS:
+        if word in mutation.name:
+            test = noticed_by(mutation)
+            missed += test is None
+            print(f"| {mutation.name} | {mutation.file} | {test or '**no test**'} |", flush=True)
+    sys.exit(missed > 0)
+
+
+if __name__ == "__main__":
+    main()
