@@ -90,6 +90,11 @@ class PositionBias:
     start: int  # index of the first query among the keys
 
 
+def by_heads(x: Tensor, head_dim: int, *projections: nn.Module) -> list[Tensor]:
+    """The projections of x (batch, tokens, width), each (batch, heads, tokens, head_dim)."""
+    return [project(x).unflatten(-1, (-1, head_dim)).transpose(1, 2) for project in projections]
+
+
 @contextmanager
 def captured_calls(model: nn.Module, listener: Listener) -> Iterator[None]:
     """Within this context, call a function for each call of attention in a model after `relpos.use`.
