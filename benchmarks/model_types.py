@@ -359,7 +359,10 @@ def report(rows: list[dict[str, Any]]) -> str:
         chosen = [row for row in rows if row["verdict"] == name]
         if chosen:
             lines += [f"## {name.capitalize()}", "", "| kind | type | reason |", "|---|---|---|"]
-            lines += [f"| {row['kind']} | {row['type']} | {row['reason'].replace('|', '/')} |" for row in chosen]
+            lines += [
+                f"| {row['kind']} | {row['type']} | {row['reason'].replace('|', '/').replace('][', '] [')} |"
+                for row in chosen
+            ]
             lines += [""]
     lines += ["## Equal", "", "| kind | types |", "|---|---|"]
     for kind in MAPPINGS:

@@ -5,14 +5,12 @@ from torch import Tensor
 
 Shape = tuple[int | str | tuple[int, ...], ...]  # sizes, names of axes of any size, or several sizes
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # of queries, keys and values
-MOST_SEED = 2**32 - 1  # the largest seed, as numpy takes it
 
 
-def integer_at_least(name: str, value: int, least: int = 1, most: int | None = None) -> int:
+def integer_at_least(name: str, value: int, least: int = 1) -> int:
     """Check and return an integer argument."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
-        limit = "" if most is None else f" and at most {most:,}"
-        raise ValueError(f"{name} must be an integer of at least {least}{limit}, not {value!r}.")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}.")
     return value
 
 

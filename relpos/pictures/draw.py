@@ -7,13 +7,12 @@ from typing import Any, cast, get_args
 from matplotlib.figure import Figure
 
 from relpos.maps.layer import Layer, Quantity
-from relpos.maps.map import PIXELS, Map, compute_map, map_of_layer
+from relpos.maps.map import PIXELS, Map, compute_map, map_of_layer, offset_map
 from relpos.maps.model_subject import open_view
 from relpos.maps.subject import Request, TensorSubject, View, is_tensor, label_apart, token_name
 from relpos.pictures.captions import make_caption, untrained_line
-from relpos.pictures.map_figures import draw_maps, draw_profiles, draw_sheet, draw_together
+from relpos.pictures.map_figures import draw_maps, draw_profiles, draw_sheet, draw_together, name_offsets, offset_map
 from relpos.pictures.mass_figures import mass_picture
-from relpos.pictures.offset_tables import name_offsets, offset_map
 from relpos.pictures.options import COLUMNS, MOST_LABELS, DrawOptions
 from relpos.pictures.picture import Arrays, Picture, layer_arrays, map_arrays, map_numbers
 from relpos.pictures.position_figures import scores_picture
@@ -163,12 +162,29 @@ def _offsets_picture(subject: View, look: Look, options: DrawOptions) -> Picture
     )
     picture = _maps_picture(subject, maps, replace(look, caption=caption), options)
     if len(maps) == 1:
-        name_offsets(picture.figure, maps[0].length)
+        _name_offsets(picture.figure, maps[0].length)
     options.progress(1.0)
     arrays: Arrays = {}
     for number, table in tables.items():
         arrays |= layer_arrays(number, {"offset_bias": table.float()})
     return replace(picture, numbers=picture.numbers | {"shows": "offsets"}, arrays=arrays)
+
+
+def _name_offsets(figure: Figure, side: int) -> None:
+    """Name the axes of all panels by offsets in place of positions."""
+    most = (side - 1) // 2
+    step = max(1, round(most / 3))
+    shown = [offset for offset in range(-most, most + 1) if offset % step == 0]
+    places, words = [offset + most for offset in shown], [str(offset).replace("-", "−") for offset in shown]
+    for axes in figure.axes:
+        if axes.get_label() == "<colorbar>":
+            continue
+        axes.set_xticks(places, words)
+        axes.set_yticks(places, words)
+        if axes.get_xlabel():
+            axes.xaxis.label.set_text("columns, query − key")
+        if axes.get_ylabel():
+            axes.yaxis.label.set_text("rows, query − key")
 
 
 def _compute_maps(subjects: list[View], show: str | None, progress: Callable[[float], None]) -> list[Map]:

@@ -148,7 +148,7 @@ class RunSettings:
     out: str | None = option(
         None,
         "The run's folder.",
-        shown="runs/[TASK-][FAMILY-]ENCODING-PRESET; runs/MODEL-ENCODING with --from",
+        shown="runs/ENCODING-PRESET, with the task or family before it; runs/MODEL-ENCODING with --from",
         metavar="FOLDER",
     )
     steps: int | None = option(

@@ -10,15 +10,6 @@ pytestmark = pytest.mark.heavy
 HEAVY = ("transformers", "matplotlib", "datasets", "accelerate", "fastapi", "uvicorn", "hypothesis", "ray", "submitit")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cards_in_the_cache(tmp_path_factory):
-    """The first list of the encodings needs torch; this is about every later one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RELPOS_CACHE", str(tmp_path_factory.mktemp("cache")))
-        imported("import relpos; relpos.card('alibi')")
-        yield
-
-
 def imported(code: str) -> set[str]:
     """The top-level modules loaded once `code` has run, in a fresh interpreter."""
     report = "import sys; print('\\nMODULES', *sorted({name.split('.')[0] for name in sys.modules}))"

@@ -7,35 +7,22 @@ that is not there (a key after the query) as NaN in the file and −inf in ours.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import golden_forms
 import torch
+from golden_forms import Content, Pairs, number
 from torch import Tensor
 
 import relpos
-from relpos.encodings.kerple import FLOOR
 from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
-from relpos.forms.parameters import BoundedParameter, PositiveParameter
 
 FOLDER = Path(__file__).parents[1] / "data" / "golden"
 DOUBLE = 1e-8  # the code ran in float64; the files have 9 digits
 SINGLE = 1e-6  # parts of the code compute in float32 whatever they receive; FIRE's adds 1e-6 to a denominator
-Pairs = Iterator[tuple[Tensor, Tensor]]
-Content = dict[str, Any]
-
-
-def number(values: object) -> Tensor:
-    """Numbers of a file, NaN for null."""
-
-    def plain(value: object) -> object:
-        return [plain(one) for one in value] if isinstance(value, list) else float("nan") if value is None else value
-
-    return torch.tensor(plain(values), dtype=torch.float64)
 
 
 def read(name: str) -> Content:
@@ -74,30 +61,21 @@ def rows(ours: Tensor, outputs: Content, key: str) -> tuple[Tensor, Tensor]:
 # Biases of the distance
 
 
-def set_kerple(position: Encoding, r1: list[float], r2: list[float]) -> None:
-    fill(position.r1.raw, PositiveParameter(number(r1), FLOOR).raw.tolist())
-    bounded = isinstance(position.r2, BoundedParameter)
-    second = BoundedParameter(number(r2), FLOOR, 2.0) if bounded else PositiveParameter(number(r2), FLOOR)
-    fill(position.r2.raw, second.raw.tolist())
+def set_kerple(position: Encoding, sizes: Content) -> None:
+    names = ("bias_a", "bias_p") if isinstance(position, relpos.encodings.KerplePower) else ("bias_p", "bias_a")
+    for parameter, name in zip((position.r1, position.r2), names, strict=True):
+        parameter.assign(number(sizes[name]))
 
 
-def kerple_log(content: Content) -> Pairs:
-    sizes = content["parameters"]
-    position = make("kerple_log", sizes)
-    set_kerple(position, sizes["bias_p"], sizes["bias_a"])
-    yield rows(bias(position, sizes["length"]), content["outputs"], "bias")
-
-
-def kerple_power(content: Content) -> Pairs:
-    sizes = content["parameters"]
-    position = make("kerple_power", sizes)
-    set_kerple(position, sizes["bias_a"], sizes["bias_p"])
-    yield rows(bias(position, sizes["length"]), content["outputs"], "bias")
+def kerple(content: Content, name: str) -> Pairs:
+    position = make(name, content["parameters"])
+    set_kerple(position, content["parameters"])
+    yield rows(bias(position, content["parameters"]["length"]), content["outputs"], "bias")
 
 
 def set_fire(position: Encoding, network: Content, case: Content) -> None:
-    fill(position.c.raw, PositiveParameter(number([network["c"]])).raw.tolist())
-    fill(position.stretch.raw, PositiveParameter(number([case["L_multiplier"]])).raw.tolist())
+    position.c.assign(number([network["c"]]))
+    position.stretch.assign(number([case["L_multiplier"]]))
     fill(position.inner.weight[:, 0], network["inner_weight"])
     fill(position.inner.bias, network["inner_bias"])
     fill(position.outer.weight, network["outer_weight"])
@@ -161,14 +139,10 @@ def rotation(position: Encoding, content: Content, causal: bool, positions: Tens
         yield rows(ours[0], outputs, key)
 
 
-def xpos(content: Content) -> Pairs:
+def rotary(content: Content, name: str, *options: str) -> Pairs:
     sizes = content["parameters"]
-    yield from rotation(make("xpos", sizes, base=sizes["base"], scale_base=sizes["scale_base"]), content, causal=True)
-
-
-def rope_half(content: Content) -> Pairs:
-    sizes = content["parameters"]
-    yield from rotation(make("rope", sizes, base=sizes["base"], layout=sizes["layout"]), content, causal=False)
+    position = make(name, sizes, **{option: sizes[option] for option in options})
+    yield from rotation(position, content, causal=not position.bidirectional)
 
 
 def mrope(content: Content, order: str) -> Pairs:
@@ -237,7 +211,7 @@ def dape_alibi(content: Content) -> Pairs:
 
 def dape_kerple(content: Content) -> Pairs:
     position = make("dape", content["parameters"], base="kerple_log")
-    set_kerple(position.base, content["parameters"]["bias_p"], content["parameters"]["bias_a"])
+    set_kerple(position.base, content["parameters"])
     set_network(position, content["parameters"])
     yield rows(logits(position, content), content["outputs"], "logits")
 
@@ -255,7 +229,7 @@ def dape_fire(content: Content, leak: float = 0.01) -> Pairs:
 def dapev2_everywhere(content: Content) -> Pairs:
     sizes = content["parameters"]
     position = make("dapev2", sizes, base="kerple_log", units=sizes["units"])
-    set_kerple(position.base, sizes["bias_p"], sizes["bias_a"])
+    set_kerple(position.base, sizes)
     set_network(position, sizes)
     yield rows(logits(position, content), content["outputs"], "logits")
 
@@ -270,16 +244,16 @@ def dapev2_kerple(content: Content) -> Pairs:
 
 
 COMPARISONS: dict[str, tuple[Callable[[Content], Pairs], float, str]] = {  # file: comparison, allowed, the encoding
-    "kerple_log": (kerple_log, DOUBLE, "`kerple_log`"),
-    "kerple_power": (kerple_power, DOUBLE, "`kerple_power`"),
+    "kerple_log": (partial(kerple, name="kerple_log"), DOUBLE, "`kerple_log`"),
+    "kerple_power": (partial(kerple, name="kerple_power"), DOUBLE, "`kerple_power`"),
     "fire": (fire, SINGLE, "`fire`"),
     "t5_causal": (t5, DOUBLE, "`t5`"),
     "t5_bidirectional": (t5, DOUBLE, "`t5`"),
     "alibi": (alibi, DOUBLE, "`alibi`, slopes=press"),
     "bloom_alibi": (bloom_alibi, SINGLE, "`alibi`, slopes=press"),
     "mpt_alibi": (mpt_alibi, SINGLE, "`alibi`, slopes=press"),
-    "xpos": (xpos, SINGLE, "`xpos`"),
-    "rope_half": (rope_half, SINGLE, "`rope`"),
+    "xpos": (lambda content: rotary(content, "xpos", "base", "scale_base"), SINGLE, "`xpos`"),
+    "rope_half": (lambda content: rotary(content, "rope", "base", "layout"), SINGLE, "`rope`"),
     "mrope_qwen2_vl": (partial(mrope, order="blocks"), SINGLE, "`rope` with sections"),
     "mrope_qwen3_vl": (partial(mrope, order="interleaved"), SINGLE, "`rope` with sections, section_order=interleaved"),
     "llama4_temperature": (llama4_temperature, SINGLE, "`temperature`"),

@@ -19,7 +19,12 @@ Content = dict[str, Any]
 
 
 def number(values: object) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+    """Numbers of a file, NaN for null."""
+
+    def plain(value: object) -> object:
+        return [plain(item) for item in value] if isinstance(value, list) else float("nan") if value is None else value
+
+    return torch.tensor(plain(values), dtype=torch.float64)
 
 
 def scores(q: Tensor, k: Tensor, bias: Callable[[Call], Form], scale: float) -> Tensor:

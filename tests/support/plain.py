@@ -57,10 +57,6 @@ def softplus(z):
     return math.log1p(math.exp(-abs(z))) + max(z, 0.0)
 
 
-def unsoftplus(y):
-    return math.log(math.expm1(y))
-
-
 def affine(linear, x):
     """w_h·x_t + b_h by plain sums: a list of (heads × length) for x (length, width)."""
     w, b, rows = linear.weight.tolist(), linear.bias.tolist(), x.tolist()
