@@ -58,8 +58,9 @@ lint: $(INSTALLED)
 
 # The built page is committed: make test needs no node, and notices where it is older than its sources. npm install
 # takes the versions of package-lock.json; npm ci would refuse it, since it lacks the compilers of other systems.
-explorer:
+explorer: $(INSTALLED)
 	@command -v npm >/dev/null || { echo "make explorer needs node 20 or newer with npm (https://nodejs.org)."; exit 1; }
+	$(BIN)/python -m relpos.explorer.replies > explorer/src/data/types.ts
 	cd explorer && npm install --no-save && npm run check && npm test && npm run build
 
 readme: $(INSTALLED)

@@ -98,10 +98,12 @@ def make_call(q: Tensor, k: Tensor, position: Position | None, **options: Unpack
         check_shape("padding", padding, (batch, keys))
         check_boolean("padding", padding, "True for the keys that count")
     gates = check_position(q, keys, position, options)
-    acts = {"query and key", "score"} & set(position.places) if isinstance(position, Encoding) else position is not None
-    start = read_start(
-        options.get("start"), queries, keys, causal, bool(acts) or window is not None or documents is not None
-    )
+    start = options.get("start")
+    if start is None and queries != keys and not causal:
+        acts = isinstance(position, Form) or (position is not None and position.places not in ((), ("embedding",)))
+        start = read_start(None, queries, keys, causal, acts or window is not None or documents is not None)
+    else:
+        start = read_start(start, queries, keys, causal)
     if window is not None:
         window = read_window(window, keys if start is None else torch.sym_max(keys, start + queries))  # type: ignore[no-untyped-call]
     if positions is not None:
@@ -175,7 +177,7 @@ def read_window(window: int | tuple[int, int], tokens: int) -> tuple[int, int]:
     return torch.sym_min(pair[0], tokens), torch.sym_min(pair[1], tokens)  # type: ignore[no-untyped-call]
 
 
-def read_start(start: int | None, queries: int, keys: int, causal: bool, matters: bool) -> int | None:
+def read_start(start: int | None, queries: int, keys: int, causal: bool, matters: bool = False) -> int | None:
     """Index of the first query, None for the last tokens; `matters` if more than causality depends on it."""
     if start is not None:
         return integer_at_least("start", start, least=0)

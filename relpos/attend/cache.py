@@ -7,14 +7,7 @@ import torch
 from torch import Tensor
 
 from relpos.attend import native
-from relpos.attend.arguments import (
-    AttentionOptions,
-    Position,
-    check_finite,
-    check_position,
-    make_call,
-    read_positions,
-)
+from relpos.attend.arguments import AttentionOptions, Position, check_finite, check_position, make_call, read_positions
 from relpos.attend.backends import attend
 from relpos.forms.call import Call, positions
 from relpos.forms.checks import check_shape, integer_at_least
@@ -108,6 +101,8 @@ class Cache:
         self, q: Tensor, k: Tensor, v: Tensor, position: Position | None, backend: str | None, options: AttentionOptions
     ) -> tuple[Tensor, Tensor | None]:
         """Add the new tokens, and attend from them to all tokens so far; after an error the cache is what it was."""
+        if not self.length:
+            self.reset()  # a first step may have failed before
         batch, _, tokens, _ = q.shape
         if options["start"] is not None or options["cu_seqlens"] is not None:
             raise ValueError("with a cache the queries are the last tokens: leave start and cu_seqlens out.")
@@ -166,7 +161,7 @@ class Cache:
         if not plain:
             self._memory[name] = torch.cat([before, new], dim=2)
             return self._memory[name]
-        end, memory = self.length + new.shape[2], self._memory.get(name) if self.length and self._writable else None
+        end, memory = self.length + new.shape[2], self._memory.get(name) if self._writable else None
         if memory is None or end > memory.shape[2] or memory.is_inference() != torch.is_inference_mode_enabled():
             room = max(self._capacity, _with_room(end))
             memory = self._memory[name] = new.new_empty(*new.shape[:2], room, new.shape[3])
@@ -192,10 +187,11 @@ class Cache:
         self, q: Tensor, v: Tensor, position: Encoding, call: Call
     ) -> native.PackedBias | native.RunningTotals | None:
         """The bias in the kernel's layout, or None if that cannot serve this call."""
-        changes_queries = "query and key" in position.places and not position.rotates_by_position
-        if "score" not in position.places or changes_queries or call.token_positions is not None:
+        if call.queries > native.FEW or not call.causal or call.token_positions is not None:
             return None
-        if call.queries > native.FEW or not call.causal or native.refuses(q, v, None, call) is not None:
+        places = position.places
+        changes_queries = "query and key" in places and not position.rotates_by_position
+        if "score" not in places or changes_queries or native.refuses(q, v, None, call) is not None:
             return None
         self._totals = _extended_totals(self._totals, position, call.gates, call.queries)
         if self._totals is not None:

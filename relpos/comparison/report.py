@@ -4,24 +4,9 @@ import shlex
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+from relpos.comparison import summary
 from relpos.comparison.comparison import Comparison, Trial, finished, load_comparison
-from relpos.comparison.summary import (
-    DRAWS,
-    LEVEL,
-    Perplexities,
-    Records,
-    Standing,
-    bits_per_byte,
-    costs,
-    findings,
-    make_standings,
-    make_table,
-    marking,
-    mebibytes,
-    notes,
-    read_records,
-    rows_of,
-)
+from relpos.comparison.summary import Perplexities, Records, Standing
 from relpos.pictures.curves import Rows, draw_curves, draw_position_panels
 from relpos.pictures.draw import draw
 from relpos.pictures.map_figures import draw_sheet
@@ -36,7 +21,7 @@ FIGURES = "figures"  # the folder of the pictures in the comparison's folder
 def write_report(out: Path) -> tuple[Path, Path]:
     """Write report.html and report.md of a comparison into its folder; trials may be missing."""
     comparison = load_comparison(out)
-    text = "\n\n".join(_paragraphs(comparison, read_records(comparison, out), out)) + "\n"
+    text = "\n\n".join(_paragraphs(comparison, summary.read_records(comparison, out), out)) + "\n"
     html, markdown = out / "report.html", out / "report.md"
     write_text(html, to_html(text, out))
     write_text(markdown, text)
@@ -45,7 +30,7 @@ def write_report(out: Path) -> tuple[Path, Path]:
 
 def _paragraphs(comparison: Comparison, records: Records, out: Path) -> list[str]:
     """The report in Markdown; draws its pictures into the folder."""
-    perplexities, standings = make_table(comparison, records), make_standings(comparison, records)
+    perplexities, standings = summary.make_table(comparison, records), summary.make_standings(comparison, records)
     done = sum(finished(record, comparison, trial) for trial, record in records.items())
     metric, causal = comparison.family.metric, comparison.family.causal
     masked = f"one token in {MASKED_EVERY} masked and scored, the same ones at every length"
@@ -57,10 +42,10 @@ def _paragraphs(comparison: Comparison, records: Records, out: Path) -> list[str
         f"Held-out text in windows of each length, {'every token scored' if causal else masked} (`windows`); up to "
         f"{comparison.eval_tokens:,} tokens, the same at every length. Mean ± sample deviation over "
         f"{_several(comparison.seeds, 'seed')}; {comparison.length} is the trained length.",
-        *marking(standings),
+        *summary.marking(standings),
         _perplexities(comparison, perplexities, standings),
-        *_listed("What the table does not show:", notes(comparison, records)),
-        *_listed("What the table shows:", findings(comparison, perplexities, standings)),
+        *_listed("What the table does not show:", summary.notes(comparison, records)),
+        *_listed("What the table shows:", summary.findings(comparison, perplexities, standings)),
         *_differences(comparison, standings),
         *_bits(comparison, records),
         *_curves(comparison, perplexities, out),
@@ -68,7 +53,7 @@ def _paragraphs(comparison: Comparison, records: Records, out: Path) -> list[str
         *_last_layers(comparison, records, out),
         "## What each costs",
         _cost_text(records),
-        table(*costs(comparison, records)),
+        table(*summary.costs(comparison, records)),
         "## How it was made",
         *_making(comparison, records, out),
     ]
@@ -126,11 +111,11 @@ def _differences(comparison: Comparison, standings: Mapping[int, Standing]) -> l
     if not tested:
         return []
     differences = _by_length(comparison, lambda encoding, length: _difference(standings.get(length), encoding))
-    share = f", which is {100 - 100 * (1 - LEVEL) / tested:.2f} % for each of {tested}" if tested > 1 else ""
-    level = f"{LEVEL * 100:.0f} % for all comparisons at a length together{share}"
+    share = f", which is {100 - 100 * (1 - summary.LEVEL) / tested:.2f} % for each of {tested}" if tested > 1 else ""
+    level = f"{summary.LEVEL * 100:.0f} % for all comparisons at a length together{share}"
     text = (
         "Loss per token minus that of the lowest of the length, on the same documents and with the same seeds, and its "
-        f"interval ({level}). Documents are drawn {DRAWS:,} times with replacement; where there are several "
+        f"interval ({level}). Documents are drawn {summary.DRAWS:,} times with replacement; where there are several "
         "seeds, their variation is added as Student's t. `*`: the interval does not contain 0."
     )
     if comparison.seeds == 1:
@@ -150,14 +135,14 @@ def _difference(at_length: Standing | None, encoding: str) -> str:
 
 def _bits(comparison: Comparison, records: Records) -> list[str]:
     """The table of bits per byte, if the evaluations have them."""
-    rows = [row for record in records.values() for row in rows_of(record, comparison)]
+    rows = [row for record in records.values() for row in summary.rows_of(record, comparison)]
     if all(row["bits_per_byte"] is None for row in rows):
         return []
     text = (
         "The same losses as bits per byte of the scored text: mean ± sample deviation over the seeds. Unlike "
         "perplexities, these can be compared between tokenizers."
     )
-    bits = _by_length(comparison, lambda encoding, length: bits_per_byte(comparison, records, encoding, length))
+    bits = _by_length(comparison, lambda encoding, length: summary.bits_per_byte(comparison, records, encoding, length))
     return ["## Bits per byte", text, bits]
 
 
@@ -272,7 +257,7 @@ def _surroundings(records: Records) -> list[str]:
             ]
         if machine is not None:
             lines.append(
-                f"Machine: {machine['cpu']}, {machine['cores']} cores, {mebibytes(machine['memory_bytes'])}, "
+                f"Machine: {machine['cpu']}, {machine['cores']} cores, {summary.mebibytes(machine['memory_bytes'])}, "
                 f"{machine['system']}; {_several(machine['threads'], 'thread')} per trial."
             )
     return list(dict.fromkeys(lines))

@@ -11,7 +11,7 @@ from relpos.explorer.options import ExploreOptions
 from relpos.explorer.scenes import ExplorerSubject
 from relpos.maps.model_subject import ModelSubject, open_model
 from relpos.maps.subject import EncodingSubject, TensorSubject, is_tensor
-from relpos.system.errors import refuses_empty_strings
+from relpos.system.errors import check_not_empty
 from relpos.system.files import write_bytes
 from relpos.system.options import takes
 
@@ -60,7 +60,6 @@ class Exploration:
         write_bytes(file, page.encode())
         return file
 
-    @refuses_empty_strings
     def serve(
         self,
         host: str = "127.0.0.1",
@@ -78,6 +77,7 @@ class Exploration:
         """
         from relpos.explorer.server import Server
 
+        check_not_empty("host", host)
         server = Server(self.subjects, host, port)
         if server.moved is not None:
             say(f"Port {server.moved} is taken; using {server.port}.")

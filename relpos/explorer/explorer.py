@@ -20,7 +20,7 @@ from relpos.explorer import options, replies
 from relpos.explorer.scenes import ExplorerSubject, Scene, encoding_json, scene_hash
 from relpos.maps.head_classes import KINDS
 from relpos.maps.head_values import difference
-from relpos.maps.map import FLAT_RANGE, TILE, HeadMap
+from relpos.maps.map import HeadMap
 from relpos.maps.subject import EncodingSubject
 from relpos.maps.values import within
 from relpos.pictures.colours import hex_colours
@@ -160,13 +160,6 @@ class Explorer:
             "encodings": [encoding_json(name) for name in names()],
             "colour_maps": hex_colours(),
             "classes": list(KINDS),
-            "limits": {
-                "text_bytes": options.TEXT_BYTES,
-                "length": options.LONGEST,
-                "length_of_scores": options.ENTRY_LENGTH,
-                "tile": TILE,
-                "flat_range": FLAT_RANGE,
-            },
         }
 
     def subject_of(self, request: Mapping[str, Any]) -> ExplorerSubject:

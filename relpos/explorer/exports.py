@@ -210,7 +210,7 @@ class Region:
         axes.set_xlabel(ACROSS, fontsize=NAME)
         axes.set_ylabel(DOWN, fontsize=NAME)
         axes.set_title(f"Layer {self.number}, head {self.head}", fontsize=TITLE, pad=3)
-        draw_bar(page, labels + wide + 0.06, 0.25, tall, image, (scale.low, scale.high))
+        draw_bar(page, labels + wide + 0.06, 0.25, tall, image, scale)
         return write(page.figure, suffix)
 
     def table(self) -> bytes:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from relpos.explorer import options, replies
+from relpos.explorer.replies import SIDE
 from relpos.explorer.scenes import Scene
 from relpos.maps.diagonals import bin_means, distance_edges, spread
 from relpos.maps.distance_profiles import MassProfile, flat_mass, layer_mass, mass_of_weights
@@ -24,7 +25,6 @@ from relpos.pictures.captions import SHOWN
 from relpos.pictures.colours import linear_ticks
 
 WORDS = {**SHOWN, "position": "the positional part of the scores", "flat": "the softmax of the bias over equal content"}
-SIDE = 48  # cells per side of a small map
 OVERVIEW_BINS, DETAIL_BINS, PROFILE_POINTS = 64, 256, 512  # at most
 TICKS = 6  # of a colour bar, at most
 Ratios = list[float | None]  # of each head

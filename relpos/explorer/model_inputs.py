@@ -58,54 +58,54 @@ class ModelInputs:
         chosen = enough[0] if enough else max(self.documents, key=lambda document: document["tokens"])
         return {"kind": "document", "id": chosen["id"]}
 
-    def check(self, given: Any) -> Input:
+    def check(self, reading: Any) -> Input:
         """Check the description of an input."""
-        match given.get("kind") if isinstance(given, Mapping) else None:
+        match reading.get("kind") if isinstance(reading, Mapping) else None:
             case "none":
                 return {"kind": "none"}
             case "document":
-                place, count = given.get("id"), len(self.documents)
+                place, count = reading.get("id"), len(self.documents)
                 if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < count:
                     raise ValueError(f"there is no document {str(place)[:40]}: give a number below {count}.")
                 return {"kind": "document", "id": place}
             case "text":
-                return {"kind": "text", "text": check_text(given.get("text"), self.run)}
+                return {"kind": "text", "text": check_text(reading.get("text"), self.run)}
             case "written":
-                of = self.check(given.get("of"))
+                of = self.check(reading.get("of"))
                 if of["kind"] != "written":  # inputs do not nest
                     length, tokens = (
-                        _count(given.get("length"), ENTRY_LENGTH),
-                        _count(given.get("tokens"), MOST_WRITTEN),
+                        _count(reading.get("length"), ENTRY_LENGTH),
+                        _count(reading.get("tokens"), MOST_WRITTEN),
                     )
                     return {"kind": "written", "of": of, "length": length, "tokens": tokens}
         raise ValueError(
             'an input is {"kind": "none"}, {"kind": "document", "id": …} or {"kind": "text", "text": …}, not '
-            f"{str(given)[:80]}."
+            f"{str(reading)[:80]}."
         )
 
-    def read(self, given: Input, length: int, seed: int) -> tuple[ModelInput, list[str]]:
+    def read(self, reading: Input, length: int, seed: int) -> tuple[ModelInput, list[str]]:
         """At most `length` tokens of a checked input with the model's special tokens, and notes for the reader."""
-        if given["kind"] == "written":
-            before, notes = self.read(given["of"], given["length"], seed)
-            ids = self.write(before.ids, given["tokens"])
+        if reading["kind"] == "written":
+            before, notes = self.read(reading["of"], reading["length"], seed)
+            ids = self.write(before.ids, reading["tokens"])
             written = len(ids) - len(before.ids)
             note = f"The last {written} tokens were written by the model, the most likely token at each step."
             return ModelInput(ids[:length], before.document, 0, ""), [*notes, note]
         framing = self.run.framing
-        ids, name, notes = self._text(given, framing.room(length), seed)
+        ids, name, notes = self._text(reading, framing.room(length), seed)
         notes += [framing.sentence] if len(framing) else []
         return ModelInput(framing.around(ids), name, 0, ""), notes
 
-    def _text(self, given: Input, length: int, seed: int) -> tuple[Tensor, str, list[str]]:
+    def _text(self, reading: Input, length: int, seed: int) -> tuple[Tensor, str, list[str]]:
         """At most `length` tokens of a text, its name, and notes."""
-        if given["kind"] == "document":
+        if reading["kind"] == "document":
             assert self.heldout is not None
             tokens, titles = self.heldout
-            start, size = int(tokens.starts[given["id"]]), self.documents[given["id"]]["tokens"]
+            start, size = int(tokens.starts[reading["id"]]), self.documents[reading["id"]]["tokens"]
             ids = torch.from_numpy(tokens.ids[start : start + min(size, length)].astype(np.int64))
-            return ids, titles[given["id"]], _shorter("The document", size, length)
-        if given["kind"] == "text":
-            ids = torch.tensor(self.run.tokenizer(given["text"], add_special_tokens=False)["input_ids"])
+            return ids, titles[reading["id"]], _shorter("The document", size, length)
+        if reading["kind"] == "text":
+            ids = torch.tensor(self.run.tokenizer(reading["text"], add_special_tokens=False)["input_ids"])
             if len(ids) == 0:
                 raise ValueError("the text has no tokens: give some text.")
             return ids[:length].long(), "the text", _shorter("The text", len(ids), length)

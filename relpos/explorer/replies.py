@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from relpos.maps.map import ColourMap
+from relpos.explorer.options import LONGEST, TEXT_BYTES
+from relpos.maps.map import FLAT_RANGE, TILE, ColourMap
 from relpos.maps.subject import Kind, Show
 
 Parameter = float | str | bool | list[float]
 Numbers = list[float | None]  # None: no number
+SIDE = 48  # cells per side of a small map
 
 
 class Slider(TypedDict):
@@ -129,16 +131,6 @@ class Subject(TypedDict):
     parameters: list[Slider]
 
 
-class Limits(TypedDict):
-    """Numbers of the server that the page needs."""
-
-    text_bytes: int
-    length: int
-    length_of_scores: int
-    tile: int
-    flat_range: float  # a head whose values span less looks flat
-
-
 class Start(TypedDict):
     """What the first view needs."""
 
@@ -147,7 +139,6 @@ class Start(TypedDict):
     encodings: list[EncodingCard]
     colour_maps: dict[ColourMap, list[str]]
     classes: list[str]
-    limits: Limits
 
 
 _From = TypedDict("_From", {"from": NotRequired[int]})  # where what the model has written begins
@@ -236,13 +227,18 @@ class Range(Colours):
     scale_without_sink: Scale
 
 
-class Profile(TypedDict):
-    """Values against distance."""
+class Statistics(TypedDict):
+    """Mean, minimum and maximum of some values."""
 
-    distance: list[int]
     mean: Numbers
     low: Numbers
     high: Numbers
+
+
+class Profile(Statistics):
+    """Values against distance."""
+
+    distance: list[int]
 
 
 class Mass(MassByDistance):
@@ -265,15 +261,12 @@ class HeadDetail(Range, _Class):
     alt: str
 
 
-class Row(TypedDict):
+class Row(Statistics):
     """All values of a query; each stands for `step` keys."""
 
     query: int
     first: int
     step: int
-    mean: Numbers
-    low: Numbers
-    high: Numbers
 
 
 class Curve(TypedDict):
@@ -333,7 +326,7 @@ def to_json(value: Any) -> bytes:
 
 
 def typescript() -> str:
-    """The types of this file in TypeScript."""
+    """The types of this file, and the constants that the page shares, in TypeScript."""
     aliases = {
         **{"Show": Show, "Kind": Kind, "ColourMap": ColourMap, "Parameter": Parameter, "Numbers": Numbers},
         **{"Reading": Reading, "Input": Input},
@@ -357,6 +350,8 @@ def typescript() -> str:
         return f"({inner})[]" if "|" in inner else f"{inner}[]"
 
     lines = ["// Made by `python -m relpos.explorer.replies`: see relpos/explorer/replies.py.", ""]
+    constants = {"TILE": TILE, "SIDE": SIDE, "FLAT_RANGE": FLAT_RANGE, "LONGEST": LONGEST, "TEXT_BYTES": TEXT_BYTES}
+    lines += [f"export const {name} = {value};" for name, value in constants.items()]
     lines += [f"export type {name} = {named(alias, name)};" for name, alias in aliases.items()]
     for name, value in globals().items():
         if is_typeddict(value) and not name.startswith("_"):

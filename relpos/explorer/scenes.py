@@ -207,14 +207,14 @@ class ExplorerSubject:
             raise ValueError("parameters must be an object with one entry per parameter.")
         if not isinstance(body.get("causal", True), bool):
             raise ValueError(f"causal must be true or false, not {str(body['causal'])[:40]}.")
-        given = body.get("input")
+        reading = body.get("input")
         if self.inputs is not None:
-            given = self._default_input if given is None else self.inputs.check(given)
+            reading = self._default_input if reading is None else self.inputs.check(reading)
         return {
             "subject": self.id,
             "encoding": self.subject.encoding,
             "length": integer("length", body.get("length", self.length), 1, options.LONGEST),
-            "input": given,  # type: ignore[typeddict-item]
+            "input": reading,  # type: ignore[typeddict-item]
             "seed": integer("seed", body.get("seed", 0), 0, 2**31 - 1),
             "parameters": dict(sorted(body.get("parameters", {}).items())),
             "heads": integer("heads", body.get("heads", self.heads), 1, max(options.MOST_HEADS, self.heads)),
@@ -276,10 +276,10 @@ class ExplorerSubject:
         """The description of the scene in which the model has written on."""
         if self.inputs is None or not self.inputs.can_write:
             raise ValueError(f"{self.name} does not predict the next token, so it cannot write.")
-        given = scene.request["input"]
-        count, before, of = tokens, scene.length, given
-        if given["kind"] == "written":
-            of, before, count = given["of"], given["length"], given["tokens"] + tokens
+        reading = scene.request["input"]
+        count, before, of = tokens, scene.length, reading
+        if reading["kind"] == "written":
+            of, before, count = reading["of"], reading["length"], reading["tokens"] + tokens
         if before + count > options.ENTRY_LENGTH or count > options.MOST_WRITTEN:
             raise ValueError(f"the model has written enough: at most {options.MOST_WRITTEN} tokens at a time are kept.")
         writing = {"kind": "written", "of": of, "length": before, "tokens": count}

@@ -181,6 +181,18 @@ def _pass_over_entries(
     return cells, Diagonals.joined(diagonals), [Diagonals.joined(compared)] if compared else [], difference
 
 
+def offset_map(number: int, table: Tensor) -> Map:
+    """The map of a table (heads, rows, columns) of a layer, with offset 0 in the middle; NaN beside a narrow one."""
+    heads, rows, columns = table.shape
+    side = max(rows, columns)
+    values = np.full((heads, side, side), np.nan, dtype=np.float32)
+    top, left = (side - rows) // 2, (side - columns) // 2
+    values[:, top : top + rows, left : left + columns] = table.float().cpu().numpy()
+    nothing = Share([None] * heads, None)  # diagonals of offsets mean nothing
+    distances, profile = np.empty(0, np.int64), np.empty((3, heads, 0), np.float32)
+    return Map(number, "bias", False, side, 1, values, values, values, distances, profile, nothing, None)
+
+
 class HeadMap:
     """The map of one head in tiles: on demand from its values, or from a pyramid that is built once, in bounded memory.
 

@@ -15,6 +15,7 @@ from relpos.encodings.registry import names
 from relpos.forms.encoding import Encoding
 from relpos.maps import LENGTH
 from relpos.maps.distance_profiles import equal_tokens, rotation_kernel, token_means
+from relpos.maps.head_values import head_values
 from relpos.maps.layer import Layer, layers_without_input, model_layers, open_layer
 from relpos.maps.subject import (
     EncodingSubject,
@@ -212,9 +213,11 @@ class ModelView(View):
         return show == "position" and "embedding" in self.place
 
     def values(self, show: Show, number: int, head: int) -> HeadValues:
-        if show != "position" or self._embedded(show):
-            return super().values("scores" if show == "position" else show, number, head)
+        if show != "position":
+            return super().values(show, number, head)
         layer = self.layer(show, number)
+        if self._embedded(show):
+            return head_values(layer, head - 1, "scores")
         if layer.turned is None:
             raise ValueError(f"layer {number} does not rotate queries and keys: show the scores or the weights.")
         distances = torch.arange(0 if layer.causal else 1 - layer.length, layer.length)
@@ -296,7 +299,8 @@ def _fetched_view(what: str, request: Request) -> View | None:
     heading = f"{name}, {model.config.model_type} {what}, {which_layers(numbers, len(positions))}"
     ending = f"for {length} tokens; of the weights, {read:,} bytes were read"
     about = {"model": {"folder": what, "layers": len(positions), "bytes_fetched": read}, "input": None}
-    return View("model", Path(what).name, (name, "score"), numbers, heading, ending).show(layers, layers, about)
+    words = ((name, "score"), numbers, heading, ending)
+    return View("model", Path(what).name, *words, layers=layers, others=layers, about=about)
 
 
 def _table_positions(run: "Run") -> "list[LayerPosition] | None":
@@ -334,9 +338,8 @@ def _tables_view(run: "Run", positions: "list[LayerPosition]", request: Request)
     about = {"model": {"folder": str(run.folder), "layers": len(positions), "position": entry}, "input": None}
     heading = f"{name}, {run.model.config.model_type} ({run.folder.name}), {which_layers(numbers, len(positions))}"
     ending = f"in windows of {high} × {wide} patches."
-    view = View("model", run.folder.name, (name, "score"), numbers, heading, ending).show(layers, None, about)
-    view.tables = tables
-    return view
+    words = ((name, "score"), numbers, heading, ending)
+    return View("model", run.folder.name, *words, layers=layers, about=about, tables=tables)
 
 
 def training_sentence(training: Mapping[str, Any]) -> str:

@@ -48,12 +48,14 @@ class View:
     """A subject on an input: its layers, and the words that describe them."""
 
     static: bool = True  # whether the bias is the same for every input
+    turned: bool = False  # whether the scores of equal tokens stand in the place of the bias
+    untrained: str = ""  # description of its parameters if they are untrained
     tables: list[Tensor] | None = None  # one per layer: the bias over 2-D offsets, (heads, rows, columns)
     tokens: list[str] | None = None  # the text of each token
     mean_ending: str = ""  # the ending for a mean over all windows; the same if empty
     more: Sequence[Callable[[], list[Layer]]] = ()  # the layers on further windows of text, for means
     layers: list[Layer]
-    others: list[Layer] | None  # on another input, for the context dependence
+    others: list[Layer] | None = None  # on another input, for the context dependence
     about: dict[str, Any]  # its part of a picture's JSON
 
     def __init__(
@@ -64,14 +66,11 @@ class View:
         numbers: list[int],  # of the layers; 1 is the first
         heading: str,  # the beginning of a caption
         ending: str,  # and what follows the name of the values shown
+        **attributes: Any,  # any of those above
     ) -> None:
         self.kind, self.label, self.numbers, self.heading, self.ending = kind, label, numbers, heading, ending
         self.encoding, self.place = titles
-        self.untrained = ""  # description of its parameters if they are untrained
-
-    def show(self, layers: list[Layer], others: list[Layer] | None, about: dict[str, Any]) -> "View":
-        self.layers, self.others, self.about = layers, others, about
-        return self
+        vars(self).update(attributes)
 
     @property
     def length(self) -> int:
@@ -102,6 +101,7 @@ class View:
     def values(self, show: Show, number: int, head: int) -> HeadValues:
         """The values of a head of a layer; 1 is the first of both."""
         layer = self.layer(show, number)
+        show = "bias" if self.turned and show == "scores" else show
         if head > layer.heads:
             raise ValueError(f"there is no head {head} in layer {number}: give a number from 1 to {layer.heads}.")
         if show == "flat" and layer.form is not None:
@@ -224,11 +224,22 @@ class EncodingSubject(Subject):
         reads = position.needs_hidden or position.needs_scores
         ending = f"({position.heads} heads, head_dim {position.head_dim}{options})"
         ending = f"for a random input {ending}" if reads else ending
-        view = EncodingView("encoding", self.name, (self.name, position.place), [1], self.name, ending)
-        view.untrained, view.static, view.turned = untrained, not reads, turned
         layers = [_as_bias(layer) for layer in layers] if turned else layers
         about = {"heads": position.heads, "head_dim": position.head_dim, "options": dict(request.options)}
-        return view.show(layers, others, {"model": None, **about, "input": None})
+        return View(
+            "encoding",
+            self.name,
+            (self.name, position.place),
+            [1],
+            self.name,
+            ending,
+            layers=layers,
+            others=others,
+            about={"model": None, **about, "input": None},
+            untrained=untrained,
+            static=not reads,
+            turned=turned,
+        )
 
     def _start_values(self, position: Encoding, request: Request) -> str:
         """Describe the parameters of a new encoding; empty if it has none."""
@@ -237,15 +248,6 @@ class EncodingSubject(Subject):
         pairs = list(zip(position.parameters(), second.parameters(), strict=True))
         random = any(not torch.equal(first, again) for first, again in pairs)
         return ("untrained: random start values" if random else "untrained: start values") if pairs else ""
-
-
-class EncodingView(View):
-    """An encoding on tokens that differ in their position only; on random ones if it reads its input."""
-
-    turned = False  # whether the scores of equal tokens stand in the place of the bias
-
-    def values(self, show: Show, number: int, head: int) -> HeadValues:
-        return super().values("bias" if self.turned and show == "scores" else show, number, head)
 
 
 def turns_by_distance(position: Encoding) -> bool:
@@ -303,9 +305,9 @@ class TensorView(View):
 
     def __init__(self, subject: TensorSubject, numbers: list[int]) -> None:
         heading, ending = f"Tensor, {which_layers(numbers, subject.depth)}", f"of {subject.length:,} tokens"
-        super().__init__("tensor", "tensor", ("tensor", "score"), numbers, heading, ending)
+        about = {"model": None, "heads": subject.heads, "tokens": subject.tokens, "input": None}
+        super().__init__("tensor", "tensor", ("tensor", "score"), numbers, heading, ending, layers=[], about=about)
         self.subject, self.tokens = subject, subject.tokens
-        self.show([], None, {"model": None, "heads": subject.heads, "tokens": subject.tokens, "input": None})
 
     @property
     def length(self) -> int:

@@ -1,12 +1,12 @@
-"""The text of a picture: its caption, and the line above it that says what is untrained."""
+"""The text of a picture: its caption, the line above it that says what is untrained, and notes on heads."""
 
 from collections.abc import Sequence
 
 from relpos.maps.diagonals import Share
-from relpos.maps.map import Map
+from relpos.maps.map import FLAT_RANGE, Map
 from relpos.maps.subject import View
-from relpos.pictures.head_notes import count_notes, head_note
 
+ZERO, FLAT = "bias exactly 0", "practically constant"  # notes on heads whose bias does nothing, or nearly nothing
 NO_NUMBER = "–"  # in place of a ratio where nothing varies
 SHOWN = {"bias": "the additive bias", "scores": "the attention scores", "weights": "the attention weights"}
 
@@ -68,3 +68,20 @@ def _range_words(shares: list[Share]) -> str | None:
 def _number(value: float) -> str:
     """Three decimals, but none for exactly 0 and exactly 1."""
     return f"{value:.0f}" if value in (0.0, 1.0) else f"{value:.3f}"
+
+
+def head_note(layer_map: Map, head: int) -> str | None:
+    """The note on a head (0 is the first); None for most heads."""
+    low, high = layer_map.range(head)
+    if layer_map.show == "bias" and low == high == 0:
+        return ZERO
+    return FLAT if layer_map.show != "weights" and high - low < FLAT_RANGE else None
+
+
+def count_notes(notes: Sequence[str | None]) -> str:
+    """A sentence that counts the heads with each note; empty if there are none."""
+    meanings = {ZERO: ZERO, FLAT: f"{FLAT} (values span less than {FLAT_RANGE})"}
+    counts = {name: sum(note == name for note in notes) for name in meanings}
+    return " ".join(
+        f"{counts[name]} of {len(notes)} heads: {words}." for name, words in meanings.items() if counts[name]
+    )

@@ -19,30 +19,13 @@ BOTH_SIGNS = LinearSegmentedColormap.from_list(
 )
 
 
-class Colours:
-    """The colours of every panel of a page."""
-
-    def __init__(self, maps: Sequence[Map], heads: Sequence[int], shared: bool) -> None:
-        ranges = [layer_map.range(head) for layer_map in maps for head in heads]
-        self.weights = maps[0].show == "weights"
-        self.shared = (min(low for low, _ in ranges), max(high for _, high in ranges)) if shared else None
-
-    def scale(self, layer_map: Map, head: int) -> ColourScale:
-        """The scale of a head, or of the page if it is shared."""
-        return ColourScale.of(*(self.shared or layer_map.range(head)), self.weights)
-
-    def range(self, layer_map: Map, head: int) -> tuple[float, float]:
-        """The smallest and largest value of a head, or of the page if the scale is shared."""
-        scale = self.scale(layer_map, head)
-        return scale.low, scale.high
-
-    def colours(self, layer_map: Map, head: int) -> str | Colormap:
-        """The colour map of a head."""
-        return colour_map(self.scale(layer_map, head))
-
-    def norm(self, layer_map: Map, head: int) -> Normalize:
-        """The norm of a head."""
-        return norm(self.scale(layer_map, head))
+def head_scales(maps: Sequence[Map], heads: Sequence[int], shared: bool) -> list[list[ColourScale]]:
+    """The colour scale of each head of each map, or the one that all share."""
+    ranges = [[layer_map.range(head) for head in heads] for layer_map in maps]
+    every = list(itertools.chain(*ranges))
+    common = (min(low for low, _ in every), max(high for _, high in every))
+    weights = maps[0].show == "weights"
+    return [[ColourScale.of(*(common if shared else ends), weights) for ends in row] for row in ranges]
 
 
 def colour_map(scale: ColourScale) -> str | Colormap:

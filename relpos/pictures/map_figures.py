@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from relpos.maps.map import FLAT_RANGE, LEAST_WEIGHT, Map
-from relpos.pictures.colours import Colours, linear_ticks, tick_words
-from relpos.pictures.head_notes import ZERO, head_note
+from relpos.maps.map import FLAT_RANGE, ColourScale, Map
+from relpos.pictures.captions import ZERO, head_note
+from relpos.pictures.colours import colour_map, head_scales, linear_ticks, norm, tick_words
 from relpos.pictures.printed_page import (
     COLOUR_BAR,
     COLUMNS,
@@ -29,6 +28,7 @@ from relpos.pictures.printed_page import (
 
 BAR, LABEL = 0.085, 4.5  # width of a colour bar in inches, size of a token label in points
 DOWN, ACROSS = "query position", "key position"  # the labels of the axes
+OFFSETS_DOWN, OFFSETS_ACROSS = "rows, query − key", "columns, query − key"  # of a bias over offsets of image patches
 LEAST_BESIDE = 0.58  # inches beside a panel, for its colour bar and the tick labels
 LOG_LABEL = 0.3  # width of a power of ten, in inches
 # Okabe and Ito's colours, which the colour-blind can tell apart, without the two that are too light for a line.
@@ -47,14 +47,14 @@ def draw_maps(maps: Sequence[Map], look: Look) -> Figure:
 def draw_heads(layer_map: Map, look: Look) -> Figure:
     """Draw one panel per head, three beside each other, each with its own colour bar or all with a shared one."""
     heads, labels, shared, scale = look.chosen(layer_map.heads), look.labels, look.shared, look.scale
-    colours = Colours([layer_map], heads, shared)
+    scales = head_scales([layer_map], heads, shared)[0]
     margin = 0.17 * scale  # room for the names of the axes
     longest = max((len(label) for label in labels or ()), default=0)
     if labels is None:
         numbers = 0.1 * scale + text_width(position_word(layer_map.length - 1, layer_map.length), TICK * scale)
     else:
         numbers = scale * (0.1 + LABEL / 72 * 0.62 * longest)
-    beside, title = bar_room(layer_map, heads, colours, scale), 0.2 * scale
+    beside, title = bar_room(scales, scale), 0.2 * scale
     space = look.width - margin - beside * shared
     across = space / max(min(COLUMNS, len(heads)), 2 if labels is None else 1)  # a single head takes half a page
     side = across - numbers - (0.1 * scale if shared else beside)
@@ -63,7 +63,7 @@ def draw_heads(layer_map: Map, look: Look) -> Figure:
     for number, head in enumerate(heads):
         left, top = page.place(number)
         axes = page.put(left + numbers, top + title, side, side)
-        image = draw_map(axes, layer_map, head, colours)
+        image = draw_map(axes, layer_map, head, scales[number])
         _name_positions(axes, layer_map.length, labels, scale, side)
         note = head_note(layer_map, head)
         words = f"Head {head + 1}" + (f": {note}" if note else "")
@@ -71,23 +71,23 @@ def draw_heads(layer_map: Map, look: Look) -> Figure:
         page.name_outer_axes(axes, number, DOWN, ACROSS)
         if not shared:
             beginning = left + numbers + side + 0.06 * scale
-            draw_bar(page, beginning, top + title, side, image, colours.range(layer_map, head))
+            draw_bar(page, beginning, top + title, side, image, scales[number])
     if shared:
         left = margin + across * page.columns
-        draw_bar(page, left, title, min(side, 3 * scale), image, colours.range(layer_map, heads[0]))
+        draw_bar(page, left, title, min(side, 3 * scale), image, scales[0])
     return page.figure
 
 
-def draw_map(axes: Axes, layer_map: Map, head: int, colours: Colours) -> Any:
+def draw_map(axes: Axes, layer_map: Map, head: int, scale: ColourScale) -> Any:
     """Draw the mean of every cell of one head: row 0 on top, blank where a query sees no key of the cell."""
     values: NDArray[np.float32] = np.ma.masked_invalid(layer_map.mean[head])
-    if colours.weights:
-        values = np.ma.maximum(values, LEAST_WEIGHT)
+    if scale.log:  # a weight may be 0
+        values = np.ma.maximum(values, scale.low)
     end = len(values) * layer_map.cell - 0.5
     image = axes.imshow(
         values,
-        cmap=colours.colours(layer_map, head),
-        norm=colours.norm(layer_map, head),
+        cmap=colour_map(scale),
+        norm=norm(scale),
         extent=(-0.5, end, end, -0.5),
         interpolation="auto",  # cells that are smaller than a dot are averaged, larger ones stay sharp
     )
@@ -95,13 +95,13 @@ def draw_map(axes: Axes, layer_map: Map, head: int, colours: Colours) -> Any:
     return image
 
 
-def draw_bar(page: Page, left: float, top: float, height: float, image: Any, span: tuple[float, float]) -> None:
-    """Draw a colour bar that covers the values `span`, with absolute tick labels."""
+def draw_bar(page: Page, left: float, top: float, height: float, image: Any, scale: ColourScale) -> None:
+    """Draw a colour bar that covers the values of a scale, with absolute tick labels."""
     axes = page.put(left, top, BAR * page.scale, height, COLOUR_BAR)
     bar = page.figure.colorbar(image, cax=axes)
     bar.outline.set_linewidth(0.6 * page.scale)
-    low, high = span
-    if not isinstance(image.norm, LogNorm):
+    low, high = scale.low, scale.high
+    if not scale.log:
         ticks = linear_ticks(low, high)
         bar.set_ticks(ticks, labels=tick_words(ticks))
     bar.ax.set_ylim(low if low < high else high - 0.01 * FLAT_RANGE, high)  # a single value has a single colour
@@ -120,11 +120,11 @@ def bar_ticks(figure: Figure) -> list[list[float]]:
     return shown
 
 
-def bar_room(layer_map: Map, heads: Sequence[int], colours: Colours, scale: float) -> float:
+def bar_room(scales: Sequence[ColourScale], scale: float) -> float:
     """Inches that a colour bar needs, with its widest tick label."""
-    if colours.weights:
+    if scales[0].log:
         return max(LEAST_BESIDE, 0.25 + LOG_LABEL) * scale
-    texts = [text for head in heads for text in tick_words(linear_ticks(*colours.range(layer_map, head)))]
+    texts = [text for values in scales for text in tick_words(linear_ticks(values.low, values.high))]
     return max(LEAST_BESIDE * scale, 0.27 * scale + max(text_width(text, TICK * scale) for text in texts))
 
 
@@ -147,21 +147,21 @@ def draw_sheet(maps: Sequence[Map], look: Look) -> Figure:
     The range of each panel is written below it; panels that share one colour scale have a colour bar instead.
     """
     heads, shared, scale = look.chosen(maps[0].heads), look.shared, look.scale
-    names, title, beside = 0.25 * scale, 0.2 * scale, bar_room(maps[0], heads, Colours(maps, heads, True), scale)
-    side = (look.width - names - beside * shared) / max(len(heads), 4)
+    scales = head_scales(maps, heads, shared)
+    names, title, beside = 0.25 * scale, 0.2 * scale, bar_room(scales[0], scale) if shared else 0.0
+    side = (look.width - names - beside) / max(len(heads), 4)
     roomy = side > 0.4
     head_size = sheet_title_size(side, scale)
     ranges = [[_range_words(layer_map, head) for head in heads] for layer_map in maps]
     widest = max(text_width(line, 1.0) for row in ranges for words in row for line in words.split("\n"))
     small = min(TICK, 0.9 * side / widest)  # so that no label reaches into the next column
     below = 0.03 if shared else small * 2 * 1.3 / 72 + 0.03
-    margins = {"left": names, "above": title, "right": beside * shared, "below": 0.2 * scale}
+    margins = {"left": names, "above": title, "right": beside, "below": 0.2 * scale}
     page = Grid(look, len(maps) * len(heads), side, side + below, len(heads), **margins)
-    colours = Colours(maps, heads, shared)
     for row, layer_map in enumerate(maps):
         for column, head in enumerate(heads):
             axes = page.put(*page.place(row * len(heads) + column), 0.93 * side, 0.93 * side)
-            image = draw_map(axes, layer_map, head, colours)
+            image = draw_map(axes, layer_map, head, scales[row][column])
             axes.set(xticks=[], yticks=[])
             if not shared:
                 axes.set_xlabel(ranges[row][column], fontsize=small, labelpad=1, linespacing=1.1)
@@ -172,7 +172,7 @@ def draw_sheet(maps: Sequence[Map], look: Look) -> Figure:
     page.add_note(f"{DOWN} (down), {ACROSS} (across)", page.high - 0.17 * scale)
     if shared:
         left, high = names + side * len(heads) + 0.05, min(len(maps) * side, 3 * scale)
-        draw_bar(page, left, title, high, image, colours.range(maps[0], heads[0]))
+        draw_bar(page, left, title, high, image, scales[0][0])
     return page.figure
 
 
@@ -191,6 +191,23 @@ def _short(value: float) -> str:
     """Three significant digits, or all those before the decimal point, with a typographic minus; never −0."""
     text = f"{value:.0f}" if 1000 <= abs(value) < 1e5 else f"{value + 0.0:.3g}"
     return text.replace("-", "−")
+
+
+def name_offsets(figure: Figure, side: int) -> None:
+    """Name the axes of all panels by offsets in place of positions."""
+    most = (side - 1) // 2
+    step = max(1, round(most / 3))
+    shown = [offset for offset in range(-most, most + 1) if offset % step == 0]
+    places, words = [offset + most for offset in shown], [str(offset).replace("-", "−") for offset in shown]
+    for axes in figure.axes:
+        if axes.get_label() == COLOUR_BAR:
+            continue
+        axes.set_xticks(places, words)
+        axes.set_yticks(places, words)
+        if axes.get_xlabel():
+            axes.xaxis.label.set_text(OFFSETS_ACROSS)
+        if axes.get_ylabel():
+            axes.yaxis.label.set_text(OFFSETS_DOWN)
 
 
 def draw_profiles(maps: Sequence[Map], look: Look) -> Figure:

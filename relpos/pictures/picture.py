@@ -20,7 +20,7 @@ from relpos.maps.distance_profiles import MassProfile
 from relpos.maps.head_classes import HeadClass
 from relpos.maps.map import Map
 from relpos.maps.subject import View
-from relpos.pictures.head_notes import head_note
+from relpos.pictures.captions import head_note
 from relpos.pictures.map_figures import bar_ticks
 from relpos.pictures.printed_page import FORMATS, write
 from relpos.system.files import write_bytes

@@ -19,6 +19,7 @@ from relpos.maps.distance_profiles import (
     rotation_kernel,
     token_means,
 )
+from relpos.maps.map import ColourScale
 from relpos.maps.subject import View
 from relpos.pictures.colours import BOTH_SIGNS, linear_ticks, tick_words
 from relpos.pictures.map_figures import draw_bar
@@ -144,6 +145,7 @@ def _draw_bands(
     values = bin_means(terms.numpy(), edges, int(edges[0]))  # (bands, bins)
     bands = len(values)
     most = float(np.abs(values).max()) or 1.0
+    scale = ColourScale(-most, most, log=False, signed=True)
     image = axes.pcolormesh(
         edges - 0.5, np.arange(bands + 1) - 0.5, values, cmap=BOTH_SIGNS, norm=Normalize(-most, most), rasterized=True
     )
@@ -151,7 +153,7 @@ def _draw_bands(
     waves = kernel.wavelengths.numpy()
     ticks = np.linspace(0, bands - 1, 4 if bands > 4 else bands).round().astype(int)
     axes.set_yticks(ticks, [_tokens(waves[tick]) for tick in ticks])
-    draw_bar(page, *bar, image, (-most, most))
+    draw_bar(page, *bar, image, scale)
 
 
 def _tokens(wavelength: float) -> str:

@@ -196,14 +196,11 @@ def read_mask(mask: Any, batch: int, queries: int, keys: int, biases: list[Bias]
 
 
 def only_hides(mask: Tensor) -> bool:
-    """Whether an additive mask only hides keys, and leaves each query some.
-
-    The lowest value of a dtype is what transformers adds to hide a key. Values of a graph are not read.
-    """
+    """Whether an additive mask only hides keys, and leaves each query some; False in a graph, which has no values."""
     if mask.requires_grad or not has_values(mask):
         return False
     seen = mask == 0
-    hidden = mask <= torch.finfo(mask.dtype).min / 2
+    hidden = mask <= torch.finfo(mask.dtype).min / 2  # transformers adds the lowest value of a dtype
     return bool((seen | hidden).all() and seen.any(dim=-1).all())
 
 

@@ -31,17 +31,9 @@ ATTRIBUTE = "_relpos_key_mask"  # of a tensor, in traced graphs
 ADDITIVE = {"deepseek_v4"}  # model types that join an additive bias to their mask, so that it has to be additive too
 BOTH_DIRECTIONS = "allow_is_bidirectional_skip"  # the argument that transformers passes for masks of both directions
 NO_SKIP = {"allow_is_causal_skip": False, BOTH_DIRECTIONS: False}
-DEFAULTS = {  # of `sdpa_mask`
-    "q_offset": 0,
-    "kv_offset": 0,
-    "mask_function": causal_mask_function,
-    "attention_mask": None,
-    "local_size": None,
-    "allow_is_causal_skip": True,
-    BOTH_DIRECTIONS: None,  # not passed
-    "use_vmap": False,
-    "device": "cpu",
-}
+PARAMETERS = inspect.signature(sdpa_mask).parameters
+DEFAULTS = {name: entry.default for name, entry in PARAMETERS.items() if entry.default is not entry.empty}
+DEFAULTS[BOTH_DIRECTIONS] = None  # not passed
 KNOWN = {  # by the name of the function: our name, and the variables of its closure
     "sliding_window_overlay.<locals>.inner_mask": ("window", {"sliding_window"}),
     "sliding_window_bidirectional_overlay.<locals>.inner_mask": ("window of both directions", {"sliding_window"}),
@@ -250,10 +242,7 @@ def recognised(arguments: dict[str, Any]) -> KeyMask | None:
 
 
 def recognise(function: Callable[..., Any]) -> Parts | None:
-    """The parts that a mask function is the conjunction of, each by name with its settings, in any order.
-
-    Nothing for a mask that hides nothing; None if there is a part that is not known.
-    """
+    """The parts that a mask function is the conjunction of, in any order; None if one of them is not known."""
     if function is causal_mask_function:
         return [("causal", {})]
     if function is bidirectional_mask_function:

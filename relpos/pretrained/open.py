@@ -136,10 +136,7 @@ def hub_opener(name: str) -> Opener:
 
 
 def read_tensors(open_file: Opener, wanted: Iterable[str]) -> tuple[dict[str, Tensor], int]:
-    """Read some tensors of a model's safetensors files: their headers, and the bytes of the tensors.
-
-    In the file their names may have the name of a model around it before them. With how many bytes were read.
-    """
+    """Some tensors of a model's safetensors files, and how many bytes were read: the headers, and their values."""
     try:
         with open_file(INDEX) as index:
             files = sorted(set(json.load(index)["weight_map"].values()))
@@ -154,6 +151,7 @@ def read_tensors(open_file: Opener, wanted: Iterable[str]) -> tuple[dict[str, Te
             header = json.loads(file.read(size))
             read += 8 + size
             for key in sorted(missing):
+                # In the file, the name of a model around it may stand before a name.
                 entry = next((header[at] for at in header if at == key or at.endswith(f".{key}")), None)
                 if entry is None:
                     continue

@@ -133,11 +133,7 @@ def facts(config: PreTrainedConfig) -> Facts:
 
 
 def longest(model: PreTrainedModel) -> int | None:
-    """The most tokens that a model was made for; None if nothing limits it.
-
-    They are the rows of its table of positions that tokens can have (in RoBERTa and MPNet the first ones belong to
-    padding), else the entry of its configuration.
-    """
+    """The most tokens that a model was made for: by its table of positions, else by its configuration, else None."""
     config = model.config.get_text_config(decoder=True)
     tables = [len(position.table) for position in layer_positions(model) if position.table is not None]
     rows = tables[-1] if tables else (getattr(config, "position", None) or {}).get("length")
@@ -146,10 +142,7 @@ def longest(model: PreTrainedModel) -> int | None:
 
 
 def outline(config: PreTrainedConfig) -> PreTrainedModel:
-    """The modules of a model on the "meta" device, which holds shapes and no values.
-
-    It is the model without a head, or the class that the configuration names where there is no other.
-    """
+    """A model without a head and without values, on the "meta" device; with its head if there is no other class."""
     for part in configurations(config):
         for name, value in part.to_dict().items():
             most = LAYERS if REPEATED.search(name) else LARGEST

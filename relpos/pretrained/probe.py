@@ -76,10 +76,7 @@ def token_ids(model: Any, rows: int, tokens: int, seed: int) -> Tensor:
 
 
 def examples(model: Any, tokens: int = 4, padded: bool = False, seed: int = 0) -> Iterator[dict[str, Tensor]]:
-    """Inputs for one small forward, the most likely first; none if the model's main input is of an unknown kind.
-
-    If padded, texts are two rows, of which the second is padded on the right.
-    """
+    """Inputs for one small forward, the most likely first; none if the model's main input is of an unknown kind."""
     parameter = next(model.parameters())
     config, main = model.config, model.main_input_name
     generator = torch.Generator().manual_seed(seed)
@@ -89,7 +86,7 @@ def examples(model: Any, tokens: int = 4, padded: bool = False, seed: int = 0) -
 
     ids = token_ids(model, 1 + padded, tokens, seed).to(parameter.device)
     text = {"input_ids": ids}
-    if padded:
+    if padded:  # the second row, on the right
         text["attention_mask"] = torch.ones_like(ids)
         text["attention_mask"][1, tokens - tokens // 4 :] = 0
     image = getattr(config, "vision_config", config)

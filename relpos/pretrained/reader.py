@@ -1,7 +1,4 @@
-"""Models of transformers that run by their own code, for scoring and drawing.
-
-Their queries and keys are recorded where they reach attention, so that no family needs code of its own here.
-"""
+"""Models of transformers, for scoring and drawing: their queries and keys are recorded where they reach attention."""
 
 import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -192,10 +189,7 @@ class TransformersReader(Reader):
 
 
 def static_call(table: Tensor, causal: bool) -> LayerCall:
-    """A call whose queries and keys are 0, and whose bias is a function of the distance.
-
-    The table has the bias at the distances −(length − 1) to length − 1, (heads, 2 · length − 1).
-    """
+    """A call whose queries and keys are 0, with a bias at the distances 1 − length to length − 1: (heads, …)."""
     heads, length = len(table), (table.shape[1] + 1) // 2
 
     def bias(call: Call) -> Toeplitz:

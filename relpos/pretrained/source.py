@@ -55,10 +55,7 @@ class Source:
 
 
 def find_source(what: str | Path, fetch: bool = True) -> Source:
-    """Find a model's files: of a folder, a .gguf file, or a name on the hub as in "HuggingFaceTB/SmolLM2-135M".
-
-    Those of a name on the hub are downloaded to its usual cache; without `fetch`, the JSON files only.
-    """
+    """A folder, a .gguf file, or a name on the hub, which is downloaded; without `fetch`, its JSON files only."""
     path = Path(what)
     if path.is_dir():
         return Source(str(what), path)

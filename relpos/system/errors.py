@@ -1,13 +1,7 @@
 """Errors that any function may raise: for an unknown name, and for an empty string."""
 
 import difflib
-import functools
-import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import ParamSpec, TypeVar
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
+from collections.abc import Iterable, Mapping
 
 
 def unknown(kind: str, given: object, allowed: Iterable[str]) -> ValueError:
@@ -31,18 +25,3 @@ def check_not_empty(name: str, value: object) -> None:
     elif isinstance(value, list | tuple):
         for item in value:
             check_not_empty(name, item)
-
-
-def refuses_empty_strings(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Let a function refuse empty strings, except where the default is one; tokens may be spaces."""
-    parameters = inspect.signature(function).parameters
-    checked = {name for name, parameter in parameters.items() if parameter.default != "" and name != "tokens"}
-
-    @functools.wraps(function)
-    def with_check(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        for name, value in (*zip(parameters, args, strict=False), *kwargs.items()):
-            if name in checked:
-                check_not_empty(name, value)
-        return function(*args, **kwargs)
-
-    return with_check

@@ -201,9 +201,9 @@ class RayExecutor(ClusterExecutor[RayTask]):
         self._checked = now = time.monotonic()
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         machines = [
-            Resources(int(node["CPU"]), int(node["memory"]), int(node.get("GPU", 0)))
+            Resources(int(node["CPU"]), int(node.get("memory", 0)) or None, int(node.get("GPU", 0)))
             for node in nodes
-            if node.get("CPU")
+            if node.get("CPU", 0) >= 1
         ]
         if any(machine.include(self.resources) for machine in machines):
             self._enough = now

@@ -152,6 +152,35 @@ def test_steps_with_gradients_may_follow_steps_without():
     torch.testing.assert_close(layer.step(x[:, 5:], cache), layer(x)[:, :, 5:], rtol=0, atol=2e-5)
 
 
+def test_a_step_without_gradients_leaves_alone_what_a_backward_reads():
+    layer, x, cache = Layer(encoding("alibi")), tokens(7), relpos.Cache()
+    layer.step(x[:, :4], cache)
+    q, k, v = layer.project(x[:, 4:5])
+    with torch.enable_grad():
+        q.requires_grad_()  # the keys and values of the graph do not
+        loss = relpos.attention(q, k, v, layer.position, cache=cache).sum()
+    layer.step(x[:, 5:6], cache)
+    cache.crop(5)
+    layer.step(x[:, 6:7], cache)
+    ours = torch.autograd.grad(loss, q)[0]
+    with torch.enable_grad():
+        _, keys, values = layer.project(x[:, :5])
+        expected = torch.autograd.grad(relpos.attention(q, keys, values, layer.position).sum(), q)[0]
+    torch.testing.assert_close(ours, expected, rtol=0, atol=2e-5)
+
+
+def test_memory_is_written_in_place_and_anew_after_inference_mode():
+    layer, x, cache = Layer(encoding("cable")), tokens(40), relpos.Cache()
+    with torch.inference_mode():
+        layer.step(x[:, :10], cache)
+    layer.step(x[:, 10:11], cache)
+    memory = cache.tensor("k").data_ptr()
+    out = [layer.step(x[:, i : i + 1], cache) for i in range(11, 40)]
+    assert cache.tensor("k").data_ptr() == memory
+    assert not cache.tensor("k").is_inference()
+    torch.testing.assert_close(torch.cat(out, dim=2), layer(x)[:, :, 11:], rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["alibi", "cable", "rope"])
 def test_half_precision(name, dtype):
@@ -238,6 +267,15 @@ def test_tables_are_not_copied_with_a_cache():
     del cache
     for other in copies:
         torch.testing.assert_close(layer.step(x[:, 4:5], other), expected)
+
+
+def test_a_first_step_that_failed_leaves_nothing():
+    cache, x = relpos.Cache(), tokens(4)
+    with pytest.raises(ValueError, match="padding must be"):
+        Layer(encoding("cable")).step(x, cache, padding=torch.ones(2, 3, dtype=torch.bool))
+    layer = Layer(encoding("alibi"))
+    out = torch.cat([layer.step(x[:, i : i + 1], cache) for i in range(4)], dim=2)
+    torch.testing.assert_close(out, layer(x), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(

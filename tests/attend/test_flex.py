@@ -175,55 +175,38 @@ def assert_same(ours, theirs, atol=2e-5):
         torch.testing.assert_close(mine, other, rtol=0.0, atol=atol * max(1.0, float(size)))
 
 
-ALL_QUICK = ("kerple_log",)  # tried with every combination; of the others some are slow tests
 QUICK = ("nothing", "both directions", "documents", "mask function", "sinks and log-sum-exp", "everything")
+FEW = ("nothing", "window", "documents", "padding", "mask", "sinks", "everything")
+CALLS = [  # encoding, queries, options, whether it is in the default run
+    *((name, 150, what, name == "kerple_log" or what in QUICK) for name in ("kerple_log", "cable", "fire", "rope")
+      for what in OPTIONS),
+    *((name, 3, what, what in ("window", "documents", "everything")) for name in (None, "alibi", "forgetting", "xpos")
+      for what in FEW),
+]  # fmt: skip
 
 
-def fits(options, name, queries):
+def fits(name, queries, what):
     """Whether the encoding is defined there, and the shapes fit."""
-    both = not options.get("causal", True)
-    if both:
-        options = {"start": 20, **options}
-    if both and not relpos.encoding(name, heads=4, head_dim=8).bidirectional:
-        return False
-    among = options.get("start", 170 - queries) + queries <= 170
-    needs = relpos.encoding(name, heads=4, head_dim=8).needs_hidden
-    return among or not needs
+    position, options = relpos.encoding(name or "alibi", heads=4, head_dim=8), OPTIONS[what]
+    start = options.get("start", 170 - queries if options.get("causal", True) else 20)
+    among = start + queries <= 170
+    return (options.get("causal", True) or position.bidirectional) and (among or not position.needs_hidden)
 
 
 @pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        pytest.param(name, what, marks=[] if name in ALL_QUICK or what in QUICK else pytest.mark.slow)
-        for name in ("kerple_log", "cable", "fire", "rope")
-        for what in OPTIONS
-        if fits(OPTIONS[what], name, 150)
-    ],
+    ("name", "queries", "what"),
+    [pytest.param(*case, marks=[] if quick else pytest.mark.slow) for *case, quick in CALLS if fits(*case)],
 )
-def test_values_and_gradients_are_those_of_the_definition(monkeypatch, name, what):
-    options = {**OPTIONS[what]}
-    if not options.get("causal", True):
+def test_values_and_gradients_are_those_of_the_definition(monkeypatch, name, queries, what):
+    options = dict(OPTIONS[what])
+    if queries == 150 and not options.get("causal", True):
         options.setdefault("start", 20)
     flex_on_cpu(monkeypatch, "aot_eager")
-    assert_same(results("flex", name, 150, options), results("reference", name, 150, options))
-
-
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        pytest.param(name, what, marks=[] if what in ("window", "documents", "everything") else pytest.mark.slow)
-        for name in (None, "alibi", "forgetting", "xpos")
-        for what in ("nothing", "window", "documents", "padding", "mask", "sinks", "everything")
-        if fits(OPTIONS[what], name or "alibi", 3)
-    ],
-)
-def test_few_queries_need_no_blocks(monkeypatch, name, what):
-    options = {**OPTIONS[what]}
-    if what == "everything":
-        options["mask"] = options["mask"][:, :, :3]
-    flex_on_cpu(monkeypatch, "aot_eager")
-    monkeypatch.setattr("relpos.attend.flex.kernel.make_blocks", lambda *args: pytest.fail("blocks were made"))
-    assert_same(results("flex", name, 3, options), results("reference", name, 3, options))
+    if queries == 3:
+        if what == "everything":
+            options["mask"] = options["mask"][:, :, :3]
+        monkeypatch.setattr("relpos.attend.flex.kernel.make_blocks", lambda *_: pytest.fail("few queries need none"))
+    assert_same(results("flex", name, queries, options), results("reference", name, queries, options))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

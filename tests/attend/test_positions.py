@@ -160,9 +160,10 @@ def test_sections_that_do_not_divide_the_pairs_are_refused(options, sentence):
 
 
 def test_parts_with_different_axes_are_refused(monkeypatch):
-    class Flat(relpos.encoding("rope", HEADS, HEAD_DIM).__class__):
-        def __init__(self, heads: int, head_dim: int, *, sections: tuple[int, ...] = (2, 2)) -> None:
-            super().__init__(heads, head_dim, sections=sections)
+    class Flat(relpos.Encoding):
+        """Positions in the plane."""
+
+        paper, formula, axes = "none", "none", 2
 
     monkeypatch.setattr("relpos.encodings.registry._registered", {"flat": Flat})
     with pytest.raises(ValueError, match=r"positions of different axes: \[3, 2\]"):

@@ -138,6 +138,11 @@ def test_every_encoding_compiles_in_one_graph(name, options, backend):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_it_exports():
+    layer, q = Layer("kerple_log"), torch.randn(1, 2, 6, 8)
+    torch.testing.assert_close(torch.export.export(layer, (q,)).module()(q), layer(q))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_meta_tensors_give_shapes(name):
     with torch.device("meta"):

@@ -3,7 +3,6 @@
 import inspect
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -247,45 +246,46 @@ def test_a_rope_scaling_that_is_offered_needs_no_further_parameters(scaling):
     assert relpos.encoding("rope", heads=2, head_dim=8, rope_parameters=rope).rope.scaling == scaling
 
 
+COMPLETIONS = {
+    "relpos ls kc": ["kcable"],
+    "relpos train --preset ": list(PRESETS),
+    "relpos train --encoding kerple": ["kerple_log", "kerple_power"],
+    "relpos train --family ll": ["llama"],
+    "relpos train --task ": task_names(),
+    "relpos train --config paper-s": ["paper-small"],
+    "relpos compare --encodings alibi,kerple_p": ["alibi,kerple_power"],
+    "relpos compare --preset sm": ["small"],
+    "relpos evaluate runs/x --protocol ": ["windows", "last", "sliding", "positions"],
+    "relpos evaluate runs/x --split ": ["heldout", "all"],
+    "relpos evaluate runs/x --rope-scaling yarn:4,li": ["yarn:4,linear"],
+    "relpos evaluate runs/x --task pass": ["passkey"],
+    "relpos draw kerple": ["kerple_log", "kerple_power"],
+    "relpos draw ru": ["runs/"],
+    "relpos draw runs/": ["runs/a/", "runs/b/"],
+    "relpos draw alibi --show ": ["bias", "scores", "weights", "profile", "mass", "position"],
+    "relpos figures --preset n": ["nano"],
+}
+
+
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("line", "completed"),
-    [
-        ("relpos ls kc", ["kcable"]),
-        ("relpos train --preset ", list(PRESETS)),
-        ("relpos train --encoding kerple", ["kerple_log", "kerple_power"]),
-        ("relpos train --family ll", ["llama"]),
-        ("relpos train --task ", task_names()),
-        ("relpos train --config paper-s", ["paper-small"]),
-        ("relpos compare --encodings alibi,kerple_p", ["alibi,kerple_power"]),
-        ("relpos compare --preset sm", ["small"]),
-        ("relpos evaluate runs/x --protocol ", ["windows", "last", "sliding", "positions"]),
-        ("relpos evaluate runs/x --split ", ["heldout", "all"]),
-        ("relpos evaluate runs/x --rope-scaling yarn:4,li", ["yarn:4,linear"]),
-        ("relpos evaluate runs/x --task pass", ["passkey"]),
-        ("relpos draw kerple", ["kerple_log", "kerple_power"]),
-        ("relpos draw ru", ["runs/"]),
-        ("relpos draw runs/", ["runs/a/", "runs/b/"]),
-        ("relpos draw alibi --show ", ["bias", "scores", "weights", "profile", "mass", "position"]),
-        ("relpos figures --preset n", ["nano"]),
-    ],
-)
-def test_the_shell_completes_choices_without_heavy_imports(line, completed, tmp_path):
+def test_the_shell_completes_choices_without_heavy_imports(tmp_path):
     for name in ("a", "b"):
         (tmp_path / "runs" / name).mkdir(parents=True)
     code = """
-import atexit, sys
-heavy = ("torch", "transformers", "matplotlib", "datasets", "yaml")
-atexit.register(lambda: print(*[name for name in heavy if name in sys.modules], file=sys.stderr))
+import contextlib, io, json, os, sys
 from relpos.cli import app
-app(prog_name="relpos")
+completed = {}
+for line in json.loads(sys.argv[1]):
+    os.environ |= {"_RELPOS_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
+        app(prog_name="relpos")
+    completed[line] = output.getvalue().split()
+heavy = {"torch", "transformers", "matplotlib", "datasets", "yaml"}
+print(json.dumps([completed, sorted(heavy & set(sys.modules))]))
 """
-    words = {"_RELPOS_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
-    env = {**os.environ, **words}
-    command = [sys.executable, "-c", code]
-    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert run.stdout.split() == completed
-    assert run.stderr.strip() == ""
+    command = [sys.executable, "-c", code, json.dumps(list(COMPLETIONS))]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(run.stdout) == [COMPLETIONS, []]
 
 
 # Tables

@@ -10,6 +10,7 @@ from explorer import client, get_tile, levels, make_scene, reduced_tile
 
 import relpos
 from relpos.explorer.scenes import ExplorerSubject
+from relpos.maps.distance_profiles import rotation_kernel, token_means
 from relpos.maps.layer import model_layers
 from relpos.maps.model_subject import ModelSubject
 from relpos.training.training import train
@@ -22,7 +23,7 @@ def trained(settings, tmp_path_factory):
     folder = tmp_path_factory.mktemp("explored")
     runs = {}
     for name in ("cable", "rope", "kerple_log", "learned"):
-        train(settings(folder / name, model__encoding=name, run__steps=3, model__dropout=0.0))
+        train(settings(folder / name, model__encoding=name, run__steps=1, model__dropout=0.0))
         runs[name] = relpos.open(folder / name)
     return runs
 
@@ -41,7 +42,7 @@ def dense(run, ids, show, number, head):
     return layer.rows(show, 0, len(ids) - 1)[head - 1].double().numpy()
 
 
-def token_ids(web, run, scene):
+def token_ids(web, scene):
     return web.explorer.scene(scene["scene"]).view.shown.ids.tolist()
 
 
@@ -51,7 +52,7 @@ def test_tiles_of_a_model_are_its_bias_scores_and_weights(web, trained, name):
     text = "word4 and 3 word9 and 11 " * 12
     scene = make_scene(web, subject=subject(trained, name), length=16, input={"kind": "text", "text": text})
     ids = run.tokenizer(text)["input_ids"][:16]
-    assert token_ids(web, run, scene) == ids
+    assert token_ids(web, scene) == ids
     assert ("bias" in scene["shows"]) == (name in ("cable", "kerple_log"))
     for show in {"bias", "scores", "weights"} & set(scene["shows"]):
         for level in levels(16):
@@ -69,16 +70,9 @@ def test_the_first_scene_is_a_held_out_document(web, trained):
     assert scene["request"] == about["default"]
     run = trained["cable"]
     tokens = run.heldout()
-    assert token_ids(web, run, scene) == tokens.ids[: scene["length"]].astype(int).tolist()
+    assert token_ids(web, scene) == tokens.ids[: scene["length"]].astype(int).tolist()
     reply = web.get(f"/api/scenes/{scene['scene']}/tokens").json()
     assert "".join(reply["tokens"]) == run.tokenizer.decode(tokens.ids[: scene["length"]].astype(int).tolist())
-
-
-def test_the_same_description_is_the_same_scene_and_another_text_another(web):
-    first = make_scene(web, subject="0", input={"kind": "text", "text": "word1 and 1 word2 and 2"})
-    again = make_scene(web, subject="0", input={"kind": "text", "text": "word1 and 1 word2 and 2"}, seed=0)
-    other = make_scene(web, subject="0", input={"kind": "text", "text": "word1 and 1 word2 and 3"})
-    assert first["scene"] == again["scene"] != other["scene"]
 
 
 def test_a_static_bias_does_not_run_the_model(web, trained, monkeypatch):
@@ -104,11 +98,9 @@ def test_a_static_bias_is_shown_far_beyond_the_text(web, trained):
 
 
 def test_the_position_of_rope_is_the_kernel_of_the_means(web, trained):
-    from relpos.maps.distance_profiles import rotation_kernel, token_means
-
     run = trained["rope"]
     scene = make_scene(web, subject=subject(trained, "rope"), length=16)
-    layer = model_layers(run.family, run.model, torch.tensor(token_ids(web, run, scene)), [2])[0]
+    layer = model_layers(run.family, run.model, torch.tensor(token_ids(web, scene)), [2])[0]
     expected = rotation_kernel([token_means(layer)]).total(torch.arange(16))[4]
     row = web.get(f"/api/scenes/{scene['scene']}/row/position/2/5/15").json()["mean"]
     assert row[::-1] == pytest.approx(expected.tolist(), abs=1e-6)
@@ -117,13 +109,13 @@ def test_the_position_of_rope_is_the_kernel_of_the_means(web, trained):
 def test_the_position_of_learned_embeddings_does_not_depend_on_the_order_of_the_text(web, trained):
     scenes = [
         make_scene(web, subject=subject(trained, "learned"), length=8, input={"kind": "text", "text": text})
-        for text in ("word1 and 1 word1 and 1", "and 1 word1 and 1 word1")
+        for text in (" and and and 1 1", " 1 and 1 and and")
     ]
-    ids = [sorted(token_ids(web, trained["learned"], scene)) for scene in scenes]
+    ids = [sorted(token_ids(web, scene)) for scene in scenes]
+    assert ids[0] == ids[1]
     tiles = [get_tile(web, scene, "position", 1, 1, 0, 0, 0)[1, :8, :8] for scene in scenes]
-    if ids[0] == ids[1]:
-        np.testing.assert_allclose(*tiles, atol=1e-4)
-    assert np.isfinite(tiles[0][np.tril_indices(8)]).all()
+    np.testing.assert_allclose(*tiles, atol=1e-4)
+    assert np.isfinite(tiles[0][np.tril_indices(len(ids[0]))]).all()
 
 
 def test_the_overview_has_every_head_and_its_numbers(web, trained):
@@ -133,7 +125,7 @@ def test_the_overview_has_every_head_and_its_numbers(web, trained):
     assert [line["layer"] for line in lines] == [1, 2, 3, 4]
     assert [head["head"] for head in lines[0]["heads"]] == list(range(1, 13))
     run, head = trained["cable"], lines[1]["heads"][4]
-    weights = dense(run, token_ids(web, run, scene), "weights", 2, 5)
+    weights = dense(run, token_ids(web, scene), "weights", 2, 5)
     seen = np.nan_to_num(weights)
     assert head["sink"] == pytest.approx(seen[:, 0].mean(), abs=1e-4)
     entropy = -(seen * np.log(np.maximum(seen, 1e-30))).sum(axis=1).mean()
@@ -153,7 +145,7 @@ def test_the_details_of_a_head(web, trained):
     scene = make_scene(web, subject="0", length=16)
     run = trained["cable"]
     details = web.get(f"/api/scenes/{scene['scene']}/head/3/2?show=scores").json()
-    scores = dense(run, token_ids(web, run, scene), "scores", 3, 2)
+    scores = dense(run, token_ids(web, scene), "scores", 3, 2)
     assert (details["low"], details["high"]) == pytest.approx((np.nanmin(scores), np.nanmax(scores)), rel=1e-4)
     without = scores[:, 1:]
     assert details["low_without_sink"] == pytest.approx(np.nanmin(without), rel=1e-4)
@@ -165,7 +157,7 @@ def test_the_details_of_a_head(web, trained):
     assert details["class"]["kind"] in web.get("/api/start").json()["classes"]
     assert "head 2 in layer 3" in details["alt"]
     mass = details["mass"]
-    weights = np.nan_to_num(dense(run, token_ids(web, run, scene), "weights", 3, 2))
+    weights = np.nan_to_num(dense(run, token_ids(web, scene), "weights", 3, 2))
     at_zero = np.mean([weights[i, i] for i in range(1, 16)]) * 15 / 16
     assert mass["mass"][0] == pytest.approx(at_zero, rel=1e-3)
 
@@ -175,15 +167,14 @@ def test_a_model_writes_on_greedily(web, trained):
     scene = make_scene(web, subject="0", length=8, input={"kind": "text", "text": "word4 and 3 word9 and 11"})
     longer = web.post(f"/api/scenes/{scene['scene']}/write", json={"tokens": 3}).json()
     assert longer["from"] == scene["length"]
-    ids = token_ids(web, run, scene)
+    ids = token_ids(web, scene)
     for _ in range(3):
         with torch.no_grad():
             ids.append(int(run.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
-    assert token_ids(web, run, longer) == ids
-    again = make_scene(web, **longer["request"])
-    assert again["scene"] == longer["scene"]
+    assert token_ids(web, longer) == ids
+    assert make_scene(web, **longer["request"])["scene"] == longer["scene"] != scene["scene"]
     further = web.post(f"/api/scenes/{longer['scene']}/write", json={"tokens": 2}).json()
-    assert token_ids(web, run, further)[: len(ids)] == ids
+    assert token_ids(web, further)[: len(ids)] == ids
     assert further["length"] == len(ids) + 2
 
 
@@ -206,10 +197,8 @@ def test_pictures_and_tables_of_what_is_shown(web, trained):
     assert svg.text.lstrip().startswith("<?xml")
     assert "Layer 2, head 3" in svg.text
     table = web.get(f"{base}.csv?show=bias&first_query=5&last_query=6&first_key=0&last_key=1").text.splitlines()
-    bias = dense(trained["cable"], token_ids(web, trained["cable"], scene), "bias", 2, 3)
+    bias = dense(trained["cable"], token_ids(web, scene), "bias", 2, 3)
     assert table[0] == "query,key,bias"
     numbers = [[float(x) for x in line.split(",")] for line in table[1:]]
     expected = [[i, j, bias[i, j]] for i in (5, 6) for j in (0, 1)]
     np.testing.assert_allclose(numbers, expected, rtol=1e-5, atol=1e-6)
-    assert web.get(f"{base}.exe?show=bias").status_code == 400
-    assert web.get(f"{base}.png?show=bias&last_key=99").status_code == 400

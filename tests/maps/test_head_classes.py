@@ -121,51 +121,37 @@ def test_the_likelihood_is_that_of_one_draw_per_query():
             assert other < expected
 
 
-def make(q, k, position=None):
-    return open_layer(1, LayerCall(q, k, position, {}))
-
-
-def kind_of(layer):
+def kinds_of(layer):
     return class_heads([layer_mass(layer)])[0]
 
 
 def test_alibi_heads_decay_with_their_slopes_and_flat_ones_are_flat():
-    heads = kind_of(encoding_layer(relpos.encoding("alibi", heads=8, head_dim=8), 512))
+    heads = kinds_of(encoding_layer(relpos.encoding("alibi", heads=8, head_dim=8), 512))
     assert [head.kind for head in heads] == ["decaying"] * 7 + ["flat"]  # the last slope is 1/256 at 512 tokens
     for number, head in enumerate(heads, 1):
         assert head.curve == "exponential"
         assert head.parameters["b"] == pytest.approx(2.0**-number, rel=1e-2)
-    assert kind_of(encoding_layer(relpos.encoding("nope", heads=2, head_dim=8), 512))[0].kind == "flat"
+    assert kinds_of(encoding_layer(relpos.encoding("nope", heads=2, head_dim=8), 512))[0].kind == "flat"
+    window = kinds_of(encoding_layer(relpos.encoding("window", heads=2, head_dim=8, size=64), 512))[0]
+    assert window.kind == "flat"  # within itself
+    assert window.half_distance == pytest.approx(32, abs=4)  # the first queries see fewer
 
 
-def test_a_window_is_flat_within_itself():
-    heads = kind_of(encoding_layer(relpos.encoding("window", heads=2, head_dim=8, size=64), 512))
-    assert heads[0].kind == "flat"
-    assert heads[0].half_distance == pytest.approx(32, abs=4)  # the first queries see fewer
-
-
-def test_a_table_with_one_high_entry_makes_a_previous_token_head():
+def test_heads_that_are_made_for_a_class():
     position = relpos.encoding("clipped", heads=2, head_dim=8)
     with torch.no_grad():
         position.table.zero_()
         position.table[:, position.limit + 1] = 12.0
-    layer = encoding_layer(position, 256)
-    assert [head.kind for head in kind_of(layer)] == ["previous token", "previous token"]
-
-
-def test_rope_with_one_strong_frequency_is_periodic():
-    position = relpos.encoding("rope", heads=1, head_dim=16, base=100.0)
+    assert [head.kind for head in kinds_of(encoding_layer(position, 256))] == ["previous token", "previous token"]
     q = torch.zeros(1, 1, 512, 16)
-    q[..., 3] = 4.0  # one pair of dimensions: θ_3 = 100^(−6/16)
-    (head,) = kind_of(make(q, q, position))
+    q[..., 3] = 4.0  # one pair of dimensions of RoPE: θ_3 = 100^(−6/16)
+    rope = relpos.encoding("rope", heads=1, head_dim=16, base=100.0)
+    (head,) = kinds_of(open_layer(1, LayerCall(q, q, rope, {})))
     assert head.kind == "periodic"
     assert head.period == pytest.approx(2 * math.pi / 100 ** (-6 / 16), rel=0.01)
-
-
-def test_a_large_first_key_makes_a_sink():
     q, k = torch.ones(1, 1, 256, 8), torch.randn(1, 1, 256, 8, generator=torch.Generator().manual_seed(0)) * 0.1
-    k[:, :, 0] = 4.0
-    (head,) = kind_of(make(q, k))
+    k[:, :, 0] = 4.0  # a large first key
+    (head,) = kinds_of(open_layer(1, LayerCall(q, k, None, {})))
     assert head.kind == "sink"
 
 

@@ -170,47 +170,34 @@ def test_hidden_states_are_those_of_gpt2():
 
 
 class TestLoss:
-    def test_in_chunks_is_pytorchs_with_its_gradients(self):
-        hidden = torch.randn(3, 17, 8, dtype=torch.float64, requires_grad=True)
-        weight = torch.randn(29, 8, dtype=torch.float64, requires_grad=True)
+    @pytest.mark.parametrize("kind", ["next", "masked", "masked with a bias", "every", "every with a bias"])
+    def test_is_pytorchs_with_all_gradients(self, kind):
+        hidden, weight, *bias = (
+            torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 17, 8), (29, 8), (29,))
+        )
+        bias = bias if "bias" in kind else []
         labels = torch.randint(0, 29, (3, 17))
-        labels[0, 4:9] = -100
-        ours = next_token_loss(hidden, weight, labels, rows=7)
-        found = torch.autograd.grad(3 * ours, (hidden, weight))
-        theirs = F.cross_entropy((hidden @ weight.T)[:, :-1].reshape(-1, 29), labels[:, 1:].reshape(-1))
-        expected = torch.autograd.grad(3 * theirs, (hidden, weight))
-        for a, b in zip((ours, *found), (theirs, *expected), strict=True):
+        labels[0, 4:9] = labels[2, 3:] = -100
+        logits = F.linear(hidden, weight, *bias)
+        if kind.startswith("every"):
+            ours = token_losses(hidden, weight, labels, *bias, rows=7)
+            torch.testing.assert_close(ours, F.cross_entropy(logits.transpose(1, 2), labels, reduction="none"))
+            assert (ours == 0).sum() == 5 + 14
+            return
+        if kind == "next":
+            ours = next_token_loss(hidden, weight, labels, rows=7)
+            theirs = F.cross_entropy(logits[:, :-1].reshape(-1, 29), labels[:, 1:].reshape(-1))
+        else:
+            ours = masked_token_loss(hidden, weight, labels, *bias, rows=3)
+            theirs = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        gradients = (torch.autograd.grad(3 * loss, (hidden, weight, *bias)) for loss in (ours, theirs))
+        for a, b in zip((ours, *next(gradients)), (theirs, *next(gradients)), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
-    @pytest.mark.parametrize("with_bias", [False, True])
-    def test_of_every_token_is_pytorchs(self, with_bias):
-        hidden, weight = torch.randn(3, 17, 8, dtype=torch.float64), torch.randn(29, 8, dtype=torch.float64)
-        bias = torch.randn(29, dtype=torch.float64) if with_bias else None
-        targets = torch.randint(0, 29, (3, 17))
-        targets[0, 4:9] = targets[2, :] = -100
-        ours = token_losses(hidden, weight, targets, bias, rows=7)
-        logits = F.linear(hidden, weight, bias).transpose(1, 2)  # (batch, vocabulary, length)
-        torch.testing.assert_close(ours, F.cross_entropy(logits, targets, reduction="none"))
-        assert (ours == 0).sum() == 5 + 17
-        with pytest.raises(ValueError, match="targets must be"):
-            token_losses(hidden, weight, targets[:, :9])
-
-    @pytest.mark.parametrize("with_bias", [False, True])
-    def test_of_masked_tokens_is_pytorchs_with_all_gradients(self, with_bias):
-        inputs = [torch.randn(3, 17, 8), torch.randn(29, 8), *([torch.randn(29)] if with_bias else [])]
-        labels = torch.full((3, 17), -100)
-        labels[0, 3:9], labels[1, 0], labels[2, 16] = torch.arange(6), 28, 5
-        both = [[x.double().requires_grad_() for x in inputs] for _ in range(2)]
-        (hidden, weight, *bias), (other, other_weight, *other_bias) = both
-        ours = masked_token_loss(hidden, weight, labels, *bias, rows=3)
-        theirs = F.cross_entropy(F.linear(other, other_weight, *other_bias).flatten(0, 1), labels.flatten())
-        torch.testing.assert_close(ours, theirs)
-        for mine, expected in zip(
-            torch.autograd.grad(ours, both[0]), torch.autograd.grad(theirs, both[1]), strict=True
-        ):
-            torch.testing.assert_close(mine, expected)
-        with pytest.raises(ValueError, match="labels must be"):
-            masked_token_loss(hidden, weight, labels[:, :9])
+    @pytest.mark.parametrize("loss", [next_token_loss, masked_token_loss, token_losses])
+    def test_refuses_labels_of_another_shape(self, loss):
+        with pytest.raises(ValueError, match=r"(labels|targets) must be \(batch, length\) = \(3, 17\)"):
+            loss(torch.randn(3, 17, 8), torch.randn(29, 8), torch.zeros(3, 9, dtype=torch.long))
 
     @pytest.mark.parametrize("label", [-1, -99, -101, 29, 2**40])
     @pytest.mark.parametrize("loss", [next_token_loss, masked_token_loss, token_losses])

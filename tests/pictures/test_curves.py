@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.collections import PolyCollection
 
-from relpos.pictures.curves import draw_curves, draw_positions
+from relpos.pictures.curves import draw_accuracy, draw_curves, draw_depths, draw_positions
 from relpos.pictures.printed_page import save
 
 
@@ -69,3 +69,37 @@ def test_positions_have_their_control_beside_them():
     assert own.get_color() == control.get_color()
     assert (own.get_linestyle(), control.get_linestyle()) == ("-", "--")
     assert all(bin_["from"] <= x <= bin_["to"] for bin_, x in zip(BINS, own.get_xdata(), strict=True))
+
+
+TASK = {
+    "task": "passkey",
+    "encoding": "rope",
+    "trained_length": 64,
+    "chance": 0.1,
+    "rows": [
+        {"length": 64, "accuracy": 0.9, "low": 0.8, "high": 0.95, "error": None},
+        {"length": 128, "accuracy": 0.4, "low": 0.3, "high": 0.5, "error": None},
+        {"length": 256, "accuracy": None, "low": None, "high": None, "error": "no."},
+    ],
+    "depths": [
+        {"length": length, "depth": depth, "accuracy": value}
+        for length, depth, value in ((64, 0.0, 0.8), (64, 1.0, 1.0), (128, 0.0, 0.1), (128, 1.0, 0.7))
+    ],
+}
+
+
+def test_accuracy_on_a_task_is_a_curve_and_a_map_by_depth():
+    axes = draw_accuracy([TASK]).axes[0]
+    curve, refused = (
+        next(line for line in axes.lines if line.get_label() == name) for name in ("rope", "rope: refused")
+    )
+    assert curve.get_xydata().tolist() == [[64, 0.9], [128, 0.4]]
+    assert refused.get_xdata().tolist() == [256]
+    assert any(set(line.get_xdata()) == {64} for line in axes.lines)  # the trained length
+    assert any(set(line.get_ydata()) == {0.1} for line in axes.lines)  # chance
+    axes = draw_depths(TASK).axes[0]
+    shown = axes.images[0].get_array()
+    assert shown[:, :2].tolist() == [[0.8, 0.1], [1.0, 0.7]]
+    assert shown.mask[:, 2].all()
+    assert "refused" in axes.get_xlabel()
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["0%", "100%"]

@@ -15,22 +15,15 @@ BEIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "in
 BEIT = {**BEIT, "image_size": 24, "patch_size": 4, "use_relative_position_bias": True}
 
 
+def saved(folder, model):
+    torch.manual_seed(0)
+    shaken(model).save_pretrained(folder)
+    return folder, model
+
+
 @pytest.fixture(scope="module")
 def swin(tmp_path_factory):
-    torch.manual_seed(0)
-    model = shaken(SwinModel(SwinConfig(**SWIN)))
-    folder = tmp_path_factory.mktemp("models") / "swin"
-    model.save_pretrained(folder)
-    return folder, model
-
-
-@pytest.fixture(scope="module")
-def beit(tmp_path_factory):
-    torch.manual_seed(0)
-    model = shaken(BeitModel(BeitConfig(**BEIT)))
-    folder = tmp_path_factory.mktemp("models") / "beit"
-    model.save_pretrained(folder)
-    return folder, model
+    return saved(tmp_path_factory.mktemp("models") / "swin", SwinModel(SwinConfig(**SWIN)))
 
 
 def test_swin_shows_the_bias_of_each_offset(swin, monkeypatch):
@@ -50,7 +43,10 @@ def test_swin_shows_the_bias_of_each_offset(swin, monkeypatch):
     assert "windows of 4 × 4 patches" in picture.caption
 
 
-def test_the_axes_are_offsets(swin):
+def test_the_axes_are_offsets(swin, tmp_path):
+    out = tmp_path / "swin.png"
+    result = CliRunner().invoke(app, ["draw", str(swin[0]), "--layer", "1", "--out", str(out)])
+    assert result.exit_code == 0, result.output
     panel = relpos.draw(swin[0], layer=1).figure.axes[0]
     assert [label.get_text() for label in panel.get_xticklabels()] == ["−3", "−2", "−1", "0", "1", "2", "3"]
     assert panel.get_ylabel() == "rows, query − key"
@@ -63,8 +59,8 @@ def test_the_bias_of_a_window_is_that_of_the_model(swin):
     np.testing.assert_allclose(picture.maps[0].mean, expected, rtol=1e-6)
 
 
-def test_all_layers_of_beit_are_a_contact_sheet(beit):
-    folder, model = beit
+def test_all_layers_of_beit_are_a_contact_sheet(tmp_path):
+    folder, model = saved(tmp_path / "beit", BeitModel(BeitConfig(**BEIT)))
     picture = relpos.draw(folder, layer="all")
     assert [each.layer for each in picture.maps] == [1, 2]
     table = model.layers[1].relative_position_bias.relative_position_bias_table
@@ -72,19 +68,15 @@ def test_all_layers_of_beit_are_a_contact_sheet(beit):
     np.testing.assert_allclose(picture.maps[1].mean, expected)
 
 
-def test_layers_with_different_heads_are_drawn_one_at_a_time(swin):
-    with pytest.raises(ValueError, match="have 2 to 4 heads: give one layer"):
-        relpos.draw(swin[0], layer="all")
-
-
-@pytest.mark.parametrize("options", [{"show": "weights"}, {"show": "mass"}, {"text": "words"}])
-def test_what_needs_an_image_is_refused(swin, options):
-    with pytest.raises(ValueError, match="SwinModel reads pixel_values, not text: only its bias can be drawn"):
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"layer": "all"}, "have 2 to 4 heads: give one layer"),
+        ({"show": "weights"}, "SwinModel reads pixel_values, not text: only its bias can be drawn"),
+        ({"show": "mass"}, "SwinModel reads pixel_values, not text"),
+        ({"text": "words"}, "SwinModel reads pixel_values, not text"),
+    ],
+)
+def test_what_needs_an_image_or_one_layer_is_refused(swin, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
         relpos.draw(swin[0], **options)
-
-
-def test_the_command_draws_it(swin, tmp_path):
-    out = tmp_path / "swin.png"
-    result = CliRunner().invoke(app, ["draw", str(swin[0]), "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    assert out.read_bytes()[:4] == b"\x89PNG"

@@ -84,6 +84,7 @@ def test_smollm2_predicts_text(opened, tmp_path):
     assert result["rows"][0]["perplexity"] < 20  # it has read this text; a random model would have 49,152
 
 
+@pytest.mark.slow
 def test_smollm2_has_heads_of_the_previous_token(opened):
     picture = relpos.draw(opened, text=TEXT, layer="all", show="weights")
     near = [layer.mean[:, range(1, layer.length), range(layer.length - 1)].mean(-1) for layer in picture.maps]

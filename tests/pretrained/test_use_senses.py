@@ -64,6 +64,7 @@ def test_dropped_positions_of_parakeet_are_those_of_eager():
     torch.testing.assert_close(states[1], states[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_torch_compile_makes_one_graph():
     model = senses_model("wav2vec2-bert relative")

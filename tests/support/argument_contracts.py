@@ -160,14 +160,7 @@ def sinks_softcaps_and_lse_are_a_plain_softmax(make: Make, setting: Setting) -> 
 
 
 def plain_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor,
-    position: Encoding,
-    hidden: Tensor,
-    causal: bool,
-    cap: float,
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, position: Encoding, hidden: Tensor, causal: bool, cap: float
 ) -> tuple[Tensor, Tensor]:
     """Attention with sinks and a softcap, and its log-sum-exp, from `relpos.scores`."""
     if position.needs_scores:  # its bias reads the capped scores

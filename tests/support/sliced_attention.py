@@ -209,14 +209,6 @@ def everything(variants: Mapping[int, Variant], length: int, wrong: Mapping[str,
     return {**compare(variants, length), **compare_further(length), "refusals": refusals(wrong)}
 
 
-def fail_in_one() -> float:
-    """The second process fails, while the first waits for it."""
-    zero = 1 - dist.get_rank()
-    share = 1.0 / zero
-    dist.barrier()
-    return share
-
-
 def refusals(cases: Mapping[str, dict[str, Any]]) -> dict[str, str]:
     """What each of some wrong calls is refused with, in the first process; all processes must refuse it."""
     said = {}

@@ -23,6 +23,11 @@ def windows(tokenizer):
     return Windows(Tokens(ids, np.arange(6) * (len(ids) // 6)), 128)
 
 
+@pytest.fixture(scope="module")
+def original(windows):
+    return torch.stack([windows[index]["input_ids"] for index in range(len(windows))])
+
+
 def masked(windows, tokenizer, **options):
     return MaskedWindows(windows, tokenizer, seed=3, **options)
 
@@ -33,9 +38,8 @@ def all_of(dataset):
 
 
 class TestTraining:
-    def test_predicts_and_replaces_the_shares_of_bert(self, windows, tokenizer):
+    def test_predicts_and_replaces_the_shares_of_bert(self, windows, tokenizer, original):
         dataset = masked(windows, tokenizer)
-        original = torch.stack([windows[index]["input_ids"] for index in range(len(windows))])
         read, labels = all_of(dataset)
         chosen = labels != -100
         assert torch.equal(labels[chosen], original[chosen])
@@ -46,26 +50,23 @@ class TestTraining:
         assert float(kinds[1].double().mean()) == pytest.approx(0.1, abs=0.04)
         assert float((~kinds[0] & ~kinds[1]).double().mean()) == pytest.approx(0.1, abs=0.04)
 
-    def test_never_asks_for_a_separator_nor_puts_one_in(self, windows, tokenizer):
+    def test_never_asks_for_a_separator_nor_puts_one_in(self, windows, tokenizer, original):
         read, labels = all_of(masked(windows, tokenizer, share=0.9))
-        original = torch.stack([windows[index]["input_ids"] for index in range(len(windows))])
         separators = original == tokenizer.eos_token_id
         assert separators.any()
         assert (labels[separators] == -100).all()
         assert torch.equal(read == tokenizer.eos_token_id, separators)
 
-    def test_masks_whole_words_together(self, windows, tokenizer):
+    def test_masks_whole_words_together(self, windows, tokenizer, original):
         _, labels = all_of(masked(windows, tokenizer, words=True))
-        original = torch.stack([windows[index]["input_ids"] for index in range(len(windows))])
         chosen = labels != -100
         assert float(chosen.double().mean()) == pytest.approx(0.15, abs=0.03)
         text = [tokenizer.convert_ids_to_tokens(row.tolist()) for row in original]
         split = 0
         for row, tokens in enumerate(text):
             for place, token in enumerate(tokens[1:], start=1):
-                if (
-                    token.isalpha() and token.isascii() and tokens[place - 1].lstrip("Ġ").isalpha()
-                ):  # goes on with a word
+                inside = token.isalpha() and token.isascii() and tokens[place - 1].lstrip("Ġ").isalpha()
+                if inside:  # a word that began before
                     assert chosen[row, place] == chosen[row, place - 1]
                     split += int(chosen[row, place])
         assert split > 10
@@ -79,11 +80,9 @@ class TestTraining:
         assert not torch.equal(first[2]["labels"], second[2]["labels"])
         assert torch.equal(heldout[2]["input_ids"], before)
 
-    def test_a_window_has_at_least_one_masked_token(self, windows, tokenizer):
+    def test_a_window_has_at_least_one_masked_token_and_a_tokenizer_needs_a_mask(self, windows, tokenizer):
         _, labels = all_of(masked(windows, tokenizer, share=1e-9))
         assert ((labels != -100).sum(dim=1) == 1).all()
-
-    def test_a_tokenizer_without_a_mask_is_refused(self, windows):
         with pytest.raises(ValueError, match="no mask token"):
             MaskedWindows(windows, gpt2_tokenizer(), seed=0)
 

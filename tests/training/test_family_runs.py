@@ -49,27 +49,17 @@ class TestARun:
         assert run.result["heldout"] < run.result["heldout_at_start"] - 0.1
 
     def test_that_was_interrupted_ends_with_the_same_weights(self, settings, family, tmp_path):
-        for out in (tmp_path / "a", tmp_path / "b"):
-            own = settings(
-                out, model__family=family, model__dropout=0.0, optimizer__final_lr_ratio=1.0, optimizer__warmup_steps=0
-            )
-            if out.name == "a":
-                own.run.steps = 4
-                train(own, quiet)
-                own.run.steps = 9
-            train(own, quiet)
+        flat = {"optimizer__final_lr_ratio": 1.0, "optimizer__warmup_steps": 0, "model__dropout": 0.0}
+        for out, steps in (("a", 2), ("a", 4), ("b", 4)):
+            train(settings(tmp_path / out, model__family=family, run__steps=steps, run__save_every=2, **flat), quiet)
         assert open_run(tmp_path / "a").checksum == open_run(tmp_path / "b").checksum
 
-    def test_is_drawn(self, runs, family):
+    def test_is_drawn_and_has_a_model_card_that_opens_it(self, runs, family):
         for show in ("bias", "scores"):
             picture = draw(runs[family], show=show, length=24)
             assert FAMILIES[family].title in picture.caption
-            above = np.triu_indices(24, k=1)
-            seen = np.isfinite(picture.maps[0].mean[0][above])
-            assert seen.all() == (not FAMILIES[family].causal)
-            assert seen.any() == (not FAMILIES[family].causal)
-
-    def test_has_a_model_card_that_opens_it(self, runs, family):
+            seen = np.isfinite(picture.maps[0].mean[0][np.triu_indices(24, k=1)])
+            assert seen.all() == seen.any() == (not FAMILIES[family].causal)
         card = (runs[family].folder / "README.md").read_text()
         assert f"{FAMILIES[family].auto_class}.from_pretrained" in card
         assert FAMILIES[family].title in card
@@ -128,17 +118,11 @@ def planned(settings, tmp_path_factory):
 
 class TestAPlan:
     def test_is_trained_saved_and_opened(self, planned):
-        assert json.loads((planned.folder / "config.json").read_text())["position"]["plan"] == [
-            *PLAN[:2],
-            {**PLAN[2], "length": 16},  # the trained length
-        ]
+        position = json.loads((planned.folder / "config.json").read_text())["position"]
+        assert position["plan"] == [*PLAN[:2], {**PLAN[2], "length": 16}]  # the trained length
+        assert "length" not in PLAN[2]  # the settings of the caller stay as they are
         names = [type(layer.position).__name__ for layer in planned.family.layers(planned.model)]
         assert names == ["SumEncoding", "Nope", "Rope", "Nope"]
-
-    def test_is_not_changed_where_it_was_written(self, planned):
-        assert "length" not in PLAN[2]
-
-    def test_is_in_the_model_card(self, planned):
         assert '{"layers": [1], "window": 8}' in (planned.folder / "README.md").read_text()
 
     @pytest.mark.parametrize(
@@ -151,11 +135,9 @@ class TestAPlan:
         assert picture.caption.startswith(f"{name}, GPT-2 nano, ")
         assert all(drawn.show == "scores" for drawn in picture.maps)
 
-    def test_shows_no_value_beyond_a_window(self, planned):
+    def test_shows_no_value_beyond_a_window_and_no_bias_where_a_layer_adds_none(self, planned):
         seen = np.isfinite(draw(planned, layer=1, show="profile", length=16).maps[0].profile)
         assert (seen == (np.arange(16) < 8)).all()
-
-    def test_has_no_bias_to_show_where_a_layer_adds_none(self, planned):
         with pytest.raises(ValueError, match=r"layer 2 of \S+ adds no bias: show the scores or the weights"):
             draw(planned, layer="all", show="bias", length=16)
 

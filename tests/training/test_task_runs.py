@@ -19,7 +19,6 @@ from relpos.cli import app
 from relpos.evaluation import task_scoring as score_module
 from relpos.evaluation.task_scoring import wilson
 from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
-from relpos.pictures.curves import draw_accuracy, draw_depths
 from relpos.runs.run import Run, open_run
 from relpos.runs.settings import load_settings
 from relpos.tasks import task
@@ -67,11 +66,21 @@ def straight(tmp_path_factory):
 
 
 class TestARun:
-    def test_says_which_task(self, straight):
-        found = yaml.safe_load((straight / "run.yaml").read_text())
-        assert (found["data"]["task"], found["data"]["source"]) == ("copy", None)
-        assert found["about"]["task"] == {"name": "copy", "hash": task("copy").digest, "words": 30}
-        assert "corpus" not in found["about"]
+    def test_says_which_task_and_opens_with_its_words(self, straight):
+        written = yaml.safe_load((straight / "run.yaml").read_text())
+        assert (written["data"]["task"], written["data"]["source"]) == ("copy", None)
+        assert written["about"]["task"] == {"name": "copy", "hash": task("copy").digest, "words": 30}
+        assert "corpus" not in written["about"]
+        run = open_run(straight)
+        assert (run.encoding, run.trained_length) == ("alibi", 16)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(straight)
+        prompt = tokenizer("a b c d e |", return_tensors="pt")
+        text = tokenizer.decode(run.model.generate(**prompt, max_new_tokens=5, do_sample=False)[0])
+        assert text.startswith("a b c d e | ")
+        assert len(text.split()) == 11
+        for corpus in (None, "sotu"):
+            with pytest.raises(ValueError, match="trained on the task copy and its vocabulary has no other words"):
+                run.heldout(corpus)
 
     def test_interrupted_ends_bit_identical(self, straight, tmp_path):
         with interrupted_after(7):
@@ -91,21 +100,7 @@ class TestARun:
         one, other = (open_data(settings(tmp_path, run__seed=seed)).train[0]["input_ids"] for seed in (0, 1))
         assert one.tolist() != other.tolist()
 
-    def test_opens_with_its_words(self, straight):
-        run = open_run(straight)
-        assert (run.encoding, run.trained_length) == ("alibi", 16)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(straight)
-        prompt = tokenizer("a b c d e |", return_tensors="pt")
-        told = tokenizer.decode(run.model.generate(**prompt, max_new_tokens=5, do_sample=False)[0])
-        assert told.startswith("a b c d e | ")
-        assert len(told.split()) == 11
-
-    def test_has_no_text_held_out(self, straight):
-        for corpus in (None, "sotu"):
-            with pytest.raises(ValueError, match="trained on the task copy and its vocabulary has no other words"):
-                open_run(straight).heldout(corpus)
-
-    def test_refuses_to_go_on_with_another_task_or_another_rule(self, straight, monkeypatch):
+    def test_refuses_to_resume_with_another_task_or_another_rule(self, straight, monkeypatch):
         with pytest.raises(ValueError, match=r"started with data\.task=copy, but"):
             train(settings(straight, model__dropout=0.1, data__task="flip_flop"))
         monkeypatch.setattr(type(task("copy")), "digest", "other")
@@ -127,7 +122,7 @@ def test_a_small_model_learns_to_copy_what_it_never_saw(tmp_path):
 
 
 class TestScore:
-    @pytest.mark.parametrize("name", ["recall", "flip_flop", "passkey"])
+    @pytest.mark.parametrize("name", ["flip_flop", "passkey"])
     def test_is_that_of_all_logits(self, tmp_path, name):
         """The same numbers from the logits of every position, a sequence at a time, in plain Python."""
         run = made(tmp_path, name, {"name": "alibi"})
@@ -147,15 +142,11 @@ class TestScore:
             assert 0 < sum(right) < len(right)  # something to agree on
             assert (row["low"], row["high"]) == wilson(row["accuracy"], 23)
 
-    def test_in_batches_is_that_of_one_by_one(self, tmp_path, monkeypatch):
-        run = made(tmp_path, "flip_flop", {"name": "rope"})
-        whole = score_task(run, "flip_flop", [50], samples=9, out=tmp_path / "a", say=lambda text: None)
+    def test_in_batches_is_that_of_one_by_one_and_by_depth_adds_up(self, tmp_path, monkeypatch):
+        run = made(tmp_path, "passkey", {"name": "alibi"})
+        result = score_task(run, "passkey", [64], samples=33, out=tmp_path / "a", say=lambda text: None)
         monkeypatch.setattr(score_module, "TOKENS", 100)
-        parts = score_task(run, "flip_flop", [50], samples=9, out=tmp_path / "b", say=lambda text: None)
-        assert parts == whole
-
-    def test_by_depth_adds_up(self, tmp_path):
-        result = score_task(made(tmp_path, "passkey", {"name": "alibi"}), "passkey", [64], samples=33)
+        assert score_task(run, "passkey", [64], samples=33, out=tmp_path / "b", say=lambda text: None) == result
         assert [row["depth"] for row in result["depths"]] == pytest.approx(np.arange(11) / 10)
         assert {row["samples"] for row in result["depths"]} == {3}
         assert np.mean([row["accuracy"] for row in result["depths"]]) == pytest.approx(result["rows"][0]["accuracy"])
@@ -250,46 +241,9 @@ class TestTheCommand:
             relpos.evaluate(out, task="copy", lengths=[32, 64], samples=2)
         assert not list((out / "evaluation").glob("*.png"))
 
-    def test_goes_to_sixteen_times_the_trained_length_by_itself(self, straight):
+    def test_goes_to_sixteen_times_the_trained_length_and_takes_no_options_of_text(self, straight):
         (result,) = relpos.evaluate(straight, task="copy", samples=2).results.values()
         assert [row["length"] for row in result["rows"]] == [16, 32, 64, 128, 256]
-
-    def test_takes_no_options_of_text(self, straight):
         for option in ({"protocol": "last"}, {"data": "sotu"}, {"eval_tokens": 5}, {"rope_scaling": "yarn"}):
             with pytest.raises(ValueError, match="a task is scored by its answers"):
                 relpos.evaluate(straight, task="copy", **option)
-
-
-class TestPictures:
-    RESULT = {
-        "task": "passkey",
-        "encoding": "rope",
-        "trained_length": 64,
-        "chance": 0.1,
-        "rows": [
-            {"length": 64, "accuracy": 0.9, "low": 0.8, "high": 0.95, "error": None},
-            {"length": 128, "accuracy": 0.4, "low": 0.3, "high": 0.5, "error": None},
-            {"length": 256, "accuracy": None, "low": None, "high": None, "error": "no."},
-        ],
-        "depths": [
-            {"length": length, "depth": depth, "accuracy": value}
-            for length, depth, value in ((64, 0.0, 0.8), (64, 1.0, 1.0), (128, 0.0, 0.1), (128, 1.0, 0.7))
-        ],
-    }
-
-    def test_the_curve_shows_what_was_found(self):
-        axes = draw_accuracy([self.RESULT]).axes[0]
-        curve = next(line for line in axes.lines if line.get_label() == "rope")
-        assert curve.get_xydata().tolist() == [[64, 0.9], [128, 0.4]]
-        refused = next(line for line in axes.lines if line.get_label() == "rope: refused")
-        assert refused.get_xdata().tolist() == [256]
-        assert any(set(line.get_xdata()) == {64} for line in axes.lines)
-        assert any(set(line.get_ydata()) == {0.1} for line in axes.lines)
-
-    def test_the_map_has_depth_downwards_and_length_across(self):
-        axes = draw_depths(self.RESULT).axes[0]
-        shown = axes.images[0].get_array()
-        assert shown[:, :2].tolist() == [[0.8, 0.1], [1.0, 0.7]]
-        assert shown.mask[:, 2].all()
-        assert "refused" in axes.get_xlabel()
-        assert [label.get_text() for label in axes.get_yticklabels()] == ["0%", "100%"]

@@ -2,7 +2,8 @@
 
 import { Pyramid } from "./pyramid";
 import type { Place, Source, TileAddress } from "./source";
-import { Refusal } from "./source";
+import { Refusal, topLevel } from "./source";
+import { FLAT_RANGE } from "./types";
 import { ticksOf } from "../map/colours";
 import type { Colours, Evaluation, ExportData, HeadDetail, LayerSummary, Row, Scene, SceneRequest, Show, Start, StoredMap } from "./types";
 
@@ -54,8 +55,8 @@ export class ExportSource implements Source {
   }
 
   async differenceRange(a: Place, b: Place): Promise<Colours> {
-    const tile = await this.differenceTile(a, b, { level: Math.max(0, this.top(a)), row: 0, column: 0 });
-    let most = this.data.start.limits.flat_range / 2;
+    const tile = await this.differenceTile(a, b, { level: topLevel(this.length(a.scene)), row: 0, column: 0 });
+    let most = FLAT_RANGE / 2;
     for (const value of tile) if (Math.abs(value) > most) most = Math.abs(value);
     const scale = { low: -most, high: most, log: false, ticks: ticksOf(-most, most, 6) };
     return { low: -most, high: most, colour_map: "diverging", log: false, scale };
@@ -74,10 +75,6 @@ export class ExportSource implements Source {
 
   async file(): Promise<null> {
     return null;
-  }
-
-  private top(place: Place): number {
-    return Math.ceil(Math.log2(this.length(place.scene) / 256));
   }
 
   private length(scene: string): number {

@@ -1,8 +1,9 @@
 // Where the page gets its data: from a running server, or from what was inlined into an exported file.
 
+import { TILE } from "./types";
 import type { Colours, Evaluation, HeadDetail, LayerSummary, Row, Scene, SceneRequest, Show, Start } from "./types";
 
-export const TILE = 256;
+export { TILE };
 export const PLANES = { low: 0, mean: 1, high: 2 } as const;
 export type Plane = keyof typeof PLANES;
 

@@ -1,5 +1,10 @@
 // Made by `python -m relpos.explorer.replies`: see relpos/explorer/replies.py.
 
+export const TILE = 256;
+export const SIDE = 48;
+export const FLAT_RANGE = 0.05;
+export const LONGEST = 65536;
+export const TEXT_BYTES = 1000000;
 export type Show = "bias" | "scores" | "weights" | "position" | "flat";
 export type Kind = "encoding" | "model" | "tensor";
 export type ColourMap = "sequential" | "diverging" | "weights";
@@ -94,21 +99,12 @@ export interface Subject {
   parameters: Slider[];
 }
 
-export interface Limits {
-  text_bytes: number;
-  length: number;
-  length_of_scores: number;
-  tile: number;
-  flat_range: number;
-}
-
 export interface Start {
   version: string;
   subjects: Subject[];
   encodings: EncodingCard[];
   colour_maps: Record<ColourMap, string[]>;
   classes: string[];
-  limits: Limits;
 }
 
 export interface Scene {
@@ -191,11 +187,17 @@ export interface Range {
   scale_without_sink: Scale;
 }
 
-export interface Profile {
-  distance: number[];
+export interface Statistics {
   mean: Numbers;
   low: Numbers;
   high: Numbers;
+}
+
+export interface Profile {
+  mean: Numbers;
+  low: Numbers;
+  high: Numbers;
+  distance: number[];
 }
 
 export interface Mass {
@@ -223,12 +225,12 @@ export interface HeadDetail {
 }
 
 export interface Row {
-  query: number;
-  first: number;
-  step: number;
   mean: Numbers;
   low: Numbers;
   high: Numbers;
+  query: number;
+  first: number;
+  step: number;
 }
 
 export interface Curve {

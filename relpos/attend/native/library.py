@@ -19,12 +19,7 @@ BUILD_IT = (
 class Array(ctypes.Structure):
     """A (batch, heads, rows, head_dim) array: relpos_array."""
 
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("batch", ctypes.c_int64),
-        ("head", ctypes.c_int64),
-        ("row", ctypes.c_int64),
-    ]
+    _fields_ = [("data", ctypes.c_void_p), ("batch", ctypes.c_int64), ("head", ctypes.c_int64), ("row", ctypes.c_int64)]
 
     @classmethod
     def of(cls, x: Tensor) -> "Array":

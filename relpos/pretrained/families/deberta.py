@@ -61,10 +61,7 @@ def forward(
     relative_pos: Any = None,
     rel_embeddings: Tensor | None = None,
 ) -> tuple[Tensor, None]:
-    """In place of `DisentangledSelfAttention.forward` of both versions.
-
-    K and Q are tables (heads, rows, head_dim), with distance 0 in the middle.
-    """
+    """In place of `DisentangledSelfAttention.forward` of both versions."""
 
     def by_heads(x: Tensor) -> Tensor:  # (batch, tokens, heads × size) to (batch, heads, tokens, size)
         return x.view(*x.shape[:2], self.num_attention_heads, -1).transpose(1, 2)
@@ -84,7 +81,7 @@ def forward(
         terms = sum(term in self.pos_att_type for term in TERMS)
         middle = span = getattr(self, "pos_ebd_size", 0)
     scale = (query.shape[-1] * (1 + terms)) ** -0.5
-    tables = []  # vectors, the table that they meet, and whether they are keys
+    tables = []  # vectors, the table that they meet (heads, rows, head_dim), and whether they are keys
     if self.relative_attention and rel_embeddings is not None:
         embeddings = self.pos_dropout(rel_embeddings)[None, middle - span : middle + span]
         if "c2p" in self.pos_att_type:

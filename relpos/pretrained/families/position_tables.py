@@ -1,7 +1,4 @@
-"""Tables of positions: rows that are added to the embeddings, and a bias per 2-D offset between patches.
-
-The rows are absolute positions, learned or sinusoidal; the bias is that of Swin and BEiT.
-"""
+"""Tables of positions: rows, learned or sinusoidal, added to embeddings; a bias per 2-D offset, as in Swin and BEiT."""
 
 from typing import Any
 
