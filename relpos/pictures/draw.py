@@ -50,46 +50,46 @@ def draw(options: DrawOptions) -> Picture:
         raise ValueError("tokens are the names of a tensor's tokens: leave them out, or add label_tokens=True.")
     several: list[Any] = list(what) if isinstance(what, Sequence) and not isinstance(what, str) else [what]
     _check_options(several, options)
-    subjects = label_apart([_subject(item, options) for item in several])
-    check_directions(subjects, options.causal)
-    first = subjects[0]
-    heads = [_chosen_heads(options, subject.layers[0].heads) for subject in subjects]
-    labels, banner = _token_labels(first, options), untrained_line(subjects)
+    views = label_apart([_open_view(item, options) for item in several])
+    check_directions(views, options.causal)
+    first = views[0]
+    heads = [_chosen_heads(options, view.heads) for view in views]
+    labels, banner = _token_labels(first, options), untrained_line(views)
     look = replace(_look(options, heads[0]), banner=banner, labels=labels)
-    if len(subjects) == 1:
-        return _subject_picture(first, look, options)
-    maps = _compute_maps(subjects, show, options.progress)
-    look = replace(look, caption=options.title + make_caption(subjects, maps, True))
-    by_label = dict(zip((subject.label for subject in subjects), maps, strict=True))
+    if len(views) == 1:
+        return _view_picture(first, look, options)
+    maps = _compute_maps(views, show, options.progress)
+    look = replace(look, caption=options.title + make_caption(views, maps, True))
+    by_label = dict(zip((view.label for view in views), maps, strict=True))
     figure = draw_together(by_label, look if options.head else replace(look, heads=None))
     profiles, arrays = [], Arrays()
-    for subject, layer_map, chosen in zip(subjects, maps, heads, strict=True):
-        profiles.append(map_numbers(subject, [layer_map], figure, chosen, options.seed))
-        arrays |= map_arrays([layer_map], subject.label)
+    for view, layer_map, chosen in zip(views, maps, heads, strict=True):
+        profiles.append(map_numbers(view, [layer_map], figure, chosen, options.seed))
+        arrays |= map_arrays([layer_map], view.label)
     return Picture(figure, maps, look.caption, {"profiles": profiles}, arrays)
 
 
-def _subject_picture(subject: View, look: Look, options: DrawOptions) -> Picture:
+def _view_picture(view: View, look: Look, options: DrawOptions) -> Picture:
     show = options.show
-    if subject.tables is not None and show in (None, "position"):
-        return _offsets_picture(subject, look, options)
+    if view.tables is not None and show in (None, "position"):
+        return _offsets_picture(view, look, options)
     if show == "mass":
-        return mass_picture(subject, look, options)
+        return mass_picture(view, look, options)
     # The positional part of a model is its bias if it adds one; an encoding alone is its positional part.
-    if show == "position" and subject.kind == "model" and any(layer.form is None for layer in subject.layers):
-        picture = _term_picture if "embedding" in subject.place else scores_picture
-        return picture(subject, look, options)
+    if show == "position" and view.kind == "model" and any(layer.form is None for layer in view.layers):
+        picture = _term_picture if "embedding" in view.place else scores_picture
+        return picture(view, look, options)
     profile = show in ("profile", "position")
-    maps = _compute_maps([subject], show, options.progress)
-    look = replace(look, caption=options.title + make_caption([subject], maps, profile))
+    maps = _compute_maps([view], show, options.progress)
+    look = replace(look, caption=options.title + make_caption([view], maps, profile))
     sheet = draw_sheet if options.layer == "all" else draw_maps
-    return _maps_picture(subject, maps, look, options, draw_profiles if profile else sheet)
+    return _maps_picture(view, maps, look, options, draw_profiles if profile else sheet)
 
 
-def _subject(item: Any, options: DrawOptions) -> View:
-    own = ("length", "layer", "seed", "causal", "heads", "head_dim")
+def _open_view(item: Any, options: DrawOptions) -> View:
+    same = ("length", "layer", "seed", "causal", "heads", "head_dim")
     request = Request(
-        **{name: getattr(options, name) for name in own},
+        **{name: getattr(options, name) for name in same},
         options=options.options or {},
         text=None if options.text is None else (options.text, options.text_name),
         windows=WINDOWS if options.show in ("mass", "position") else 1,
@@ -104,14 +104,14 @@ def _look(options: DrawOptions, heads: Sequence[int]) -> Look:
 
 
 def _maps_picture(
-    subject: View,
+    view: View,
     maps: list[Map],
     look: Look,
     options: DrawOptions,
     draw_figure: Callable[[Sequence[Map], Look], Figure] = draw_maps,
 ) -> Picture:
     figure = draw_figure(maps, look)
-    numbers = map_numbers(subject, maps, figure, look.chosen(maps[0].heads), options.seed)
+    numbers = map_numbers(view, maps, figure, look.chosen(maps[0].heads), options.seed)
     return Picture(figure, maps, look.caption, numbers, map_arrays(maps))
 
 
@@ -136,31 +136,31 @@ def _tensor_picture(options: DrawOptions) -> Picture:
     return _maps_picture(view, maps, look, options)
 
 
-def _term_picture(subject: View, look: Look, options: DrawOptions) -> Picture:
+def _term_picture(view: View, look: Look, options: DrawOptions) -> Picture:
     """The position–position term of learned or sinusoidal positions, as heat maps."""
-    layers = subject.equal()
+    layers = view.equal()
     maps = []
     for place, layer in enumerate(layers):
         maps.append(map_of_layer(layer, "scores"))
         options.progress((place + 1) / len(layers))
     caption = (
-        f"{options.title}{subject.heading}: the position–position term δq·δk of the scores, for tokens that are all "
+        f"{options.title}{view.heading}: the position–position term δq·δk of the scores, for tokens that are all "
         f"the mean of the input and differ in their positions only; {layers[0].length:,} positions."
     )
-    picture = _maps_picture(subject, maps, replace(look, caption=caption), options)
+    picture = _maps_picture(view, maps, replace(look, caption=caption), options)
     return replace(picture, numbers=picture.numbers | {"shows": "position"})
 
 
-def _offsets_picture(subject: View, look: Look, options: DrawOptions) -> Picture:
+def _offsets_picture(view: View, look: Look, options: DrawOptions) -> Picture:
     """The bias of each head by the offset of two patches, as heat maps."""
-    assert subject.tables is not None
-    tables = {layer.number: table for layer, table in zip(subject.layers, subject.tables, strict=True)}
+    assert view.tables is not None
+    tables = {layer.number: table for layer, table in zip(view.layers, view.tables, strict=True)}
     maps = [offset_map(number, table) for number, table in tables.items()]
     caption = (
-        f"{options.title}{subject.heading}: the additive bias by offset of two patches, rows (down) and columns "
-        f"(across) of the query minus those of the key, {subject.ending}"
+        f"{options.title}{view.heading}: the additive bias by offset of two patches, rows (down) and columns "
+        f"(across) of the query minus those of the key, {view.ending}"
     )
-    picture = _maps_picture(subject, maps, replace(look, caption=caption), options)
+    picture = _maps_picture(view, maps, replace(look, caption=caption), options)
     if len(maps) == 1:
         name_offsets(picture.figure, maps[0].length)
     options.progress(1.0)
@@ -170,13 +170,13 @@ def _offsets_picture(subject: View, look: Look, options: DrawOptions) -> Picture
     return replace(picture, numbers=picture.numbers | {"shows": "offsets"}, arrays=arrays)
 
 
-def _compute_maps(subjects: list[View], show: str | None, progress: Callable[[float], None]) -> list[Map]:
-    """The maps of all layers of all subjects."""
-    values = _quantity(subjects, show)
+def _compute_maps(views: list[View], show: str | None, progress: Callable[[float], None]) -> list[Map]:
+    """The maps of all layers of all views."""
+    values = _quantity(views, show)
     pairs: list[tuple[Layer, Layer | None]] = []
-    for subject in subjects:
-        others: Sequence[Layer | None] = subject.others or [None] * len(subject.layers)
-        pairs += zip(subject.layers, others, strict=True)
+    for view in views:
+        others: Sequence[Layer | None] = view.others or [None] * len(view.layers)
+        pairs += zip(view.layers, others, strict=True)
     pixels = SHEET_PIXELS if len(pairs) > 1 else PIXELS
     maps = []
     for place, (layer, other) in enumerate(pairs):
@@ -208,9 +208,9 @@ def _check_options(several: Sequence[object], options: DrawOptions) -> None:
             raise ValueError(f"{item} is given twice: give each encoding or folder once.")
 
 
-def check_directions(subjects: list[View], causal: bool | None) -> None:
+def check_directions(views: list[View], causal: bool | None) -> None:
     """Refuse a direction that is not the model's own, and profiles of different directions in one panel."""
-    directions = {subject.label: subject.layers[0].causal for subject in subjects}
+    directions = {view.label: view.causal for view in views}
     words = {True: "causal", False: "in both directions"}
     for label, trained in directions.items():
         if causal not in (None, trained):
@@ -223,17 +223,17 @@ def check_directions(subjects: list[View], causal: bool | None) -> None:
         )
 
 
-def _quantity(subjects: list[View], show: str | None) -> Quantity:
+def _quantity(views: list[View], show: str | None) -> Quantity:
     """Which values are drawn: bias, scores or weights."""
     kinds: dict[str, Quantity] = {}
-    for subject in subjects:
-        without = [layer.number for layer in subject.layers if layer.form is None]
+    for view in views:
+        without = [layer.number for layer in view.layers if layer.form is None]
         if show == "bias" and without:
-            some = len(without) < len(subject.layers)
-            name = f"layer {without[0]} of {subject.label}" if some else f"{subject.encoding} (place: {subject.place})"
+            some = len(without) < len(view.layers)
+            name = f"layer {without[0]} of {view.label}" if some else f"{view.encoding} (place: {view.place})"
             raise ValueError(f"{name} adds no bias: show the scores or the weights.")
-        default: Quantity = "bias" if not without and subject.place == "score" else "scores"
-        kinds[subject.label] = cast(Quantity, show) if show in get_args(Quantity) else default
+        default: Quantity = "bias" if not without and view.place == "score" else "scores"
+        kinds[view.label] = cast(Quantity, show) if show in get_args(Quantity) else default
     if len(set(kinds.values())) > 1:
         listed = ", ".join(f"{kind} of {label}" for label, kind in kinds.items())
         raise ValueError(
@@ -250,19 +250,18 @@ def _chosen_heads(options: DrawOptions, heads: int) -> list[int]:
     return [number - 1 for number in options.head] or list(range(heads))
 
 
-def _token_labels(subject: View, options: DrawOptions) -> list[str] | None:
+def _token_labels(view: View, options: DrawOptions) -> list[str] | None:
     """The names of the tokens, if the axes are labelled with them."""
     if not options.label_tokens:
         return None
-    if subject.kind == "encoding":
+    if view.kind == "encoding":
         raise ValueError("an encoding without a model has no tokens to name: give a run's folder.")
     if options.layer == "all" or options.show in BY_DISTANCE:
         raise ValueError(
             "tokens can be named on the heat maps of one layer only: leave --label-tokens out, or give a layer."
         )
-    if subject.layers[0].length > MOST_LABELS:
+    if view.length > MOST_LABELS:
         raise ValueError(
-            f"{subject.layers[0].length} tokens are too many to be named on the axes: give a length of at most "
-            f"{MOST_LABELS}."
+            f"{view.length} tokens are too many to be named on the axes: give a length of at most {MOST_LABELS}."
         )
-    return [token_name(token) for token in subject.tokens or []]
+    return [token_name(token) for token in view.tokens or []]

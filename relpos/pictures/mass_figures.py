@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from relpos.maps.head_classes import KINDS, HeadClass, Kind, class_heads
 from relpos.maps.subject import View
 from relpos.pictures.map_figures import sheet_title_size
 from relpos.pictures.options import DrawOptions
-from relpos.pictures.picture import Arrays, Picture, describe_subject, layer_arrays
+from relpos.pictures.picture import Arrays, Picture, describe_view, layer_arrays
 from relpos.pictures.printed_page import (
     COLUMNS,
     NAME,
@@ -45,20 +45,20 @@ COLOURS: dict[Kind, str] = {
 FITTED, BAR, NOTE = "#666666", "#999999", "#444444"  # the fitted curve, the share of the sink, text in a panel
 
 
-def mass_picture(subject: View, look: Look, options: DrawOptions) -> Picture:
+def mass_picture(view: View, look: Look, options: DrawOptions) -> Picture:
     """Draw the attention mass by distance: panels of one layer, or a contact sheet of several."""
     windows: list[list[MassProfile]] = []
-    for layers in subject.windows():
+    for layers in view.windows():
         windows.append([layer_mass(layer) for layer in layers])
-        options.progress(len(windows) / (len(subject.more) + 2))
+        options.progress(len(windows) / (len(view.more) + 2))
     profiles = [mean_profile(list(of_layer)) for of_layer in zip(*windows, strict=True)]
     classes = class_heads(profiles)
     options.progress(1.0)
     first = profiles[0]
     counts = _count_kinds(itertools.chain(*classes))
-    equal = "of equal tokens " if subject.kind == "encoding" and not subject.layers[0].reads_scores else ""
+    equal = "of equal tokens " if view.kind == "encoding" and not view.layers[0].reads_scores else ""
     caption = (
-        f"{options.title}{subject.heading}: attention mass by distance {equal}{mean_ending(subject)} The sink is the "
+        f"{options.title}{view.heading}: attention mass by distance {equal}{mean_ending(view)} The sink is the "
         f"share of the first token{' and of learned sinks' if first.learned_sinks else ''}, which the profiles leave "
         "out. "
     )
@@ -82,9 +82,8 @@ def mass_picture(subject: View, look: Look, options: DrawOptions) -> Picture:
             "fitted_mass": np.stack([head.fitted_mass.numpy() for head in heads]),
         }
         arrays |= layer_arrays(profile.layer, values)
-    layer = subject.layers[0]
     numbers = {
-        **describe_subject(subject, "mass", layer.causal, layer.length, options.seed, windows=len(windows)),
+        **describe_view(view, "mass", view.causal, view.length, options.seed, windows=len(windows)),
         "classes": counts,
         "distances": distance_ranges(edges),
         "layers": layer_numbers,
@@ -92,9 +91,9 @@ def mass_picture(subject: View, look: Look, options: DrawOptions) -> Picture:
     return Picture(figure, [], caption, numbers, arrays, profiles, classes)
 
 
-def mean_ending(subject: View) -> str:
+def mean_ending(view: View) -> str:
     """The end of the first sentence of the caption of a mean over windows of text."""
-    ending = subject.mean_ending or subject.ending
+    ending = view.mean_ending or view.ending
     return ending if ending.endswith(".") else f"{ending}."
 
 
@@ -109,7 +108,7 @@ def binned(values: Any, edges: NDArray[np.int64], distances: Any) -> list[list[f
     return [[float(x) if np.isfinite(x) else None for x in head] for head in means]
 
 
-def _count_kinds(heads: Any) -> dict[Kind, int]:
+def _count_kinds(heads: Iterable[HeadClass]) -> dict[Kind, int]:
     """The number of heads of each class, without the classes that have none."""
     kinds = [head.kind for head in heads]
     return {kind: kinds.count(kind) for kind in KINDS if kind in kinds}

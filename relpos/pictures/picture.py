@@ -115,7 +115,7 @@ def check_files(picture: Path, numbers: Path | None = None) -> None:
 
 
 def layer_arrays(layer: int, values: Mapping[str, Any], label: str = "") -> Arrays:
-    """The arrays of a layer by name; `label` is that of one subject among several."""
+    """The arrays of a layer by name; `label` is that of one view among several."""
     prefix = f"{label}." if label else ""
     return {
         f"{prefix}layer{layer}.{name}": x.detach().cpu().numpy() if isinstance(x, Tensor) else x
@@ -195,18 +195,18 @@ class LayerNumbers(TypedDict):
     heads: list[HeadNumbers]
 
 
-def describe_subject(subject: View, shows: str, causal: bool, length: int, seed: int, **more: object) -> dict[str, Any]:
+def describe_view(view: View, shows: str, causal: bool, length: int, seed: int, **more: object) -> dict[str, Any]:
     """The beginning of the JSON of every picture: what is drawn, its input and training, and versions."""
-    values = {"encoding": subject.encoding, "shows": shows, "causal": causal, "length": length, **more}
-    return {**values, **subject.about, "seed": seed, "versions": versions(PACKAGES)}
+    values = {"encoding": view.encoding, "shows": shows, "causal": causal, "length": length, **more}
+    return {**values, **view.about, "seed": seed, "versions": versions(PACKAGES)}
 
 
-def map_numbers(subject: View, maps: Sequence[Map], figure: Figure, heads: Sequence[int], seed: int) -> dict[str, Any]:
+def map_numbers(view: View, maps: Sequence[Map], figure: Figure, heads: Sequence[int], seed: int) -> dict[str, Any]:
     """What was drawn and measured on maps, one per layer: range, ticks and measures of every head."""
     bars = bar_ticks(figure)
     ticks = dict(zip(heads, bars if len(bars) > 1 else bars * len(heads), strict=False))
     first = maps[0]
-    about = describe_subject(subject, first.show, first.causal, first.length, seed, cell=first.cell)
+    about = describe_view(view, first.show, first.causal, first.length, seed, cell=first.cell)
     return {**about, "layers": [_layer_numbers(layer_map, ticks) for layer_map in maps]}
 
 

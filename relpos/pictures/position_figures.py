@@ -1,7 +1,6 @@
 """The positional part of rotary heads: mean score by distance, the rotation's kernel, and its terms by frequency."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -9,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from torch import Tensor
 
 from relpos.maps.diagonals import bin_centres, bin_means, distance_edges
 from relpos.maps.distance_profiles import (
@@ -25,7 +25,7 @@ from relpos.pictures.colours import BOTH_SIGNS, linear_ticks, tick_words
 from relpos.pictures.map_figures import draw_bar
 from relpos.pictures.mass_figures import binned, distance_ranges, mean_ending
 from relpos.pictures.options import DrawOptions
-from relpos.pictures.picture import Picture, describe_subject, layer_arrays
+from relpos.pictures.picture import Picture, describe_view, layer_arrays
 from relpos.pictures.printed_page import COLUMNS, TICK, TITLE, Grid, Look, Page, distance_axis, distance_word
 
 SCORE, KERNEL = "#0072B2", "#D55E00"  # Okabe and Ito's blue and vermilion
@@ -33,19 +33,19 @@ BAND = 0.15  # opacity of the standard deviation
 GAP = 0.1  # inches between the two panels of a head
 
 
-def scores_picture(subject: View, look: Look, options: DrawOptions) -> Picture:
+def scores_picture(view: View, look: Look, options: DrawOptions) -> Picture:
     """Draw mean scores by distance, and the rotation's kernel where there is one, of one layer."""
-    if len(subject.layers) > 1:
+    if len(view.layers) > 1:
         raise ValueError("the scores and the rotation of one layer fill a page: give one layer, not all.")
     profiles, means = [], []
-    for (layer,) in subject.windows():
+    for (layer,) in view.windows():
         profiles.append(layer_scores(layer))
         if layer.turned is not None:
             means.append(token_means(layer))
-        options.progress(len(profiles) / (len(subject.more) + 1))
+        options.progress(len(profiles) / (len(view.more) + 1))
     scores, kernel = mean_scores(profiles), rotation_kernel(means) if means else None
     caption = (
-        f"{options.title}{subject.heading}: the positional part of the scores {mean_ending(subject)} Line: mean "
+        f"{options.title}{view.heading}: the positional part of the scores {mean_ending(view)} Line: mean "
         "score at each distance before the softmax, without the first key; band: its standard deviation."
     )
     if kernel is not None:
@@ -54,10 +54,9 @@ def scores_picture(subject: View, look: Look, options: DrawOptions) -> Picture:
             "means; below, how far each of its terms is from its value at distance 0, by wavelength (tokens per turn)."
         )
     figure = draw_position(scores, kernel, replace(look, caption=caption))
-    layer = subject.layers[0]
-    edges = distance_edges(layer.length, True, layer.causal)
-    curves: dict[str, Any] = {"mean_score": scores.mean, "standard_deviation": scores.deviation}
-    terms: dict[str, Any] = {}
+    edges = distance_edges(view.length, True, view.causal)
+    curves = {"mean_score": scores.mean, "standard_deviation": scores.deviation}
+    terms: dict[str, Tensor] = {}
     if kernel is not None:
         curves["kernel"] = kernel.total(scores.distances)
         terms = {name: getattr(kernel, name) for name in ("frequencies", "amplitude", "phase", "constant")}
@@ -71,7 +70,7 @@ def scores_picture(subject: View, look: Look, options: DrawOptions) -> Picture:
         for head in range(len(scores.mean))
     ]
     numbers = {
-        **describe_subject(subject, "position", layer.causal, layer.length, options.seed, windows=len(profiles)),
+        **describe_view(view, "position", view.causal, view.length, options.seed, windows=len(profiles)),
         "distances": distance_ranges(edges),
         "frequencies": None if kernel is None else kernel.frequencies.tolist(),
         "layers": [{"layer": scores.layer, "heads": heads}],
@@ -108,9 +107,10 @@ def draw_position(scores: ScoreProfile, kernel: RotationKernel | None, look: Loo
         distance_axis(below, length, causal, look.log, scale, wide)
         below.set_xlim(axes.get_xlim())
         page.name_outer_axes(below, number, "wavelength", distance_word(causal))
-    lines: dict[str, Any] = {"mean score ± standard deviation": {"color": SCORE, "linewidth": 1.2 * scale}}
+    solid: dict[str, object] = {"color": SCORE, "linewidth": 1.2 * scale}
+    lines = {"mean score ± standard deviation": solid}
     if kernel is not None:
-        dashed = {"color": KERNEL, "linewidth": 1.2 * scale, "linestyle": "--"}
+        dashed = solid | {"color": KERNEL, "linestyle": "--"}
         lines["kernel of the rotation alone; below, its terms by wavelength"] = dashed
     page.add_legend(lines, ncols=2, fontsize=TICK * scale, handlelength=2.4)
     return page.figure

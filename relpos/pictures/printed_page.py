@@ -182,9 +182,9 @@ def write(figure: Figure, suffix: str) -> bytes:
     if suffix.lower() not in FORMATS:
         raise ValueError(f"cannot write a picture as {suffix or 'nothing'}: the name must end in {', '.join(FORMATS)}.")
     data = io.BytesIO()
-    dates: dict[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+    undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     with mpl.rc_context(SAVED):
-        figure.savefig(data, format=suffix[1:].lower(), metadata=dates.get(suffix.lower(), {}), dpi=200)
+        figure.savefig(data, format=suffix[1:].lower(), metadata=undated.get(suffix.lower(), {}), dpi=200)
     return data.getvalue()
 
 

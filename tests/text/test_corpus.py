@@ -48,8 +48,7 @@ class TestTokenizers:
     def test_gpt2_gives_the_ids_of_openai(self):
         tokenizer = gpt2_tokenizer()
         assert tokenizer("Hello world")["input_ids"] == [15496, 995]
-        assert len(tokenizer) == 50_257
-        assert tokenizer.eos_token_id == 50_256
+        assert (len(tokenizer), tokenizer.eos_token_id) == (50_257, 50_256)
 
     @pytest.mark.parametrize("name", ["gpt2", "bpe-300"])
     def test_every_text_comes_back(self, name):
@@ -212,13 +211,18 @@ class TestLineEnds:
 
 
 class TestFiles:
-    def test_a_text_file_holds_out_its_end(self, tmp_path):
+    def test_a_text_file_holds_out_its_end_or_is_one_document(self, tmp_path):
         file = tmp_path / "a.txt"
         file.write_text("line\n" * 100)
         corpus = open_corpus(str(file))
         train, heldout = ("".join(d.text for d in corpus.portion(portion)) for portion in ("train", "heldout"))
         assert train + heldout == file.read_text()
         assert len(heldout) == 50
+        for name in (file, tmp_path):
+            undivided = open_corpus(str(name), split="all")
+            assert [document.text for document in undivided.portion("heldout")] == [file.read_text()]
+            assert list(undivided.portion("train")) == []
+            assert undivided.hash != corpus.hash
 
     def test_a_folder_is_read_in_order_and_by_kind(self, tmp_path):
         import datasets
@@ -298,15 +302,6 @@ class TestFiles:
 def test_a_corpus_without_documents_is_refused(divided):
     with pytest.raises(ValueError, match="nothing holds no documents"):
         Corpus("nothing", lambda: iter(()), lambda document: True, divided=divided).hash  # noqa: B018
-
-
-@pytest.mark.parametrize("place", ["text.txt", "."])
-def test_all_of_one_text_file_is_one_document(tmp_path, place):
-    (tmp_path / "text.txt").write_text("one\ntwo\nthree\n" * 20)
-    corpus = open_corpus(str(tmp_path / place), split="all")
-    assert [document.text for document in corpus.portion("heldout")] == ["one\ntwo\nthree\n" * 20]
-    assert list(corpus.portion("train")) == []
-    assert corpus.hash != open_corpus(str(tmp_path / place)).hash
 
 
 class TestALargeText:

@@ -104,24 +104,20 @@ class TestARun:
         assert not list(straight.rglob("training_args.bin"))  # a pickle
         assert not list(straight.rglob("*.part")) + list(straight.glob(".writing"))
 
-    def test_shows_of_which_step_a_heldout_loss_is(self, settings, tmp_path, capsys):
+    def test_shows_of_which_step_a_heldout_loss_is_and_given_again_trains_no_more(self, settings, tmp_path, capsys):
         train(settings(tmp_path, run__steps=6))
         lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
         entries = read_log(tmp_path)
         heldout = {entry["step"]: f"heldout {entry['heldout']:.4f}" for entry in entries if "heldout" in entry}
         assert [line.split("  ")[0] for line in lines] == [f"step {entry['step']}/6" for entry in entries]
         for line, entry in zip(lines, entries, strict=True):
-            if "heldout" in entry:
-                assert heldout[entry["step"]] in line.split("  ")
-            else:
-                last = max(step for step in heldout if step < entry["step"])
-                assert f"{heldout[last]} (step {last})" in line.split("  ")
-
-    def test_given_again_trains_no_more(self, straight, settings, capsys):
-        before = (straight / WEIGHTS).stat().st_mtime_ns
-        train(settings(straight))
-        assert "is already finished at step 9" in capsys.readouterr().out
-        assert (straight / WEIGHTS).stat().st_mtime_ns == before
+            last = max((step for step in heldout if step < entry["step"]), default=0)
+            words = heldout[entry["step"]] if "heldout" in entry else f"{heldout[last]} (step {last})"
+            assert words in line.split("  ")
+        before = (tmp_path / WEIGHTS).stat().st_mtime_ns
+        train(settings(tmp_path, run__steps=6))
+        assert "is already finished at step 6" in capsys.readouterr().out
+        assert (tmp_path / WEIGHTS).stat().st_mtime_ns == before
 
     def test_predicts_the_loss_that_the_model_has(self, straight, settings):
         """The logged held-out loss is that of the saved model on the same windows, computed here by PyTorch."""
@@ -214,17 +210,16 @@ train(load_settings({str(tmp_path / "run.yaml")!r}, {{}}))
         train(settings(tmp_path))
         assert same_weights(tmp_path, straight)
 
-    def test_killed_before_the_result_is_written_only_finishes(self, straight, settings, tmp_path):
-        shutil.copytree(straight, tmp_path / "out")
-        (tmp_path / "out" / "result.json").unlink()
-        (tmp_path / "out" / WEIGHTS).unlink()
-        train(settings(tmp_path / "out"))
-        assert same_weights(tmp_path / "out", straight)
-        assert json.loads((tmp_path / "out" / "result.json").read_text())["step"] == STEPS
-
-    def test_with_more_steps_goes_further(self, straight, settings, tmp_path):
-        shutil.copytree(straight, tmp_path / "out")
-        assert train(settings(tmp_path / "out", run__steps=11))["step"] == 11
+    def test_killed_before_the_result_is_written_only_finishes_and_with_more_steps_trains_on(
+        self, straight, settings, tmp_path
+    ):
+        out = tmp_path / "out"
+        shutil.copytree(straight, out)
+        (out / "result.json").unlink()
+        (out / WEIGHTS).unlink()
+        assert train(settings(out))["step"] == STEPS
+        assert same_weights(out, straight)
+        assert train(settings(out, run__steps=11))["step"] == 11
 
     @pytest.mark.slow
     def test_killed_again_and_again_at_any_moment_ends_bit_identical(self, settings, tmp_path):
@@ -290,6 +285,7 @@ class TestRefusals:
     def test_what_cannot_be_trained(self, settings, tmp_path, change, sentence):
         with pytest.raises((ValueError, FileNotFoundError), match=sentence):
             train(settings(tmp_path, **change))
+        assert not list(tmp_path.iterdir())
 
     def test_a_loss_that_is_no_number(self, settings, tmp_path):
         rates = {"optimizer__lr": 1e30, "optimizer__max_grad_norm": 1e9, "optimizer__warmup_steps": 0}

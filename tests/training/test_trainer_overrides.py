@@ -61,29 +61,25 @@ def watch(patch: pytest.MonkeyPatch, trainer: type[RelposTrainer] = RelposTraine
     return calls
 
 
-@pytest.mark.parametrize("module", [transformers, accelerate], ids=lambda module: module.__name__)
-def test_the_installed_version_is_one_that_pyproject_allows(module):
+def test_the_installed_versions_are_those_that_pyproject_allows():
     lab = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["lab"]
-    (allowed,) = (need.specifier for need in map(Requirement, lab) if need.name == module.__name__)
-    assert module.__version__ in allowed
-    assert any(bound.operator == "<" for bound in allowed)
+    allowed = {need.name: need.specifier for need in map(Requirement, lab)}
+    for module in (transformers, accelerate):
+        assert module.__version__ in allowed[module.__name__]
+        assert any(bound.operator == "<" for bound in allowed[module.__name__])
 
 
-def test_the_overrides_are_those_listed_here():
+def test_the_overrides_are_those_listed_here_with_the_signatures_of_trainer():
     """A new one joins the list, the tests below and docs/training-loop.md."""
     ours = {name for name, value in vars(RelposTrainer).items() if inspect.isfunction(value) and hasattr(Trainer, name)}
     assert ours == {"__init__", *OVERRIDES}
     page = (ROOT / "docs" / "training-loop.md").read_text()
-    assert all(f"`{name}`" in page for name in OVERRIDES)
-
-
-@pytest.mark.parametrize("name", OVERRIDES)
-def test_the_signature_of_an_override_is_that_of_trainer(name):
-    theirs, ours = (inspect.signature(getattr(owner, name)).parameters for owner in (Trainer, RelposTrainer))
-    assert list(theirs) == OVERRIDES[name]
-    assert list(ours) == OVERRIDES[name]
-    assert [p.kind for p in ours.values()] == [p.kind for p in theirs.values()]
-    assert [p.default for p in ours.values()] == [p.default for p in theirs.values()]
+    for name, parameters in OVERRIDES.items():
+        assert f"`{name}`" in page
+        original, override = (inspect.signature(getattr(owner, name)).parameters for owner in (Trainer, RelposTrainer))
+        assert list(original) == list(override) == parameters
+        assert [p.kind for p in override.values()] == [p.kind for p in original.values()]
+        assert [p.default for p in override.values()] == [p.default for p in original.values()]
 
 
 def test_trainer_calls_the_overrides_in_this_order(settings, tmp_path, monkeypatch):
@@ -140,33 +136,34 @@ print("RESULT", json.dumps([enabled, *order]))
     assert (tmp_path / "run" / "checkpoint-4" / "optimizer.safetensors").exists()
 
 
-def test_trainer_writes_a_checkpoint_into_output_dir(settings, tmp_path, monkeypatch):
-    """`_save_checkpoint` sends it elsewhere by output_dir; files that are not known here would be sealed and copied."""
-    seen = []
+def test_a_checkpoint_has_these_files_and_the_sum_of_the_losses_since_the_last_logged_step(
+    settings, tmp_path, monkeypatch
+):
+    """`_save_checkpoint` sends it elsewhere by output_dir; files that are not known here would be sealed and copied.
+
+    `_tr_loss` and `_globalstep_last_logged` are held to the losses of a run that logs every step.
+    """
+    train(settings(tmp_path / "every", run__steps=5, run__log_every=1))
+    losses = {entry["step"]: entry["loss"] for entry in read_log(tmp_path / "every") if "loss" in entry}
+    written = []
     inner = Trainer._save_checkpoint
 
     def watched(self, model, trial):
         inner(self, model, trial)
-        seen.append(sorted(file.name for file in (Path(self.args.output_dir) / "checkpoint-2").iterdir()))
-        assert Path(self.args.output_dir) == tmp_path / ".writing"
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        assert folder.parent == tmp_path / "third" / ".writing"
+        written.append({file.name for file in folder.iterdir()})
 
     monkeypatch.setattr(Trainer, "_save_checkpoint", watched)
-    train(settings(tmp_path, run__steps=2, run__save_every=2))
-    model = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
-    state = ["optimizer.pt", "rng_state.pth", "scheduler.pt", "trainer_state.json", "training_args.bin"]
-    assert seen == [sorted([*model, *state, "clock.json", "unlogged.json"])]
-    kept = {file.name for file in (tmp_path / "checkpoint-2").iterdir()}
-    assert kept == {*model, *state, "clock.json", "unlogged.json", "sealed.json"} - {"training_args.bin"}
-
-
-def test_the_unlogged_loss_is_the_sum_since_the_last_logged_step(settings, tmp_path):
-    """`_tr_loss` and `_globalstep_last_logged`, held to the losses of a run that logs every step."""
-    train(settings(tmp_path / "every", run__steps=5, run__log_every=1))
-    losses = {entry["step"]: entry["loss"] for entry in read_log(tmp_path / "every") if "loss" in entry}
     train(settings(tmp_path / "third", run__steps=5, run__log_every=3, run__save_every=1, run__keep_checkpoints=9))
+    model = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    state = {"optimizer.pt", "rng_state.pth", "scheduler.pt", "trainer_state.json", "clock.json", "unlogged.json"}
+    assert written == [{*model, *state, "training_args.bin"}] * 5
     expected = {1: (0, [1]), 2: (0, [1, 2]), 3: (3, []), 4: (3, [4]), 5: (5, [])}
     for step, (last_logged, since) in expected.items():
-        account = json.loads((tmp_path / "third" / f"checkpoint-{step}" / "unlogged.json").read_text())
+        folder = tmp_path / "third" / f"checkpoint-{step}"
+        assert {file.name for file in folder.iterdir()} == {*model, *state, "sealed.json"}
+        account = json.loads((folder / "unlogged.json").read_text())
         assert account["last_logged"] == last_logged
         assert account["loss"] == pytest.approx(sum(losses[i] for i in since), rel=1e-5, abs=1e-6)
 
