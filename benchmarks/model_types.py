@@ -359,10 +359,9 @@ def report(rows: list[dict[str, Any]]) -> str:
         chosen = [row for row in rows if row["verdict"] == name]
         if chosen:
             lines += [f"## {name.capitalize()}", "", "| kind | type | reason |", "|---|---|---|"]
-            lines += [
-                f"| {row['kind']} | {row['type']} | {row['reason'].replace('|', '/').replace('][', '] [')} |"
-                for row in chosen
-            ]
+            for row in chosen:  # bars and brackets mean something in Markdown
+                reason = row["reason"].replace("|", "/").replace("[", "\\[")
+                lines.append(f"| {row['kind']} | {row['type']} | {reason} |")
             lines += [""]
     lines += ["## Equal", "", "| kind | types |", "|---|---|"]
     for kind in MAPPINGS:

@@ -1,5 +1,3 @@
-"""ALiBi: a penalty that grows linearly with distance, with one fixed slope per head."""
-
 import math
 from typing import Literal
 

@@ -1,5 +1,3 @@
-"""One learned value per head and distance up to a limit: what the CABLE paper calls "T5-bias" (Figure 14)."""
-
 import torch
 from torch import nn
 
@@ -12,8 +10,7 @@ from relpos.forms.encoding import Encoding
 class Clipped(Encoding):
     """A learned value per head and distance up to a limit (CABLE's "T5-bias"; T5's own log buckets are `t5`).
 
-    Distances beyond the limit share the value at the limit. The bias of T5 itself, with logarithmic buckets of
-    distances, is `relpos.encoding("t5", …)`.
+    Distances beyond the limit share the value at the limit.
 
     Args:
         limit: Largest distance with a value of its own. The table is (heads, 2·limit + 1).

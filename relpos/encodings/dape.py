@@ -1,5 +1,3 @@
-"""DAPE: a small network over the heads adapts any bias to the scores."""
-
 from collections.abc import Mapping
 from typing import Any
 

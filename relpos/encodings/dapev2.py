@@ -1,5 +1,3 @@
-"""DAPE V2: the adapting network is a convolution along the keys."""
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 

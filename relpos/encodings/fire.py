@@ -1,5 +1,3 @@
-"""FIRE: a small network of the distance, relative to the query's position."""
-
 import torch
 from torch import Tensor, nn
 

@@ -1,5 +1,3 @@
-"""The forget gate of the Forgetting Transformer (FoX), as a bias."""
-
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -1,5 +1,3 @@
-"""Learned absolute positions, added to the token embedding."""
-
 import torch
 from torch import Tensor, nn
 

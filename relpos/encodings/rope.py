@@ -1,5 +1,3 @@
-"""RoPE: queries and keys rotated by an angle that grows with their position."""
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

@@ -1,5 +1,3 @@
-"""Sandwich: the inner product of two sinusoidal embeddings, as a bias."""
-
 import torch
 
 from relpos.forms.bias import Toeplitz

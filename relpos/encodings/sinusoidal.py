@@ -1,5 +1,3 @@
-"""Sinusoidal absolute positions, added to the token embedding."""
-
 import torch
 from torch import Tensor
 

@@ -1,5 +1,3 @@
-"""SSMax: queries scaled by the logarithm of the number of tokens that they see."""
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

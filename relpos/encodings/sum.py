@@ -1,5 +1,3 @@
-"""Several encodings together: each acts in its own place, and their biases add up."""
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce

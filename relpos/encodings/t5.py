@@ -1,5 +1,3 @@
-"""T5's relative bias: one learned value per head and bucket of distances."""
-
 import math
 
 import torch
@@ -31,9 +29,6 @@ def bucket(distance: Tensor, causal: bool, buckets: int = 32, max_distance: int 
 
 class T5(Encoding):
     """T5's bias: a learned value per head and logarithmic bucket of distances (CABLE's "T5-bias" is `clipped`).
-
-    The CABLE paper calls another encoding "T5-bias": one learned value per distance up to a limit. That is
-    `relpos.encoding("clipped", …)`.
 
     Args:
         buckets: Number of buckets, a multiple of 4. The table is (heads, buckets).

@@ -1,5 +1,3 @@
-"""Temperature: queries scaled by a factor that grows with their position, so that attention stays sharp."""
-
 from typing import Literal
 
 import torch

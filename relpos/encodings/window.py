@@ -1,5 +1,3 @@
-"""A sliding window: a token sees only the nearest ones."""
-
 import torch
 
 from relpos.forms.bias import Toeplitz

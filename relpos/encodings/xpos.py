@@ -1,5 +1,3 @@
-"""xPos: RoPE with a decay, so that distant pairs of tokens count less."""
-
 import torch
 from torch import Tensor
 

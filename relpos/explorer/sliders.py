@@ -96,7 +96,7 @@ def _numbers(slider: Slider, value: Any) -> list[float]:
 def _option_sliders(name: str, heads: int, head_dim: int) -> dict[str, Slider]:
     """The sliders of all options by name, but of those that are neither numbers nor choices."""
     cls = encoding_class(name)
-    meanings, found = meanings_of(cls), dict[str, Slider]()
+    meanings, result = meanings_of(cls), dict[str, Slider]()
 
     def accepts(option: str, value: Any) -> bool:
         try:
@@ -114,7 +114,7 @@ def _option_sliders(name: str, heads: int, head_dim: int) -> dict[str, Slider]:
         if get_origin(annotation) is Literal or annotation is bool:
             choices = [False, True] if annotation is bool else list(get_args(annotation))
             works = [choice for choice in choices if accepts(option, choice)]
-            found[option] = _slider(*words, "choice", start, choices=works)
+            result[option] = _slider(*words, "choice", start, choices=works)
             continue
         numeric = bool({int, float} & set(kinds))
         if start is None and numeric:
@@ -127,8 +127,8 @@ def _option_sliders(name: str, heads: int, head_dim: int) -> dict[str, Slider]:
         else:
             ends = _int_range(int(start), partial(accepts, option))
             log = ends[1] > 64 * ends[0]
-        found[option] = _slider(*words, "float" if float in kinds else "int", start, ends, log)
-    return found
+        result[option] = _slider(*words, "float" if float in kinds else "int", start, ends, log)
+    return result
 
 
 def _int_range(start: int, accepts: Callable[[int], bool]) -> tuple[float, float, float]:

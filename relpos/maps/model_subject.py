@@ -150,7 +150,7 @@ class ModelView(View):
 
     @property
     def causal(self) -> bool:
-        return self.subject.causal
+        return (self.static_layers or self._computed.get("input") or self.subject.layers)[0].causal
 
     @property
     def static(self) -> bool:  # type: ignore[override]

@@ -39,21 +39,21 @@ class RankOneValues(HeadValues):
         for place in range(rows):
             check_time()
             queries = slice((row + place) * size, min((row + place + 1) * size, self.length))
-            weight, own = self.weight[queries], self.total[queries]
+            weight, sums = self.weight[queries], self.total[queries]
             before = min(max(row + place - column, 0), columns)  # columns of which all keys are seen
             if before:
                 ends = torch.stack([low_key[:before], high_key[:before]])[:, None]  # (2, 1, columns)
-                values = -weight[:, None] * (own[:, None] - ends)  # (2, queries, columns)
+                values = -weight[:, None] * (sums[:, None] - ends)  # (2, queries, columns)
                 low[place, :before] = values.amin(dim=(0, 1))
                 high[place, :before] = values.amax(dim=(0, 1))
-                total[place, :before] = weight.sum() * sum_key[:before] - (weight * own).sum() * number[:before]
-                seen[place, :before] = len(own) * number[:before]
+                total[place, :before] = weight.sum() * sum_key[:before] - (weight * sums).sum() * number[:before]
+                seen[place, :before] = len(sums) * number[:before]
             if column <= row + place < column + columns:  # the cell on the diagonal: keys up to each query
                 here = row + place - column
-                values = self._extremes(weight, own)
+                values = self._extremes(weight, sums)
                 low[place, here], high[place, here] = values.amin(), values.amax()
-                count = torch.arange(1, len(own) + 1, dtype=torch.float64)
-                total[place, here] = (weight * (own.cumsum(dim=0) - own * count)).sum()
+                count = torch.arange(1, len(sums) + 1, dtype=torch.float64)
+                total[place, here] = (weight * (sums.cumsum(dim=0) - sums * count)).sum()
                 seen[place, here] = count.sum()
         return cells
 

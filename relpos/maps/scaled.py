@@ -82,8 +82,8 @@ class ScaledValues(HeadValues):
         left = torch.arange(column, column + columns) * size
         farthest = self._corner(last[:, None], (last[:, None] - left).clamp(min=0))
         nearest = self._corner(first[:, None], (first[:, None] - left - (size - 1)).clamp(min=0))
-        own = self._corner(last, torch.zeros_like(last))[:, None]  # of the cell on the diagonal: distance 0
-        nearest = torch.where(first[:, None] == left, own, nearest)
+        diagonal = self._corner(last, torch.zeros_like(last))[:, None]  # of the cell on the diagonal: distance 0
+        nearest = torch.where(first[:, None] == left, diagonal, nearest)
         hidden = first[:, None] < left
         low = torch.minimum(nearest, farthest).masked_fill_(hidden, torch.inf)
         high = torch.maximum(nearest, farthest).masked_fill_(hidden, -torch.inf)

@@ -162,8 +162,8 @@ def refuse_sizes(name: str, heads: int, request: Request) -> None:
             "of them with --head."
         )
     if request.options:
-        given = ", ".join(request.options)
-        raise ValueError(f"options {given} are for an encoding by name; a trained model has its own: leave them out.")
+        names = ", ".join(request.options)
+        raise ValueError(f"options {names} are for an encoding by name; a trained model has its own: leave them out.")
 
 
 class EncodingSubject(Subject):

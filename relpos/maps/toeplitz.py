@@ -137,10 +137,10 @@ class FlatContent(HeadValues):
         for place in range(rows):
             queries = slice((row + place) * size, (row + place + 1) * size)
             apart = slice(place, place + columns)  # the columns from the last to the first
-            own = lse[queries]
-            real = own.isfinite()
-            least = torch.where(real, low[apart] - own, torch.inf).amin(dim=1).exp()
-            most = (high[apart] - own).amax(dim=1).exp()
+            normaliser = lse[queries]
+            real = normaliser.isfinite()
+            least = torch.where(real, low[apart] - normaliser, torch.inf).amin(dim=1).exp()
+            most = (high[apart] - normaliser).amax(dim=1).exp()
             number_seen = (count[apart] * real).sum(dim=1)
             sums = (total[apart] @ scale[queries]).clamp(min=0)
             sums = torch.minimum(torch.maximum(sums, least.nan_to_num(posinf=0.0) * number_seen), most * number_seen)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from relpos.attend import attention
+from relpos.attend.arguments import WeightOptions
 from relpos.forms.bias import Form, RankOne, Scored, Sum
 from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
@@ -32,7 +33,7 @@ HARMLESS = (  # keywords of other implementations that change no number here, an
     *("labels", "num_items_in_batch"),  # of the loss
 )
 Bias = Callable[[Call], Form | None]
-Listener = Callable[[nn.Module, Tensor, Tensor, "ModelBias | None", dict[str, Any]], None]
+Listener = Callable[[nn.Module, Tensor, Tensor, "ModelBias | None", WeightOptions], None]
 
 
 class ModelBias(Encoding):
@@ -87,6 +88,11 @@ class PositionBias:
 
     bias: Bias | None  # None for no bias
     start: int  # index of the first query among the keys
+
+
+def by_heads(x: Tensor, head_dim: int, *projections: nn.Module) -> list[Tensor]:
+    """The projections of x (batch, tokens, width), each (batch, heads, tokens, head_dim)."""
+    return [project(x).unflatten(-1, (-1, head_dim)).transpose(1, 2) for project in projections]
 
 
 @contextmanager
@@ -148,11 +154,11 @@ def relpos_attention(
     if where["start"] == key.shape[2] - queries and (where["causal"] or queries == key.shape[2]):
         del where["start"]  # the default
     position = ModelBias(heads, head_dim, tuple(biases)) if biases else None
-    arguments = {"scale": None if scaling is None else float(scaling), "softcap": softcap, "sinks": s_aux, **where}
+    where |= {"scale": None if scaling is None else float(scaling), "softcap": softcap, "sinks": s_aux}
     listener = getattr(module, LISTENER, None)
     if listener is not None:
-        listener(module, query, key, position, arguments)
-    out = attention(query, key, value, position, dropout=dropout if module.training else 0.0, **arguments)
+        listener(module, query, key, position, where)
+    out = attention(query, key, value, position, dropout=dropout if module.training else 0.0, **where)
     return out.transpose(1, 2).contiguous(), None
 
 

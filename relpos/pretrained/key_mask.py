@@ -8,7 +8,7 @@ materialised.
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,15 +25,12 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
+from relpos.attend.arguments import WeightOptions
 from relpos.forms.call import Call
 
 ATTRIBUTE = "_relpos_key_mask"  # of a tensor, in traced graphs
+NO_SKIP = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
 ADDITIVE = {"deepseek_v4"}  # model types that join an additive bias to their mask, so that it has to be additive too
-BOTH_DIRECTIONS = "allow_is_bidirectional_skip"  # the argument that transformers passes for masks of both directions
-NO_SKIP = {"allow_is_causal_skip": False, BOTH_DIRECTIONS: False}
-PARAMETERS = inspect.signature(sdpa_mask).parameters
-DEFAULTS = {name: entry.default for name, entry in PARAMETERS.items() if entry.default is not entry.empty}
-DEFAULTS[BOTH_DIRECTIONS] = None  # not passed
 KNOWN = {  # by the name of the function: our name, and the variables of its closure
     "sliding_window_overlay.<locals>.inner_mask": ("window", {"sliding_window"}),
     "sliding_window_bidirectional_overlay.<locals>.inner_mask": ("window of both directions", {"sliding_window"}),
@@ -41,7 +38,7 @@ KNOWN = {  # by the name of the function: our name, and the variables of its clo
     "packed_sequence_mask_function.<locals>.inner_mask": ("documents", {"packed_sequence_mask"}),
     "padding_mask_function.<locals>.inner_mask": ("padding", {"padding_mask"}),
 }
-Parts = list[tuple[str, dict[str, Any]]]  # ("causal", {}), ("window", {"sliding_window": w}), …
+Parts = list[tuple[str, Mapping[str, Any]]]  # ("causal", {}), ("window", {"sliding_window": w}), …
 
 
 @dataclass(frozen=True)
@@ -56,14 +53,14 @@ class KeyMask(Call):
 
     contiguous = to
 
-    def arguments(self, batch: int, keys: int) -> dict[str, Any]:
+    def arguments(self, batch: int, keys: int) -> WeightOptions:
         """The arguments of `relpos.attention`: a mask of one row serves all rows, a mask for more keys is cut."""
         if keys > self.keys:
             raise ValueError(f"the mask is for {self.keys} keys, but there are {keys}.")
         documents, padding = (
             None if value is None else value[:, :keys].expand(batch, -1) for value in (self.documents, self.padding)
         )
-        where = {"start": self.start, "causal": self.causal, "window": self.window, "mask": self.mask}
+        where: WeightOptions = {"start": self.start, "causal": self.causal, "window": self.window, "mask": self.mask}
         return {**where, "documents": documents, "padding": padding}
 
     def materialise(self) -> Tensor:
@@ -140,6 +137,153 @@ def key_mask_of(mask: Any) -> KeyMask | None:
     return key_mask if isinstance(key_mask, KeyMask) else None
 
 
+@dataclass(frozen=True)
+class MaskRequest:
+    """The mask that transformers asks for: the arguments of its `sdpa_mask`."""
+
+    batch_size: int
+    q_length: int
+    kv_length: int
+    q_offset: int | Tensor = 0  # position of the first query
+    kv_offset: int = 0  # position of the first key: above 0 where a cache has dropped older keys
+    mask_function: Callable[..., Tensor] = causal_mask_function
+    attention_mask: Tensor | None = None  # padding
+    local_size: int | None = None
+    allow_is_causal_skip: bool = True
+    allow_is_bidirectional_skip: bool | None = None  # passed for masks of both directions only
+    use_vmap: bool = False
+    device: torch.device | str = "cpu"
+
+    @classmethod
+    def read(cls, arguments: Mapping[str, Any]) -> "MaskRequest":
+        """The request in the arguments of a mask function; the others, as the dtype, are of no use to us."""
+        return cls(**{name: value for name, value in arguments.items() if name in cls.__dataclass_fields__})
+
+    def materialise(self, **changes: Any) -> Tensor | None:
+        """The mask of transformers: boolean (batch, 1, queries, keys), or None if it may be left out."""
+        mask: Tensor | None = sdpa_mask(**{**self.__dict__, **changes})
+        return mask
+
+    def described(self, config: Any = None) -> KeyMask | None:
+        """The description of the mask; None if it must be materialised."""
+        return self._traced(config) if torch.compiler.is_compiling() else self._recognised()
+
+    def key_mask(self, causal: bool = False, **fields: Any) -> KeyMask:
+        """A description with the sizes of the request."""
+        fields |= {"batch": self.batch_size, "device": torch.device(self.device)}
+        return KeyMask(self.q_length, self.kv_length, causal=causal, **fields)
+
+    @property
+    def keys(self) -> slice:
+        """The positions of the keys."""
+        return slice(self.kv_offset, self.kv_offset + self.kv_length)
+
+    @property
+    def padding(self) -> Tensor | None:
+        """Which keys are not padding, (batch, keys); None if the caller gave none."""
+        padding = prepare_padding_mask(self.attention_mask, self.kv_length, self.kv_offset)
+        return None if padding is None else padding[:, self.keys]
+
+    def one_row(self) -> Tensor | None:
+        """The mask of a single query: boolean (batch, 1, 1, keys), or None if it sees all keys."""
+        padding = self.attention_mask
+        if padding is not None and self.kv_length == 1 and padding.shape[1] > self.kv_offset + 1:
+            # Recurrent Gemma's cache tells no length, since its first layers keep no keys: transformers makes a mask of
+            # one key, the first token, for all. The keys are the last ones.
+            keys = min(padding.shape[1], self.local_size or padding.shape[1])
+            return padding[:, None, None, padding.shape[1] - keys :].bool()
+        return self.materialise()
+
+    def _recognised(self) -> KeyMask | None:
+        """The description of a mask whose values can be read."""
+        function, first_key = self.mask_function, int(self.kv_offset)
+        start = int(self.q_offset) - first_key
+        parts = recognise(function)
+        if start >= 0 and parts is not None:
+            key_mask = self._composed(parts, start)
+            if key_mask is not None:
+                return key_mask
+        if start >= 0 and not self.use_vmap:
+
+            def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:  # for one block of queries at a time
+                return function(b, h, i + first_key, j + first_key)
+
+            return self.key_mask(start=start, padding=self.padding, mask=seen)
+        warnings.warn(
+            "this model masks attention by a function that relpos does not know as intervals: the mask is "
+            "materialised, which takes memory of queries × keys. The result is exact.",
+            stacklevel=4,
+        )
+        return None
+
+    def _composed(self, parts: Parts, start: int) -> KeyMask | None:
+        """The recognised parts of a mask as one description; None if documents do not cover the queries."""
+        keys, last = self.kv_length, start + self.q_length
+        far = last + keys  # wider than any distance
+        windows = [(far, far)]
+        documents: Tensor | None = None
+        padding = self.padding
+        for name, settings in parts:
+            if name == "causal":
+                windows.append((far, 0))
+            elif name == "window":
+                windows.append((settings["sliding_window"] - 1, far))
+            elif name == "window of both directions":
+                windows.append((settings["sliding_window"],) * 2)
+            elif name == "padding":
+                counts = settings["padding_mask"][:, self.keys].bool()
+                padding = counts if padding is None else counts & padding
+            else:
+                if name == "documents":
+                    ids = settings["packed_sequence_mask"][:, self.keys].long()
+                else:
+                    before = settings["left_padding"][:, None]
+                    position = torch.arange(self.keys.start, self.keys.stop, device=before.device)
+                    ids = torch.div(position - before, settings["chunk_size"], rounding_mode="floor")
+                # Both kinds of ids never decrease along a row, so that pairs of them are again contiguous documents.
+                documents = ids if documents is None else documents * (keys + far) + (ids - ids.amin())
+        if documents is not None and (last > keys or documents.shape[1] != keys):
+            return None
+        if padding is not None and bool(padding.all()):
+            padding = None
+        left, right = (min(sides) for sides in zip(*windows, strict=True))
+        window = None if left >= far and right in (0, far) else (left, right)
+        return self.key_mask(right == 0, start=start, window=window, documents=documents, padding=padding)
+
+    def _traced(self, config: Any) -> KeyMask | None:
+        """The description of a mask in a traced graph, where neither values nor closures can be read.
+
+        A causal mask that is a conjunction hides a token's predecessor only where a document or a chunk begins, so the
+        ids of the documents are counted from there.
+        """
+        function, window = self.mask_function, self.local_size
+        chunked = window is not None and getattr(config, "attention_chunk_size", None) is not None
+        both_directions = self.allow_is_bidirectional_skip is not None
+        if (
+            self.use_vmap
+            or isinstance(self.q_offset, Tensor)
+            or self.kv_offset > self.q_offset
+            or getattr(function, "__name__", "") == "or_mask"
+            or (window is not None and window < 2)
+            or (chunked and getattr(config, "sliding_window", None) is not None)
+        ):
+            return None
+        start = self.q_offset - self.kv_offset
+        documents = None
+        if not both_directions and function is not causal_mask_function:
+            if start + self.q_length > self.kv_length:
+                return None
+            token = torch.arange(1, self.kv_length, device=self.device)[None] + self.kv_offset
+            row = torch.arange(self.batch_size, device=self.device)[:, None]
+            sees_the_last = function(row, torch.zeros_like(row), token, token - 1)  # (batch or 1, keys − 1)
+            documents = F.pad((~sees_the_last).long().expand(self.batch_size, -1).cumsum(1), (1, 0))
+        sides = None
+        if window is not None and not chunked:
+            sides = (window, window) if both_directions else (window - 1, 0)
+        where = {"start": start, "window": sides, "documents": documents, "padding": self.padding}
+        return self.key_mask(not both_directions, **where)
+
+
 def interval_mask(config: Any = None, **arguments: Any) -> Any:
     """A mask of transformers' mask interface, as a tensor that takes no memory or one value per key.
 
@@ -147,19 +291,19 @@ def interval_mask(config: Any = None, **arguments: Any) -> Any:
     sequence for a single query; else a mask that carries its description (`key_mask_of`). Model types in `ADDITIVE` get
     the mask that they would get in "eager".
     """
-    arguments = {**DEFAULTS, **arguments}
     if getattr(config, "model_type", None) in ADDITIVE:
         return eager_mask(**arguments)
-    if arguments["q_length"] == 1:  # one row: nothing can be saved
-        return one_row(arguments)
-    key_mask = described(arguments, config)
+    request = MaskRequest.read(arguments)
+    if request.q_length == 1:  # nothing can be saved
+        return request.one_row()
+    key_mask = request.described(config)
     if torch.compiler.is_compiling():
-        return sdpa_mask(**arguments) if key_mask is None else traced_mask(key_mask)
+        return request.materialise() if key_mask is None else traced_mask(key_mask)
     if key_mask is None:
-        return sdpa_mask(**{**arguments, **NO_SKIP})
+        return request.materialise(**NO_SKIP)
     hides = (key_mask.window, key_mask.documents, key_mask.padding, key_mask.mask)
     nothing = not key_mask.causal and hides == (None,) * 4
-    return None if nothing and arguments[BOTH_DIRECTIONS] else KeyMaskTensor(key_mask)
+    return None if nothing and request.allow_is_bidirectional_skip else KeyMaskTensor(key_mask)
 
 
 def traced_mask(key_mask: KeyMask) -> Tensor:
@@ -179,66 +323,9 @@ def described_mask(attention_mask: Any = None, **arguments: Any) -> KeyMask:
     """
     if isinstance(attention_mask, KeyMask):  # generate makes the mask before the model does
         return attention_mask
-    arguments = {**DEFAULTS, **arguments, "attention_mask": attention_mask}
-    key_mask = described(arguments, None)
-    if key_mask is not None:
-        return key_mask
-    return sized(arguments, start=0, mask=sdpa_mask(**{**arguments, **NO_SKIP}))
-
-
-def described(arguments: dict[str, Any], config: Any) -> KeyMask | None:
-    """The description of a mask; None if it must be materialised."""
-    return traced(arguments, config) if torch.compiler.is_compiling() else recognised(arguments)
-
-
-def sized(arguments: dict[str, Any], causal: bool = False, **fields: Any) -> KeyMask:
-    """A description with the sizes of transformers' arguments."""
-    sizes = {"batch": arguments["batch_size"], "device": torch.device(arguments["device"])}
-    return KeyMask(arguments["q_length"], arguments["kv_length"], **sizes, causal=causal, **fields)
-
-
-def one_row(arguments: dict[str, Any]) -> Tensor | None:
-    """The mask of a single query: boolean (batch, 1, 1, keys), or None if it sees all keys."""
-    padding, window = arguments["attention_mask"], arguments["local_size"]
-    if padding is not None and arguments["kv_length"] == 1 and padding.shape[1] > arguments["kv_offset"] + 1:
-        # Recurrent Gemma's cache tells no length, since its first layers keep no keys: transformers makes a mask of one
-        # key, the first token, for all. The keys are the last ones.
-        keys = min(padding.shape[1], window or padding.shape[1])
-        seen: Tensor = padding[:, None, None, padding.shape[1] - keys :].bool()
-        return seen
-    mask: Tensor | None = sdpa_mask(**arguments)
-    return mask
-
-
-def padding_of(arguments: dict[str, Any]) -> Tensor | None:
-    """Which keys are not padding, (batch, keys); None if the caller gave none."""
-    first_key, keys = arguments["kv_offset"], arguments["kv_length"]
-    padding = prepare_padding_mask(arguments["attention_mask"], keys, first_key)
-    return None if padding is None else padding[:, first_key : first_key + keys]
-
-
-def recognised(arguments: dict[str, Any]) -> KeyMask | None:
-    """The description of a mask whose values can be read."""
-    function, first_key = arguments["mask_function"], int(arguments["kv_offset"])
-    start = int(arguments["q_offset"]) - first_key
-    parts = recognise(function)
-    if start >= 0 and parts is not None:
-        key_mask = composed(parts, arguments, start)
-        if key_mask is not None:
-            return key_mask
-    if start >= 0 and not arguments["use_vmap"]:
-
-        def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:  # for one block of queries at a time
-            visible: Tensor = function(b, h, i + first_key, j + first_key)
-            return visible
-
-        return sized(arguments, start=start, padding=padding_of(arguments), mask=seen)
-    warnings.warn(
-        "this model masks attention by a function that relpos does not know as intervals: the mask is materialised, "
-        "which takes memory of queries × keys. The result is exact.",
-        stacklevel=4,
-    )
-    return None
+    request = MaskRequest.read({**arguments, "attention_mask": attention_mask})
+    key_mask = request.described()
+    return request.key_mask(start=0, mask=request.materialise(**NO_SKIP)) if key_mask is None else key_mask
 
 
 def recognise(function: Callable[..., Any]) -> Parts | None:
@@ -255,75 +342,3 @@ def recognise(function: Callable[..., Any]) -> Parts | None:
         return None if None in parts else [item for part in parts if part is not None for item in part]
     name, keys = KNOWN.get(function.__qualname__, ("", set()))
     return [(name, {key: settings[key] for key in keys})] if name and keys <= settings.keys() else None
-
-
-def composed(parts: Parts, arguments: dict[str, Any], start: int) -> KeyMask | None:
-    """The recognised parts of a mask as one description; None if documents do not cover the queries."""
-    first_key, keys = arguments["kv_offset"], arguments["kv_length"]
-    last = start + arguments["q_length"]
-    far = last + keys  # wider than any distance
-    windows = [(far, far)]
-    documents: Tensor | None = None
-    padding = padding_of(arguments)
-    for name, settings in parts:
-        if name == "causal":
-            windows.append((far, 0))
-        elif name == "window":
-            windows.append((settings["sliding_window"] - 1, far))
-        elif name == "window of both directions":
-            windows.append((settings["sliding_window"],) * 2)
-        elif name == "padding":
-            counts = settings["padding_mask"][:, first_key : first_key + keys].bool()
-            padding = counts if padding is None else counts & padding
-        else:
-            if name == "documents":
-                ids = settings["packed_sequence_mask"][:, first_key : first_key + keys].long()
-            else:
-                before = settings["left_padding"][:, None]
-                position = torch.arange(first_key, first_key + keys, device=before.device)
-                ids = torch.div(position - before, settings["chunk_size"], rounding_mode="floor")
-            # Both kinds of ids never decrease along a row, so that pairs of them are again contiguous documents.
-            documents = ids if documents is None else documents * (keys + far) + (ids - ids.amin())
-    if documents is not None and (last > keys or documents.shape[1] != keys):
-        return None
-    if padding is not None and bool(padding.all()):
-        padding = None
-    left, right = (min(sides) for sides in zip(*windows, strict=True))
-    window = None if left >= far and right in (0, far) else (left, right)
-    return sized(arguments, right == 0, start=start, window=window, documents=documents, padding=padding)
-
-
-def traced(arguments: dict[str, Any], config: Any) -> KeyMask | None:
-    """The description of a mask in a traced graph, where neither values nor closures can be read.
-
-    A causal mask that is a conjunction hides a token's predecessor only where a document or a chunk begins, so the
-    ids of the documents are counted from there.
-    """
-    function, offset, first_key = arguments["mask_function"], arguments["q_offset"], arguments["kv_offset"]
-    window, device = arguments["local_size"], arguments["device"]
-    batch, keys = arguments["batch_size"], arguments["kv_length"]
-    chunked = window is not None and getattr(config, "attention_chunk_size", None) is not None
-    both_directions = arguments[BOTH_DIRECTIONS] is not None
-    if (
-        arguments["use_vmap"]
-        or isinstance(offset, Tensor)
-        or first_key > offset
-        or getattr(function, "__name__", "") == "or_mask"
-        or (window is not None and window < 2)
-        or (chunked and getattr(config, "sliding_window", None) is not None)
-    ):
-        return None
-    start = offset - first_key
-    documents = None
-    if not both_directions and function is not causal_mask_function:
-        if start + arguments["q_length"] > keys:
-            return None
-        token = torch.arange(1, keys, device=device)[None] + first_key
-        row = torch.arange(batch, device=device)[:, None]
-        sees_the_last = function(row, torch.zeros_like(row), token, token - 1)  # (batch or 1, keys − 1)
-        documents = F.pad((~sees_the_last).long().expand(batch, -1).cumsum(1), (1, 0))
-    sides = None
-    if window is not None and not chunked:
-        sides = (window, window) if both_directions else (window - 1, 0)
-    padding = padding_of(arguments)
-    return sized(arguments, not both_directions, start=start, window=sides, documents=documents, padding=padding)

@@ -3,7 +3,7 @@
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import torch
@@ -72,7 +72,7 @@ def open_tokenizer(source: Source) -> PreTrainedTokenizerFast | None:
     return tokenizer
 
 
-def _open_folder(source: Source, config: PreTrainedConfig, options: dict[str, Any]) -> Any:
+def _open_folder(source: Source, config: PreTrainedConfig, options: Mapping[str, Any]) -> Any:
     """Open the class that the configuration names; the model without its head if the file has none.
 
     Many models that were fine-tuned without their head still name it in `architectures`.

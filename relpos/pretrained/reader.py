@@ -15,6 +15,7 @@ from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
 from relpos.model_catalogue import PREFIX
 from relpos.models.family import Output, Reader, check_finite, family_of
+from relpos.models.plan import PositionEntry
 from relpos.pretrained.attention_interface import ModelBias, captured_calls, dense
 from relpos.pretrained.families.position_tables import GROWING
 from relpos.pretrained.layer_position import LayerPosition
@@ -174,7 +175,7 @@ class TransformersReader(Reader):
         places = dict.fromkeys(position.acts_on for position in shown)
         return " / ".join(dict.fromkeys(position.title for position in shown)), " / ".join(places)
 
-    def position_entry(self, model: PreTrainedModel) -> dict[str, Any]:
+    def position_entry(self, model: PreTrainedModel) -> PositionEntry:
         positions = self.layer_positions(model) or []
         kinds = dict.fromkeys(position.kind for position in positions)
         return {"name": " / ".join(kinds) or "unknown", "layers": [position.words for position in positions]}

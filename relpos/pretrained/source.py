@@ -49,7 +49,7 @@ class Source:
     gguf: str | None = None  # the name of its GGUF file in the folder
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, str]:
         """The arguments of transformers' `from_pretrained` beside the folder."""
         return {} if self.gguf is None else {"gguf_file": self.gguf}
 

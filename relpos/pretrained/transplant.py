@@ -11,7 +11,7 @@ from transformers import GPT2LMHeadModel, LlamaForCausalLM, PreTrainedConfig, Pr
 
 from relpos.forms.encoding import Encoding
 from relpos.models.family import Family, get_family
-from relpos.models.plan import Position, read_position, start_again
+from relpos.models.plan import Position, PositionEntry, read_position, start_again
 from relpos.models.saved import listed
 
 ORIGINALS: dict[str, type[PreTrainedModel]] = {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM}  # by family
@@ -72,7 +72,7 @@ def transplant(
     return result.train(source.training)
 
 
-def merge_position(own: Position, new: Position) -> dict[str, Any]:
+def merge_position(own: Position, new: Position) -> PositionEntry:
     """The position of a transplanted model; of the same encoding, with the model's own options where none are given."""
     if new["name"] != own["name"]:
         return dict(new)
@@ -115,7 +115,7 @@ def _config(source: PreTrainedModel, family: Family) -> Any:
         raise ValueError(_refusal(source, " ".join(str(error).split()).rstrip("."))) from None
 
 
-def _entries(config: PreTrainedConfig) -> dict[str, Any]:
+def _entries(config: PreTrainedConfig) -> Mapping[str, Any]:
     """What a configuration says, but for positions and its class."""
     left_out = (*OF_THE_CLASS, "position", "share_position")
     return {key: value for key, value in config.to_dict().items() if key not in left_out}

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import relpos
 from relpos.attend import backends, native
+from relpos.attend.native import library
 from relpos.cli import app
 from relpos.forms.call import Call
 
@@ -79,33 +80,22 @@ def test_the_library_is_built():
     assert native.available() == (True, "")
 
 
-WITHOUT = """
-import warnings, torch, relpos
-from relpos.attend.native import library
-library.file = lambda: None
-library.load.cache_clear()
-q, k, v = torch.randn(3, 1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
-position = relpos.encoding("alibi", heads=2, head_dim=8)
-with warnings.catch_warnings(record=True) as seen:
-    warnings.simplefilter("always")
-    outs = [relpos.attention(q, k, v, position) for _ in range(3)]
-exact = relpos.attention(q.double(), k.double(), v.double(), position)
-print(len(seen), float((outs[2] - exact).abs().max()) < 1e-6, seen[0].message)
-try:
-    relpos.attention(q, k, v, position, backend="native")
-except ValueError as error:
-    print(error)
-"""
-
-
-@pytest.mark.heavy
-def test_without_a_compiled_library_torch_does_it_with_one_notice():
-    run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
-    notice, refusal = run.stdout.splitlines()
-    assert notice.startswith(
-        "1 True relpos runs attention in plain torch, which is slower: the compiled kernel is missing"
-    )
-    assert "'native' cannot run this: the compiled kernel is missing" in refusal
+def test_without_a_compiled_library_torch_does_it_with_one_notice(monkeypatch):
+    q, k, v = torch.randn(3, 1, 2, 9, 8)
+    position = relpos.encoding("alibi", heads=2, head_dim=8)
+    exact = relpos.attention(q.double(), k.double(), v.double(), position)
+    monkeypatch.setattr(library, "file", lambda: None)
+    library.load.cache_clear()
+    backends.notice_missing_kernel.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="plain torch, which is slower: the compiled kernel is missing") as notices:
+            outs = [relpos.attention(q, k, v, position) for _ in range(3)]
+        assert len(notices) == 1
+        torch.testing.assert_close(outs[2].double(), exact, rtol=0, atol=1e-6)
+        with pytest.raises(ValueError, match="'native' cannot run this: the compiled kernel is missing"):
+            relpos.attention(q, k, v, position, backend="native")
+    finally:
+        library.load.cache_clear()
 
 
 PEAK = """

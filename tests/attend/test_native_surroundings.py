@@ -162,17 +162,21 @@ from relpos.forms.bias import Toeplitz
 torch.set_num_threads(2)
 def peak():
     return 1024 * int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
+def measure(work):
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = peak()
+    work()
+    return peak() - before
 def run(length, head_dim):
     qkv = torch.randn(1, length, 3, 4, head_dim)
     q, k, v = (x.transpose(1, 2).requires_grad_() for x in qkv.unbind(2))
-    table = (-torch.arange(float(length)).repeat(4, 1)).requires_grad_()
-    grad = torch.randn(q.shape)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    before = peak()
-    native.attention(q, k, v, Toeplitz(table, 0), Call(length, length, scale=0.125))[0].backward(grad)
-    return (peak() - before) / (q.numel() * 4)
+    table, grad = (-torch.arange(float(length)).repeat(4, 1)).requires_grad_(), torch.randn(q.shape)
+    call = Call(length, length, scale=0.125)
+    attention = measure(lambda: native.attention(q, k, v, Toeplitz(table, 0), call)[0].backward(grad))
+    q, k = torch.randn(2, 1, 1, length, 8)
+    return attention / (4 * length * head_dim * 4), measure(lambda: native.mass(q, k, None, call)) / length
 run(256, {0})
-print(run(16384, {0}))
+print(*run(16384, {0}))
 """
 
 
@@ -180,22 +184,34 @@ print(run(16384, {0}))
 def test_memory_is_linear_in_the_length(head_dim):
     code = MEMORY.format(head_dim)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    times_q, bytes_per_token = map(float, done.stdout.split())
     # Three gradients and the output are four times q by themselves; length² would be 1000 times q.
-    assert 3 < float(done.stdout) < 10
+    assert 3 < times_q < 10
+    assert bytes_per_token < 200  # of the mass; weights would be 65,536
 
 
 # -- What is refused, and with which words
 
 
-def test_an_instruction_set_that_is_not_built_is_refused():
-    with pytest.raises(
-        RuntimeError, match=r"'mmx' cannot be used, because the kernel was not built for it. Allowed: .*port"
-    ):
+@pytest.fixture
+def unloaded(monkeypatch):
+    """The library is loaded anew in the test, and after it."""
+    chosen = library.isa()
+    library.load.cache_clear()
+    yield monkeypatch
+    monkeypatch.undo()
+    library.load.cache_clear()
+    library.use(chosen)
+
+
+def test_the_environment_chooses_the_instruction_set(unloaded):
+    unloaded.setenv("RELPOS_ISA", "portable")
+    assert library.isa() == "portable"
+    with pytest.raises(RuntimeError, match=r"'mmx' cannot be used, because the kernel was not built for it. .*port"):
         library.use("mmx")
-    code = "from relpos.attend import native; print(native.available())"
-    environment = os.environ | {"RELPOS_ISA": "mmx"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.startswith("(False, \"the instruction set 'mmx' cannot be used")
+    unloaded.setenv("RELPOS_ISA", "mmx")
+    library.load.cache_clear()
+    assert native.available()[1].startswith("the instruction set 'mmx' cannot be used")
 
 
 @pytest.mark.skipif(
@@ -206,28 +222,14 @@ def test_an_instruction_set_the_cpu_lacks_is_refused():
         library.use("avx512")
 
 
-def test_the_environment_chooses_the_instruction_set():
-    code = "from relpos.attend.native import library; print(library.isa())"
-    environment = os.environ | {"RELPOS_ISA": "portable"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.strip() == "portable"
-
-
-def test_a_missing_library_only_makes_it_unavailable(monkeypatch):
-    chosen = library.isa()
-    library.load.cache_clear()
-    monkeypatch.setattr(library, "file", lambda: None)
-    try:
-        here, why = native.available()
-        assert not here
-        assert "compiled kernel is missing" in why
-        q = torch.randn(1, 1, 4, 8)
-        with pytest.raises(RuntimeError, match="compiled kernel is missing"):
-            native.attention(q, q, q, None, Call(4, 4))
-    finally:
-        monkeypatch.undo()
-        library.load.cache_clear()
-        library.use(chosen)
+def test_a_missing_library_only_makes_it_unavailable(unloaded):
+    unloaded.setattr(library, "file", lambda: None)
+    here, why = native.available()
+    assert not here
+    assert "compiled kernel is missing" in why
+    q = torch.randn(1, 1, 4, 8)
+    with pytest.raises(RuntimeError, match="compiled kernel is missing"):
+        native.attention(q, q, q, None, Call(4, 4))
 
 
 Q, WIDE, GAPS = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 513), torch.tensor([[0, 2, 3, 4]])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from plain import CLOSE, HEAD_DIM, HEADS, LENGTH, build, qkv
+from plain import CLOSE, HEAD_DIM, HEADS, LENGTH, bias, build, hidden, qkv
 from torch.testing import assert_close
 
 import relpos
@@ -46,6 +46,13 @@ def test_a_sum_scales_rotates_and_adds_in_any_order(parts):
     assert (position.rotation(CALL) is not None) == ("rope" in parts)  # left to the backend
     without_bias = summed(*[part for part in parts if part != "alibi"])
     assert_close(relpos.scores(*position.rotate(q, k, CALL)), relpos.scores(q, k, without_bias), **CLOSE)
+
+
+@torch.no_grad()
+def test_each_part_gets_its_own_gates():
+    position, x = build("sum", parts=["cable", "t5", "forgetting", "cable_nw"]), hidden()
+    expected = sum(bias(part, x=x) for part in position.parts)
+    assert_close(bias(position, x=x), expected, **CLOSE)
 
 
 @torch.no_grad()

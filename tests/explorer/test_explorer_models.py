@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,18 +14,26 @@ from relpos.explorer.scenes import ExplorerSubject
 from relpos.maps.distance_profiles import rotation_kernel, token_means
 from relpos.maps.layer import model_layers
 from relpos.maps.model_subject import ModelSubject
+from relpos.models import RelposGPT2Config, RelposGPT2ForCausalLM
 from relpos.training.training import train
 
 pytestmark = pytest.mark.heavy
 
 
+LAYERS, HEADS = 2, 6
+
+
 @pytest.fixture(scope="module")
 def trained(settings, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("explored")
-    runs = {}
-    for name in ("cable", "rope", "kerple_log", "learned"):
-        train(settings(folder / name, model__encoding=name, run__steps=1, model__dropout=0.0))
-        runs[name] = relpos.open(folder / name)
+    """A trained run, and small models with other encodings in its place."""
+    folder = tmp_path_factory.mktemp("explored") / "cable"
+    train(settings(folder, run__steps=1, model__dropout=0.0))
+    run = relpos.open(folder)
+    sizes = {"n_layer": LAYERS, "n_head": HEADS, "n_embd": 8 * HEADS, "vocab_size": run.model.config.vocab_size}
+    runs = {"cable": run}
+    for name, options in (("rope", {}), ("kerple_log", {}), ("learned", {"length": 32})):
+        config = RelposGPT2Config(**sizes, position={"name": name, **options})
+        runs[name] = replace(run, model=RelposGPT2ForCausalLM(config).eval())
     return runs
 
 
@@ -78,8 +87,8 @@ def test_the_first_scene_is_a_held_out_document(web, trained):
 def test_a_static_bias_does_not_run_the_model(web, trained, monkeypatch):
     scene = make_scene(web, subject=subject(trained, "kerple_log"), length=16)
     assert scene["static"]
-    assert scene["uniformity"] == [[1.0] * 12] * 4
-    assert scene["context_dependence"] == [[0.0] * 12] * 4
+    assert scene["uniformity"] == [[1.0] * HEADS] * LAYERS
+    assert scene["context_dependence"] == [[0.0] * HEADS] * LAYERS
     kept = web.explorer.scene(scene["scene"])
     get_tile(web, scene, "bias", 1, 1, 0, 0, 0)
     assert "input" not in kept.view._computed

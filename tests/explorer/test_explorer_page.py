@@ -4,12 +4,13 @@ import math
 import re
 
 import pytest
-from explorer_browser import FLAGS, at, browser_path, maps, read, rest
+from explorer_browser import FLAGS, at, browser_path, maps, read, rest, visit
 from playwright.sync_api import expect, sync_playwright
 
 import relpos
 from relpos.explorer.explore import explore, open_subjects
 from relpos.explorer.server import Server
+from relpos.explorer.sliders import make_encoding
 from relpos.training.training import train
 
 pytestmark = pytest.mark.heavy
@@ -29,7 +30,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def run(world, settings):
-    train(settings(world / "run", optimizer__position_lr=0.1), lambda text: None)
+    train(settings(world / "run", optimizer__position_lr=0.1, run__steps=3), lambda text: None)
     return world / "run"
 
 
@@ -58,8 +59,7 @@ def page(browser):
 
 
 def test_a_token_among_65536_is_zoomed_to_and_its_value_read(page, address):
-    page.goto(f"{address}#/subject/0/head/1/2?length=65536")
-    rest(page)
+    visit(page, f"{address}#/subject/0/head/1/2?length=65536")
     at(page, 0.4, 0.7)
     query, key = read(page, "query"), read(page, "key")
     assert query > key
@@ -82,8 +82,7 @@ def test_a_token_among_65536_is_zoomed_to_and_its_value_read(page, address):
 
 
 def test_the_address_holds_what_is_shown(page, address, browser):
-    page.goto(f"{address}#/subject/1/head/1/2")
-    rest(page)
+    visit(page, f"{address}#/subject/1/head/1/2")
     at(page, 0.4, 0.7)
     page.mouse.down()
     page.mouse.up()
@@ -125,8 +124,7 @@ def test_all_heads_are_shown_sorted_and_opened(page, address):
 
 
 def test_a_text_is_changed_and_the_numbers_are_those_of_the_figures(page, address, run):
-    page.goto(f"{address}#/subject/2/head/1/2?length=48")
-    rest(page)
+    visit(page, f"{address}#/subject/2/head/1/2?length=48")
     page.get_by_text("Change the input").click()
     text = "word5 and 3 word7 and 9 and then some"
     page.get_by_label("Your text").fill(text)
@@ -145,8 +143,7 @@ def test_a_text_is_changed_and_the_numbers_are_those_of_the_figures(page, addres
 
 
 def test_two_encodings_are_compared_with_linked_cursors_and_a_difference(page, address):
-    page.goto(f"{address}#/subject/0/head/1/2")
-    rest(page)
+    visit(page, f"{address}#/subject/0/head/1/2")
     page.get_by_label("Compare with").select_option("1")
     expect(maps(page)).to_have_count(2)
     page.get_by_label("Difference map A − B").check()
@@ -192,8 +189,7 @@ def test_every_head_that_is_compared_is_saved(page, address):
 
 
 def test_a_slider_redraws_the_map(page, address):
-    page.goto(f"{address}#/encoding/kerple_log?q=100&k=40")
-    rest(page)
+    visit(page, f"{address}#/encoding/kerple_log?q=100&k=40")
     page.mouse.move(0, 0)
     before = read(page, "value")
     slider = page.get_by_label("r1 of head 1", exact=True)
@@ -221,7 +217,7 @@ def test_an_exported_file_needs_no_server_and_no_network(page, run, tmp_path):
     rest(page)
     at(page, 0.4, 0.8)
     query, key = int(read(page, "query")), int(read(page, "key"))
-    table = relpos.explorer.sliders.make_encoding("kerple_log", 8, 64, {}).map(512)[2]
+    table = make_encoding("kerple_log", 8, 64, {}).map(512)[2]
     seen = table[table.isfinite()]
     step = (seen.max() - seen.min()).item() / 254  # of 8 bits
     assert read(page, "value") == pytest.approx(table[query, key].item(), abs=step)
@@ -234,9 +230,8 @@ def test_an_exported_file_needs_no_server_and_no_network(page, run, tmp_path):
     assert lines[0] == "query,key,value"
 
 
-def test_a_notebook_shows_it_in_a_frame(page, address):
-    frame = explore("alibi")._repr_html_()
-    page.set_content(f"<p>a notebook</p>{frame}")
+def test_a_notebook_shows_it_in_a_frame(page):
+    page.set_content(f"<p>a notebook</p>{explore('alibi')._repr_html_()}")
     inside = page.frame_locator("iframe")
     inside.get_by_role("link", name=re.compile("^Layer 1, head 2:")).click()
     expect(inside.get_by_role("heading", level=1)).to_contain_text("head 2")
@@ -282,8 +277,7 @@ def test_the_keyboard_is_enough(page, address):
 
 
 def test_hostile_text_is_shown_as_text(page, address):
-    page.goto(f"{address}#/subject/2/head/1/1?show=weights&length=256")
-    rest(page)
+    visit(page, f"{address}#/subject/2/head/1/1?show=weights&length=256")
     page.get_by_text("Change the input").click()
     page.get_by_label("Your text").fill(HOSTILE)
     page.get_by_role("button", name="Read this text").click()

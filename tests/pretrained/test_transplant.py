@@ -404,11 +404,9 @@ class TestTrainingFromAModel:
         with pytest.raises(ValueError, match=r"the generation_config\.json of .* cannot be saved again: .*temperature"):
             train(settings(tmp_path / "out", model__start=str(tmp_path / "source")))
 
-    def test_refuses_to_write_over_the_model(self, source, settings):
+    def test_does_not_write_over_the_model_and_is_not_for_comparisons(self, source, settings, tmp_path):
         with pytest.raises(ValueError, match="is the model that the run starts from"):
             settings(source)
-
-    def test_is_not_for_comparisons(self, tmp_path):
         with pytest.raises(ValueError, match="a comparison trains from random weights"):
             make_comparison(tmp_path, settings={"model.start": "models/llama"})
 

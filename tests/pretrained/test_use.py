@@ -348,36 +348,24 @@ def test_off_leaves_no_trace_also_on_a_copy(family, tmp_path):
     assert model.state_dict().keys() == twin.state_dict().keys()
 
 
-class Peft(nn.Module):
-    """As peft's PeftModel: the model is what get_base_model returns."""
+class Wrapper(nn.Module):
+    """As peft's PeftModel, whose model is what get_base_model returns; as the first part of a SentenceTransformer."""
 
-    def __init__(self, model):
-        super().__init__()
-        self.base_model = nn.ModuleDict({"model": model})
-
-    def get_base_model(self):
-        return self.base_model["model"]
-
-    def forward(self, **inputs):
-        return self.get_base_model()(**inputs)
-
-
-class Transformer(nn.Module):
-    """As the first part of a SentenceTransformer."""
-
-    def __init__(self, model):
+    def __init__(self, model, peft):
         super().__init__()
         self.auto_model = model
+        if peft:
+            self.get_base_model = lambda: model
 
-    def forward(self, inputs):
-        return self.auto_model(**inputs)
+    def forward(self, inputs=None, **named):
+        return self.auto_model(**(inputs or named))
 
 
 WRAPPERS = {
-    "PeftModel": Peft,
+    "PeftModel": lambda model: Wrapper(model, peft=True),
     "DataParallel": nn.DataParallel,
-    "PeftModel in DataParallel": lambda model: nn.DataParallel(Peft(model)),
-    "SentenceTransformer": lambda model: nn.Sequential(Transformer(model), nn.Identity()),
+    "PeftModel in DataParallel": lambda model: nn.DataParallel(Wrapper(model, peft=True)),
+    "SentenceTransformer": lambda model: nn.Sequential(Wrapper(model, peft=False), nn.Identity()),
 }
 
 

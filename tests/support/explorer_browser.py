@@ -44,3 +44,9 @@ def at(page: Page, x: float, y: float, place: int = 0) -> None:
     box = maps(page).nth(place).bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
+
+
+def visit(page: Page, address: str) -> None:
+    """Go to an address, and wait until it is drawn."""
+    page.goto(address)
+    rest(page)

@@ -88,8 +88,8 @@ MUTATIONS = [
     Mutation(
         "maps: keys on the diagonal of a coarse CABLE cell",
         "relpos/maps/rank_one.py",
-        "before = min(max(row + place - column, 0), columns)",
-        "before = min(max(row + place - column + 1, 0), columns)",
+        "count = torch.arange(1, len(sums) + 1, dtype=torch.float64)",
+        "count = torch.arange(0, len(sums), dtype=torch.float64)",
         "tests/maps",
     ),
     Mutation(

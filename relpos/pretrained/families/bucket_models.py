@@ -12,7 +12,7 @@ from torch import Tensor
 
 from relpos.forms.bias import Toeplitz
 from relpos.forms.call import Call
-from relpos.pretrained.attention_interface import PositionBias, relpos_attention
+from relpos.pretrained.attention_interface import PositionBias, by_heads, relpos_attention
 from relpos.pretrained.layer_position import Adapter, LayerPosition, ModelLayer
 
 
@@ -89,9 +89,7 @@ def mpnet_forward(
 ) -> tuple[Tensor]:
     """In place of `MPNetSelfAttention.forward`."""
     size = self.attention_head_size
-    query, key, value = (
-        project(hidden_states).unflatten(-1, (-1, size)).transpose(1, 2) for project in (self.q, self.k, self.v)
-    )
+    query, key, value = by_heads(hidden_states, size, self.q, self.k, self.v)
     kwargs |= {"scaling": size**-0.5, "dropout": self.dropout.p, "is_causal": False}
     out, _ = relpos_attention(self, query, key, value, attention_mask, position_bias=position_bias, **kwargs)
     return (self.o(out.flatten(2)),)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relpos.forms.bias import Projected
 from relpos.forms.call import Call
-from relpos.pretrained.attention_interface import PositionBias, relpos_attention
+from relpos.pretrained.attention_interface import PositionBias, by_heads, relpos_attention
 from relpos.pretrained.layer_position import Adapter
 
 
@@ -18,10 +18,7 @@ def forward(self: Any, hidden_states: Tensor, attention_mask: Any = None, **kwar
     """In place of the forward of wav2vec2-conformer's, wav2vec2-bert's and SeamlessM4T's conformer attention."""
     if self.position_embeddings_type not in ("relative", "relative_key"):
         return type(self).forward(self, hidden_states, attention_mask, **kwargs)[0], None
-    query, key, value = (
-        project(hidden_states).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
-        for project in (self.linear_q, self.linear_k, self.linear_v)
-    )
+    query, key, value = by_heads(hidden_states, self.head_size, self.linear_q, self.linear_k, self.linear_v)
     embeddings = kwargs.pop("relative_position_embeddings", None)
     if self.position_embeddings_type == "relative":
         if embeddings is None:
@@ -41,10 +38,7 @@ def parakeet_forward(
     """In place of `ParakeetEncoderAttention.forward`."""
     if self.training and self.config.dropout_positions:  # each row of the batch has a table of its own
         return type(self).forward(self, hidden_states, position_embeddings, attention_mask, **kwargs)[0], None
-    query, key, value = (
-        project(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        for project in (self.q_proj, self.k_proj, self.v_proj)
-    )
+    query, key, value = by_heads(hidden_states, self.head_dim, self.q_proj, self.k_proj, self.v_proj)
     projected = self.relative_k_proj(position_embeddings[:1])  # one row serves the batch
     bias = over_distances(query + self.bias_v[:, None], projected, self.scaling)
     kwargs |= {"scaling": self.scaling, "dropout": self.attention_dropout, "position_bias": bias}

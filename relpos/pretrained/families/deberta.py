@@ -63,20 +63,20 @@ def forward(
 ) -> tuple[Tensor, None]:
     """In place of `DisentangledSelfAttention.forward` of both versions."""
 
-    def by_heads(x: Tensor) -> Tensor:  # (batch, tokens, heads × size) to (batch, heads, tokens, size)
+    def split(x: Tensor) -> Tensor:  # (batch, tokens, heads × size) to (batch, heads, tokens, size)
         return x.view(*x.shape[:2], self.num_attention_heads, -1).transpose(1, 2)
 
     if hasattr(self, "in_proj"):  # version 1
-        query, key, value = by_heads(self.in_proj(hidden_states)).chunk(3, dim=-1)
+        query, key, value = split(self.in_proj(hidden_states)).chunk(3, dim=-1)
         if query_states is not None:
-            query = by_heads(self.in_proj(query_states)).chunk(3, dim=-1)[0]
-        query, value = (x + by_heads(b[None, None]) for x, b in ((query, self.q_bias), (value, self.v_bias)))
+            query = split(self.in_proj(query_states)).chunk(3, dim=-1)[0]
+        query, value = (x + split(b[None, None]) for x, b in ((query, self.q_bias), (value, self.v_bias)))
         to_keys, to_queries, terms = "pos_proj", "pos_q_proj", len(self.pos_att_type)
         middle = self.max_relative_positions
         span = min(max(query.shape[2], key.shape[2]), middle)
     else:
-        query = by_heads(self.query_proj(hidden_states if query_states is None else query_states))
-        key, value = by_heads(self.key_proj(hidden_states)), by_heads(self.value_proj(hidden_states))
+        query = split(self.query_proj(hidden_states if query_states is None else query_states))
+        key, value = split(self.key_proj(hidden_states)), split(self.value_proj(hidden_states))
         to_keys, to_queries = ("key_proj", "query_proj") if self.share_att_key else ("pos_key_proj", "pos_query_proj")
         terms = sum(term in self.pos_att_type for term in TERMS)
         middle = span = getattr(self, "pos_ebd_size", 0)
@@ -85,9 +85,9 @@ def forward(
     if self.relative_attention and rel_embeddings is not None:
         embeddings = self.pos_dropout(rel_embeddings)[None, middle - span : middle + span]
         if "c2p" in self.pos_att_type:
-            tables.append((query, by_heads(getattr(self, to_keys)(embeddings))[0], False))
+            tables.append((query, split(getattr(self, to_keys)(embeddings))[0], False))
         if "p2c" in self.pos_att_type:
-            tables.append((key, by_heads(getattr(self, to_queries)(embeddings))[0], True))
+            tables.append((key, split(getattr(self, to_queries)(embeddings))[0], True))
 
     def bias(call: Call) -> Form:
         forms = []

@@ -1,5 +1,6 @@
 """Rotary positions: queries and keys turned by angles proportional to their positions."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -94,7 +95,7 @@ def frequencies_of(module: Any, layer: ModelLayer) -> tuple[Tensor, float] | Non
     return None
 
 
-def parameters_of(layer: ModelLayer) -> dict[str, Any]:
+def parameters_of(layer: ModelLayer) -> Mapping[str, Any]:
     """The rope parameters of a layer, as the configuration has them."""
     parameters = getattr(layer.config, "rope_parameters", None) or {}
     of_type = parameters.get(layer.layer_type)
