@@ -46,7 +46,15 @@ class Rope(Encoding):
     ) -> None:
         super().__init__(heads, head_dim)
         self.layout = layout
-        numbers = {key: value for key, value in self.options.items() if key not in ("layout", "rope_parameters")}
+        numbers = {  # not `self.options`: a subclass may have other ones
+            "base": base,
+            "fraction": fraction,
+            "scaling": scaling,
+            "factor": factor,
+            "length": length,
+            "sections": sections,
+            "section_order": section_order,
+        }
         self.rope = read_parameters(head_dim, numbers, rope_parameters)
         self.axes = self.rope.axes
         self.depends_on_length = self.rope.scaling in ("dynamic", "longrope")

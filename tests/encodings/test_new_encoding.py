@@ -163,3 +163,15 @@ def test_a_mistake_breaks_its_contracts(cls, noticed, alone):
         except AssertionError:
             broken.add(contract.__name__)
     assert broken == noticed if alone else broken >= noticed
+
+
+def test_a_rope_with_options_of_its_own_keeps_the_defaults_of_the_others():
+    class Slow(encodings.Rope):
+        """RoPE whose base is a power of ten."""
+
+        def __init__(self, heads: int, head_dim: int, power: int = 6) -> None:
+            super().__init__(heads, head_dim, base=10.0**power)
+
+    q, k = torch.randn(2, 1, HEADS, 9, HEAD_DIM)
+    expected = relpos.scores(q, k, relpos.encoding("rope", HEADS, HEAD_DIM, base=1e6))
+    torch.testing.assert_close(relpos.scores(q, k, Slow(HEADS, HEAD_DIM)), expected)
