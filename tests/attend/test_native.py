@@ -247,7 +247,7 @@ def check_call(drawn):
 FUZZ = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
 
 
-@settings(max_examples=300, **FUZZ)
+@settings(max_examples=150, **FUZZ)
 @given(calls())
 def test_any_shape_stride_form_and_mask(drawn):
     check_call(drawn)

@@ -128,6 +128,7 @@ class TestEvaluate:
             relpos.evaluate([])
 
 
+@pytest.mark.slow  # tests/comparison proves both ways by themselves
 def test_compare_is_what_the_command_makes(world, tmp_path):
     overrides = {key: SMALL_RUN[key] for key in SMALL_RUN if key not in ("model.encoding", "data.length")}
     overrides |= {"run.steps": 2, "data.source": str(world / "text.txt")}

@@ -45,7 +45,7 @@ def contents(out: Path) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("question", ["windows", pytest.param("positions", marks=pytest.mark.slow)])
 def test_the_results_and_pictures_are_the_same(question, runs, world, monkeypatch):
     monkeypatch.chdir(world)
     names, arguments = QUESTIONS[question]

@@ -58,7 +58,7 @@ MUTATIONS = [
         "tests/encodings",
     ),
     Mutation(
-        "t5: past and future share their buckets",
+        "t5: past and future change places",
         "relpos/encodings/t5.py",
         "offset = torch.where(distance < 0, buckets, 0)",
         "offset = torch.where(distance > 0, buckets, 0)",

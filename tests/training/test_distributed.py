@@ -99,7 +99,7 @@ def same_run(a: Path, b: Path, checkpoint: str = ".") -> None:
     torch.testing.assert_close(one, two, rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("sharded", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_two_processes_give_the_run_of_one(alone, corpus, tmp_path, sharded):
     launch(command(2, corpus, tmp_path / "run", {**BATCHES, "run.fsdp": sharded}))
     assert (tmp_path / "run" / "checkpoint-4" / "optimizer.safetensors").exists() == sharded
