@@ -33,10 +33,9 @@ def walk(operation: Callable[[], object]) -> list[Path]:
     files: dict[Path, None] = {}
 
     def record(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code.co_name != "<module>":
-            path = Path(frame.f_code.co_filename)
-            if PACKAGE in path.parents:
-                files.setdefault(path.relative_to(PACKAGE))
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(str(PACKAGE)) and not importing(frame):
+            files.setdefault(Path(file).relative_to(PACKAGE))
 
     threading.setprofile(record)
     sys.setprofile(record)
@@ -47,6 +46,15 @@ def walk(operation: Callable[[], object]) -> list[Path]:
         sys.setprofile(None)
         threading.setprofile(None)
     return list(files)
+
+
+def importing(frame: FrameType | None) -> bool:
+    """Whether a frame runs while a file of relpos is imported, as the bodies of classes do."""
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def walks() -> dict[str, list[Path]]:
@@ -92,7 +100,7 @@ def walks() -> dict[str, list[Path]]:
 
 def paragraph(name: str, files: list[Path]) -> str:
     """One walk in Markdown."""
-    path = " → ".join(f"`{file.as_posix()}`" for file in files)
+    path = ", ".join(f"`{file.as_posix()}`" for file in files)
     return f"## `{name}`\n\n{len(files)} files: {path}"
 
 
