@@ -113,6 +113,34 @@ MUTATIONS = [
         "return content",
         "tests/text/test_damaged_cache.py tests/evaluation",
     ),
+    Mutation(
+        "window: sys.maxsize overflows",
+        "relpos/attend/arguments.py",
+        "return torch.sym_min(pair[0], tokens), torch.sym_min(pair[1], tokens)",
+        "return pair",
+        "tests/attend/test_attention.py",
+    ),
+    Mutation(
+        "positions: descending ones are read at distance 0",
+        "relpos/forms/call.py",
+        "        return self._given_range[0]",
+        "        return 0 if self.causal else self._given_range[0]",
+        "tests/attend/test_positions.py",
+    ),
+    Mutation(
+        "use: keywords that nobody knows are swallowed",
+        "relpos/pretrained/attention_interface.py",
+        "    if unknown:\n",
+        "    if False:\n",
+        "tests/pretrained/test_use.py",
+    ),
+    Mutation(
+        "open: pickles are opened",
+        "relpos/pretrained/source.py",
+        "        if pickles:\n",
+        "        if False:\n",
+        "tests/pretrained/test_open.py",
+    ),
 ]
 
 
