@@ -82,6 +82,7 @@ def test_a_task_in_parts(world, tmp_path):
     assert contents(tmp_path / "parts") == contents(tmp_path / "alone")
 
 
+@pytest.mark.slow  # tests/system has a journey of every executor
 def test_as_jobs_of_submitit(world, runs, tmp_path, monkeypatch):
     monkeypatch.chdir(world)
     with SlurmExecutor(cluster="local", workers=2) as executor:

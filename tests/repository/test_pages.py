@@ -28,7 +28,7 @@ SHORTER = {  # what is added to a command that would compute for long, by its fi
     "evaluate": ("--eval-tokens", "64", "--lengths", "64,128"),
     "compare": (*TRAINING, "--steps", "1", *SINGLE),
 }
-SLOW = ("scale.md", "train-and-compare.md", "evaluation.md", "models.md", "checkpoint.md")  # they train and compare
+SLOW = ("scale.md", "train-and-compare.md", "training.md", "evaluation.md", "models.md", "checkpoint.md")  # they train
 SLOW += ("positional-part.md", "read-figures.md")  # they draw trained models
 REPLACED = {  # the same in Python
     ":20480]": ":1024]",
