@@ -158,7 +158,7 @@ def score_tiles(folder: Path, rounds: int) -> None:
 
 
 def many_clients(run: Path) -> None:
-    from relpos.explorer.options import IDLE
+    from relpos.explorer.explore_options import IDLE
 
     server = Server(str(run), "kerple_log", "fire")
 

@@ -17,9 +17,9 @@ from relpos.cli.from_options import Command, Values, command
 from relpos.cli.tables import print_comparison, print_results, print_scores
 from relpos.comparison.compare_options import CompareOptions
 from relpos.evaluation.evaluate_options import OUTPUT, EvaluateOptions
-from relpos.explorer.options import ExploreOptions
-from relpos.paper.options import FigureOptions
-from relpos.pictures.options import COLUMNS, LOOKS, SHOWN, DrawOptions
+from relpos.explorer.explore_options import ExploreOptions
+from relpos.paper.figures_options import FigureOptions
+from relpos.pictures.draw_options import COLUMNS, LOOKS, SHOWN, DrawOptions
 from relpos.system.options import COUNT, NOT_NEGATIVE, Range, option
 from relpos.system.progress import Countdown, LiveLine
 from relpos.training.train import TrainOptions

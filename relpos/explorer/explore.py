@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relpos.encodings.registry import names
-from relpos.explorer.options import ExploreOptions
+from relpos.explorer.explore_options import ExploreOptions
 from relpos.explorer.scenes import ExplorerSubject
 from relpos.maps.model_subject import ModelSubject, open_model
 from relpos.maps.subject import EncodingSubject, TensorSubject, is_tensor

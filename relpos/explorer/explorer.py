@@ -16,7 +16,8 @@ from starlette.exceptions import HTTPException
 
 from relpos import __version__
 from relpos.encodings.registry import names
-from relpos.explorer import options, replies
+from relpos.explorer import explore_options as options
+from relpos.explorer import replies
 from relpos.explorer.scenes import ExplorerSubject, Scene, encoding_json, scene_hash
 from relpos.maps.head_classes import KINDS
 from relpos.maps.head_values import difference

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from matplotlib.ticker import MaxNLocator
 
-from relpos.explorer import options, replies
+from relpos.explorer import explore_options as options
+from relpos.explorer import replies
 from relpos.explorer.explorer import STATIC, Explorer
 from relpos.explorer.measures import (
     colour_scale,

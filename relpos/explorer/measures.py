@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from relpos.explorer import options, replies
+from relpos.explorer import explore_options as options
+from relpos.explorer import replies
 from relpos.explorer.replies import SIDE
 from relpos.explorer.scenes import Scene
 from relpos.maps.diagonals import bin_means, distance_edges, spread

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relpos.explorer.options import ENTRY_LENGTH, MOST_WRITTEN, TEXT_BYTES
+from relpos.explorer.explore_options import ENTRY_LENGTH, MOST_WRITTEN, TEXT_BYTES
 from relpos.explorer.replies import DocumentTitle, Input
 from relpos.maps.model_subject import ModelSubject
 from relpos.runs.run import ModelInput

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from relpos.explorer.options import LONGEST, TEXT_BYTES
+from relpos.explorer.explore_options import LONGEST, TEXT_BYTES
 from relpos.maps.map import FLAT_RANGE, TILE, ColourMap
 from relpos.maps.subject import Kind, Show
 

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
-from relpos.explorer import options
+from relpos.explorer import explore_options as options
 from relpos.explorer.explorer import Explorer
 from relpos.explorer.exports import Region
 from relpos.explorer.measures import head_details, layer_overview, other_layers, ranges

@@ -11,7 +11,8 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from relpos.encodings.registry import card, encoding_class, names
-from relpos.explorer import options, replies
+from relpos.explorer import explore_options as options
+from relpos.explorer import replies
 from relpos.explorer.sliders import make_encoding, sliders
 from relpos.maps import HEAD_DIM, LENGTH
 from relpos.maps.map import HeadMap

@@ -11,7 +11,7 @@ from typing import Any
 from relpos.encodings.registry import encoding
 from relpos.forms.encoding import Encoding
 from relpos.model_catalogue import preset
-from relpos.paper.options import STEPS, FigureOptions
+from relpos.paper.figures_options import STEPS, FigureOptions
 from relpos.pictures.captions import NO_NUMBER
 from relpos.pictures.draw import draw
 from relpos.pictures.markdown import escaped, image, table, to_html

@@ -11,9 +11,9 @@ from relpos.maps.map import PIXELS, Map, compute_map, map_of_layer, offset_map
 from relpos.maps.model_subject import open_view
 from relpos.maps.subject import Request, TensorSubject, View, is_tensor, label_apart, token_name
 from relpos.pictures.captions import make_caption, untrained_line
+from relpos.pictures.draw_options import COLUMNS, MOST_LABELS, DrawOptions
 from relpos.pictures.map_figures import draw_maps, draw_profiles, draw_sheet, draw_together, name_offsets
 from relpos.pictures.mass_figures import mass_picture
-from relpos.pictures.options import COLUMNS, MOST_LABELS, DrawOptions
 from relpos.pictures.picture import Arrays, Picture, layer_arrays, map_arrays, map_numbers
 from relpos.pictures.position_figures import scores_picture
 from relpos.pictures.printed_page import WIDTHS, Look

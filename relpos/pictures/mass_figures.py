@@ -16,8 +16,8 @@ from relpos.maps.diagonals import bin_centres, bin_means, distance_edges
 from relpos.maps.distance_profiles import MassProfile, layer_mass, mean_profile
 from relpos.maps.head_classes import KINDS, HeadClass, Kind, class_heads
 from relpos.maps.subject import View
+from relpos.pictures.draw_options import DrawOptions
 from relpos.pictures.map_figures import sheet_title_size
-from relpos.pictures.options import DrawOptions
 from relpos.pictures.picture import Arrays, Picture, describe_view, layer_arrays
 from relpos.pictures.printed_page import (
     COLUMNS,

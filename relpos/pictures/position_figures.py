@@ -22,9 +22,9 @@ from relpos.maps.distance_profiles import (
 from relpos.maps.map import ColourScale
 from relpos.maps.subject import View
 from relpos.pictures.colours import BOTH_SIGNS, linear_ticks, tick_words
+from relpos.pictures.draw_options import DrawOptions
 from relpos.pictures.map_figures import draw_bar
 from relpos.pictures.mass_figures import binned, distance_ranges, mean_ending
-from relpos.pictures.options import DrawOptions
 from relpos.pictures.picture import Picture, describe_view, layer_arrays
 from relpos.pictures.printed_page import COLUMNS, TICK, TITLE, Grid, Look, Page, distance_axis, distance_word
 

@@ -38,7 +38,7 @@ def memory_limit() -> int:
 
 
 def check_memory(what: str, size: int, advice: str) -> None:
-    """Refuse what cannot fit into memory before it is allocated: the system would end the process without a word."""
+    """Refuse what cannot fit into memory before it is allocated: the system would end the process with no message."""
     limit = memory_limit()
     if size > limit:
         raise ValueError(f"{what} needs {in_words(size)} of memory, and there are {in_words(limit)}: {advice}.")

@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 from explorer import client, make_scene, named
 
-from relpos.explorer import options
+from relpos.explorer import explore_options as options
 from relpos.explorer.explore import explore
 from relpos.explorer.explorer import SceneStore
 from relpos.explorer.model_inputs import check_text

@@ -15,7 +15,7 @@ from relpos.cli import app
 from relpos.encodings.registry import encoding, names
 from relpos.paper import figures as paper
 from relpos.paper.figures import FIGURES, draw_figures, needs_training, training_settings, write_page
-from relpos.paper.options import FigureOptions
+from relpos.paper.figures_options import FigureOptions
 from relpos.pictures.draw import draw
 from relpos.runs.settings import load_settings
 from relpos.system.executors import Parts

@@ -16,7 +16,7 @@ from relpos.cli.from_options import parse_options, parsed_options
 from relpos.cli.tables import markdown_table
 from relpos.comparison.compare_options import CompareOptions
 from relpos.evaluation.evaluate_options import EvaluateOptions
-from relpos.pictures.options import DrawOptions
+from relpos.pictures.draw_options import DrawOptions
 from relpos.runs.settings import load_settings, settings_by_key
 from relpos.system.options import check_options
 from relpos.training.train import TrainOptions
