@@ -1,4 +1,4 @@
-// Writes the hash of the page's sources beside the built files. tests/explorer/test_explorer_build.py computes it again in Python:
+// Writes the hash of the page's sources beside the built files. tests/explorer/test_explorer_export.py computes it again in Python:
 // where the two differ, the built files are older than their sources.
 import { createHash } from "node:crypto";
 import { readdirSync, readFileSync, writeFileSync } from "node:fs";
