@@ -168,7 +168,7 @@ class Region:
         for what, (first, last) in ends.items():
             if not 0 <= first <= last < length:
                 raise ValueError(
-                    f"there are no such positions of a {what}, {first} to {last}: they are 0 to {length - 1}."
+                    f"positions {first} to {last} are not those of a {what}: they are 0 to {length - 1}."
                 )
 
     @property

@@ -1,4 +1,4 @@
-"""Every encoding against its formula, written out entry by entry in plain Python and float64."""
+"""Every encoding against its formula, computed entry by entry in plain Python and float64."""
 
 import cmath
 import math

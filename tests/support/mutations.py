@@ -141,6 +141,41 @@ MUTATIONS = [
         "        if False:\n",
         "tests/pretrained/test_open.py",
     ),
+    Mutation(
+        "open: a file without its head is called damaged",
+        "relpos/pretrained/open.py",
+        "    return bool(prefix) and not any(name.startswith",
+        "    return False and not any(name.startswith",
+        "tests/pretrained/test_open.py",
+    ),
+    Mutation(
+        "positions: small integer types wrap around",
+        "relpos/attend/arguments.py",
+        "    return positions.long()  #",
+        "    return positions  #",
+        "tests/attend/test_positions.py",
+    ),
+    Mutation(
+        "cache: cropped to a fraction of a token",
+        "relpos/attend/cache.py",
+        "if not isinstance(length, int) or isinstance(length, bool):",
+        "if False:",
+        "tests/attend/test_cache.py",
+    ),
+    Mutation(
+        "sizes beyond memory are tried",
+        "relpos/system/memory.py",
+        "    if size > limit:\n",
+        "    if False:\n",
+        "tests/runs/test_refused_runs.py",
+    ),
+    Mutation(
+        "an empty string means the default",
+        "relpos/system/errors.py",
+        "    if isinstance(value, str) and not value.strip():",
+        "    if False:",
+        "tests/cli/test_cli.py",
+    ),
 ]
 
 
