@@ -167,9 +167,7 @@ class Region:
         ends = {"query": (self.first_query, self.last_query), "key": (self.first_key, self.last_key)}
         for what, (first, last) in ends.items():
             if not 0 <= first <= last < length:
-                raise ValueError(
-                    f"positions {first} to {last} are not those of a {what}: they are 0 to {length - 1}."
-                )
+                raise ValueError(f"positions {first} to {last} are not those of a {what}: they are 0 to {length - 1}.")
 
     @property
     def shape(self) -> tuple[int, int]:
