@@ -19,6 +19,7 @@ from relpos.forms.call import Call
 from relpos.forms.tracing import is_transformed
 
 FASTEST_ON: tuple[str, ...] = ()  # FlexAttention is preferred until this has been measured on GPUs
+FEW = 8  # queries: programs divide the keys among them
 WIDEST = 256  # head_dim or value_dim
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

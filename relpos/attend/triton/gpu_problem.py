@@ -24,9 +24,9 @@ ABSENT_POINTERS = (
     "KEY_SUMS", "SINKS", "PADDING", "ROW_KEYS",
 )  # fmt: skip
 ABSENT_NUMBERS = {
-    "zero": 0, "table_h": 0, "tokens": 1, "curve_zero": 0, "inverse_b": 0, "relative_zero": 0, "query_relative_h": 0,
-    "key_relative_h": 0, "KNOTS": 1, "R": 1, "BR": 16, "SYMMETRIC": False, "seed_high": 0, "seed_low": 0,
-    "threshold": 0, "kept_factor": 1.0, "range_b": 0,
+    "zero": 0, "table_h": 0, "tokens": 1, "curve_zero": 0, "inverse_b": 0, "inverse_start": 0, "relative_zero": 0,
+    "query_relative_h": 0, "key_relative_h": 0, "KNOTS": 1, "R": 1, "BR": 16, "SYMMETRIC": False, "seed_high": 0,
+    "seed_low": 0, "threshold": 0, "kept_factor": 1.0, "range_b": 0,
 }  # fmt: skip
 
 
@@ -62,6 +62,12 @@ def target(device: torch.device) -> str:
         return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Number of streaming multiprocessors, or compute units."""
+    return 4 if target(device) == "interpreter" else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def seen_intervals(inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -132,11 +138,11 @@ class GpuProblem:
             "kept_factor": 1.0 / (1.0 - threshold / 2**24),
         }  # fmt: skip
 
-    def size(self, kernel: str) -> tile_sizes.TileSize:
+    def size(self, kernel: str, rows: int = 16) -> tile_sizes.TileSize:
         """The tile of a kernel; square where vectors per distance are multiplied."""
         a = self.arguments
         dim = max(a["BD"], a["BE"], a["BR"] if self.form & PROJECTED else 16)
-        return tile_sizes.tile_size(kernel, self.target, dim, a["Q"].element_size() == 4, self.form)
+        return tile_sizes.tile_size(kernel, self.target, dim, a["Q"].element_size() == 4, self.form, rows)
 
     def launch(self, kernel: Any, grid: tuple[int, ...], size: tile_sizes.TileSize, **more: Any) -> None:
         """Run a kernel with the arguments that it has."""

@@ -63,7 +63,7 @@ def add_bias(s, distance, apart, high_i, low_i, weight_i, inverse_i, u, high_j, 
     if C_RANK_ONE & FORM:
         s += rank_one_bias(high_i, low_i, weight_i, high_j, low_j, SYMMETRIC)
     if C_SCALED & FORM:
-        s += scaled_bias(load_entries(CURVE + curve_zero + distance) * inverse_i, HINGES, KNOTS)
+        s += scaled_bias(load_entries(CURVE + curve_zero + distance) * inverse_i, HINGES, HINGES, KNOTS)
     if C_QUERY_VECTORS & FORM:
         bias = projected_bias(u, QUERY_RELATIVE, relative_zero + apart - (B - 1), R, BR, B, False, PRECISION)
         s += tl.trans(bias) if TRANSPOSED else bias
