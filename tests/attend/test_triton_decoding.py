@@ -1,18 +1,28 @@
 """Decoding by the Triton kernels, in Triton's interpreter, gives the rows of the definition in float64."""
 
+import copy
+import math
 from dataclasses import dataclass
-from importlib.util import find_spec
 
+import contract_settings
 import pytest
 import torch
 
 import relpos
+from relpos.attend import native, triton
 from relpos.forms.bias import RankOne, Scaled
 
 pytestmark = [
     pytest.mark.heavy,
-    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),
+    pytest.mark.skipif(not triton.available()[0], reason=triton.available()[1]),
 ]
+
+
+def some(cases, quick):
+    """The cases, of which all but the quick ones run in `make test-all` only: the interpreter takes its time."""
+    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
 LENGTH = 75  # tokens: tiles have 16 keys, and nothing is a multiple of that
 SIZE = 5  # of the vectors of Projected
 
@@ -113,14 +123,14 @@ FORMS = {
 EVERY_FORM = ["none", *FORMS, "toeplitz + rank one", "toeplitz + scaled + query vectors + key vectors"]
 
 
-@pytest.mark.parametrize("queries", [1, 5, 8])
+@pytest.mark.parametrize("queries", some([1, 5, 8], quick=[5]))
 @pytest.mark.parametrize("form", EVERY_FORM)
 def test_every_form(form, queries):
     Layer().check(form, queries)
 
 
-@pytest.mark.parametrize("queries", [1, 3, 8])
-@pytest.mark.parametrize("group", [1, 3, 8])
+@pytest.mark.parametrize("queries", some([1, 3, 8], quick=[1, 8]))
+@pytest.mark.parametrize("group", some([1, 3, 8], quick=[3]))
 def test_heads_that_share_keys_have_biases_of_their_own(group, queries):
     Layer(key_heads=1, group=group).check("toeplitz + rank one", queries)
 
@@ -151,7 +161,10 @@ MANY = ("window", "sinks", "softcap", "padding", "dropout")
 ARGUMENTS["many"] = {name: x for key in MANY for name, x in ARGUMENTS[key].items()}
 
 
-@pytest.mark.parametrize("argument", ARGUMENTS)
+QUICK = ["window", "both directions", "sinks", "documents", "padding of everything", "many"]
+
+
+@pytest.mark.parametrize("argument", some(ARGUMENTS, quick=QUICK))
 def test_every_argument(argument):
     form = "rank one" if "documents" in argument or "both" in argument else "toeplitz + rank one"
     _, lse = Layer().check(form, 5, **ARGUMENTS[argument])
@@ -184,9 +197,107 @@ def test_the_backward_reads_what_decoding_wrote():
 
 
 def test_splits_follow_from_shapes_and_the_gpu():
-    from relpos.attend.triton.decoding_kernel import key_splits  # noqa: PLC0415  (Triton may be missing)
+    from relpos.attend.triton.decoding_kernel import key_splits
 
     assert key_splits(programs=8, keys=100_000, processors=108, BN=64) == 27  # two programs per multiprocessor
     assert key_splits(programs=8, keys=300, processors=108, BN=64) == 3  # not less than two tiles each
     assert key_splits(programs=1, keys=100_000, processors=132, BN=64) == 128
     assert key_splits(programs=1000, keys=100_000, processors=108, BN=64) == 1
+
+
+ENCODINGS = ["nope", "alibi", "kerple_log", "t5", "fire", "cable", "cable_nw", "forgetting", "rope"]
+
+
+def encoding(name):
+    torch.manual_seed(3)
+    position = relpos.encoding(name, 4, 8)
+    with torch.no_grad():
+        for parameter in position.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return position
+
+
+def hidden(length, batch=2):
+    return torch.randn(batch, length, 32, generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def exact(position, x, **options):
+    """The output for the whole sequence, by the definition in float64."""
+    return contract_settings.Layer(copy.deepcopy(position).double(), backend="reference", **options)(x.double())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", some(ENCODINGS, quick=["t5", "fire", "cable"]))
+def test_steps_with_a_cache_are_the_whole_sequence(name, monkeypatch):
+    """Through a growth of memory and tables, tokens that are forgotten, and beams that change their order."""
+    monkeypatch.setattr("relpos.attend.cache.LEAST_CAPACITY", 16)
+    monkeypatch.setattr("relpos.attend.cache.LEAST_ROOM", 4)
+    position, x, draft = encoding(name), hidden(30), hidden(30).flip(1)
+    layer, cache = contract_settings.Layer(position, key_heads=2, backend="triton"), relpos.Cache(capacity=3)
+    out = [layer.step(x[:, :9], cache), layer.step(x[:, 9:10], cache)]
+    layer.step(draft[:, :3], cache)
+    cache.crop(10)
+    out += [layer.step(x[:, 10:13], cache)]
+    cache.reorder(torch.tensor([1, 0]))
+    out = [torch.cat(out, dim=2).flip(0)]
+    out += [layer.step(x.flip(0)[:, i : i + 1], cache) for i in range(13, 25)]
+    out += [layer.step(x.flip(0)[:, 25:30], cache)]
+    expected = exact(position, x.flip(0), key_heads=2)
+    torch.testing.assert_close(torch.cat(out, dim=2).double(), expected, rtol=0, atol=2e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["alibi", "fire", "cable"])
+def test_what_a_step_needs_of_the_bias_is_not_computed_again(name, monkeypatch):
+    position, x, computed = encoding(name), hidden(14), []
+    layer, cache = contract_settings.Layer(position, backend="triton"), relpos.Cache()
+    layer.step(x[:, :8], cache)
+    layer.step(x[:, 8:9], cache)
+    for place in ("bias", "located_bias"):
+        monkeypatch.setattr(type(position), place, lambda self, call: computed.append(call))
+    monkeypatch.setattr("relpos.attend.triton.rank_one_tile.pack_totals", lambda *totals: computed.append(totals))
+    out = torch.cat([layer.step(x[:, i : i + 1], cache) for i in range(9, 14)], dim=2)
+    monkeypatch.undo()
+    assert not computed
+    torch.testing.assert_close(out.double(), exact(position, x)[:, :, 9:], rtol=0, atol=2e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", some(["alibi", "fire", "cable"], quick=["fire"]))
+def test_steps_in_a_window_and_a_document(name):
+    position, x = encoding(name), hidden(16)
+    documents = torch.tensor([[0] * 5 + [1] * 11, [0] * 16])
+    for options, masks in (({"window": 3}, {}), ({}, {"documents": documents})):
+        layer, cache, out = contract_settings.Layer(position, backend="triton", **options), relpos.Cache(), []
+        for end in (7, 8, 11, 16):
+            seen = {name: mask[:, :end] for name, mask in masks.items()}
+            out.append(layer.step(x[:, cache.length : end], cache, **seen))
+        whole = contract_settings.Layer(copy.deepcopy(position).double(), backend="reference", **options)
+        torch.testing.assert_close(torch.cat(out, dim=2).double(), whole(x.double(), **masks), rtol=0, atol=2e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", some(["alibi", "cable"], quick=["cable"]))
+def test_a_cache_may_change_its_backend(name):
+    position, x, cache = encoding(name), hidden(12), relpos.Cache()
+    layer = contract_settings.Layer(position)
+    backends = ["triton", "native" if native.available()[0] else "chunks", "reference"] * 4
+    out = [layer.step(x[:, i : i + 1], cache, backend=backend) for i, backend in enumerate(backends)]
+    torch.testing.assert_close(torch.cat(out, dim=2).double(), exact(position, x), rtol=0, atol=2e-5)
+
+
+@torch.no_grad()
+def test_totals_stay_exact_over_many_tokens():
+    from relpos.attend.triton.decoding_state import RunningTotals
+
+    step = torch.rand(1, 3, 200, generator=torch.Generator().manual_seed(5)) * 100
+    weight = torch.rand(1, 200, 3).transpose(1, 2)
+    totals = RunningTotals(step[..., :90], weight[..., :90], 197)
+    for first in range(90, 194, 8):
+        assert totals.append(step[..., first : first + 8], weight[..., first : first + 8])
+    assert not totals.append(step[..., 194:], weight[..., 194:])  # there is no room
+    high, low, factor = totals.totals[..., :194].double()
+    expected = step.double().cumsum(-1)[0, :, :194]
+    torch.testing.assert_close(high + low, expected - expected[:, :1], rtol=1e-12, atol=0)
+    torch.testing.assert_close(factor / math.log2(math.e), weight.double()[0, :, :194], rtol=1e-6, atol=0)

@@ -12,6 +12,7 @@ from relpos.attend.kernel_operators import Results, empty_out, register
 from relpos.attend.triton import FEW, projected_tile, rank_one_tile, scaled_tile, toeplitz_tile
 from relpos.attend.triton.backward_kernels import grad_kv_kernel, grad_q_kernel
 from relpos.attend.triton.decoding_kernel import decode
+from relpos.attend.triton.decoding_state import PackedBias, RunningTotals
 from relpos.attend.triton.distance_kernel import distance_kernel
 from relpos.attend.triton.forward_kernel import forward_kernel
 from relpos.attend.triton.gpu_problem import GpuProblem
@@ -23,8 +24,10 @@ TILES_PER_PROGRAM = 64  # of a block diagonal, about: more programs share a long
 class TritonKernel:
     """The Triton kernels, as their operators run them. The log-sum-exp for the backward has base 2."""
 
-    def run(self, inputs: Inputs) -> Results:
+    def run(self, inputs: Inputs, packed: PackedBias | RunningTotals | None = None) -> Results:
         problem = GpuProblem(inputs)
+        if packed is not None:
+            packed.fill(problem)
         q, out = inputs.q, empty_out(inputs)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
         if q.shape[2] <= FEW:

@@ -1,7 +1,7 @@
 """A problem for the Triton kernels: every argument by its name, so that a kernel takes those that it has."""
 
 import inspect
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -46,6 +46,20 @@ def form_bits(inputs: Inputs) -> int:
         projected_tile.KEY_BIT: inputs.key_vectors,
     }
     return sum(bit for bit, x in present.items() if x is not None)
+
+
+def pack_forms(inputs: Inputs, form: int) -> dict[str, Any]:
+    """The arguments of the forms with these bits."""
+    arguments: dict[str, Any] = {}
+    for bit, module in FORMS.items():
+        if form & bit:
+            module.pack(inputs, arguments)
+    return arguments
+
+
+def on_device(x: Tensor) -> AbstractContextManager[Any]:
+    """A context in which kernels run on the tensor's GPU."""
+    return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
 
 
 def padded_dim(size: int) -> int:
@@ -117,9 +131,7 @@ class GpuProblem:
             self.arguments["SINKS"] = inputs.sinks.detach().contiguous()
         if inputs.dropout > 0:
             self.set_dropout(inputs)
-        for bit, module in FORMS.items():
-            if self.form & bit:
-                module.pack(inputs, self.arguments)
+        self.arguments |= pack_forms(inputs, self.form)
 
     def set_strides(self, prefix: str, x: Tensor) -> None:
         """Strides of batch, heads and rows."""
@@ -147,8 +159,7 @@ class GpuProblem:
     def launch(self, kernel: Any, grid: tuple[int, ...], size: tile_sizes.TileSize, **more: Any) -> None:
         """Run a kernel with the arguments that it has."""
         arguments = self.arguments | more | {"BM": size.BM, "BN": size.BN}
-        device = self.arguments["Q"].device
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        with on_device(self.arguments["Q"]):
             kernel[grid](
                 **{name: arguments[name] for name in names(kernel)},
                 num_warps=size.num_warps,

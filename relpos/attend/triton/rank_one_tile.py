@@ -55,19 +55,20 @@ def signed(ds, growth, SYMMETRIC: tl.constexpr):
 
 
 def pack(inputs, arguments):
-    """Totals as sums of two floats, and weights: (3, batch · heads, tokens)."""
-    tokens = inputs.total if inputs.step is None else inputs.step
-    total = (inputs.total if inputs.step is None else running_sum(inputs.step.double())).detach()
+    """Totals and weights in the kernels' layout."""
+    total = inputs.total if inputs.step is None else running_sum(inputs.step.double())
+    totals = pack_totals(total.detach(), None if inputs.weight is None else inputs.weight.detach())
+    arguments.update(TOTALS=totals, tokens=totals.shape[-1], SYMMETRIC=inputs.symmetric)
+
+
+def pack_totals(total: Tensor, weight: Tensor | None) -> Tensor:
+    """Totals (batch, heads, tokens) as sums of two floats, and weights times log2(e): (3, batch · heads, tokens)."""
     largest = torch.finfo(torch.float32).max
     total = (total - total.amin(-1, keepdim=True)).clamp(-largest, largest)
     high = total.float()
     low = (total - high.double()).float()
-    weight = torch.ones_like(high) if inputs.weight is None else inputs.weight.detach().float()
-    arguments.update(
-        TOTALS=torch.stack([high, low, weight * LOG2E]).flatten(1, 2),
-        tokens=tokens.shape[-1],
-        SYMMETRIC=inputs.symmetric,
-    )
+    weight = torch.ones_like(high) if weight is None else weight.float()
+    return torch.stack([high, low, weight * LOG2E]).flatten(1, 2)
 
 
 def gradients(inputs, row_sums: Tensor, row_growth: Tensor, key_sums: Tensor) -> dict[str, Tensor]:
