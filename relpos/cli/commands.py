@@ -35,7 +35,7 @@ UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 ADDRESS = re.compile(r"auto|local|ray://.*|[\w.-]+:\d+|\[[\da-fA-F:]+\]:\d+")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, repr=False)
 class ClusterOptions:
     """Where the parts of a command run."""
 
@@ -158,7 +158,7 @@ def train(options: Values) -> None:
     train_model(settings)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, repr=False)
 class EvaluateOutput:
     """What only the command `relpos evaluate` has."""
 
@@ -227,7 +227,7 @@ def compare(options: Values, cluster: Values) -> None:
         raise typer.Exit(1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, repr=False)
 class DrawOutput:
     """What only the command `relpos draw` has."""
 
@@ -304,7 +304,7 @@ def figures(options: Values) -> None:
 SERVER = "The server"  # group in the help
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, repr=False)
 class ExploreOutput:
     """What only the command `relpos explore` has."""
 

@@ -29,7 +29,7 @@ STEPS = 1200  # of each training, if neither steps nor tokens nor minutes are ch
 MODEL, TRAINING, EVALUATION, RUN = "Encodings and model", "Training", "Evaluation", "Run"  # groups in the help
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class CompareOptions:
     """The options of `relpos.compare` and `relpos compare`. Those of None keep the value stored in the folder."""
 

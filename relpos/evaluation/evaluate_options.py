@@ -31,7 +31,7 @@ LONGEST_TASK = 16384  # tokens: the longest default length of a task
 TEXT, TASK, OUTPUT = "Text", "Task", "Output"  # groups in the help
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class EvaluateOptions:
     """The options of `relpos.evaluate` and `relpos evaluate`."""
 

@@ -31,7 +31,7 @@ SECONDS = 60.0  # of computing per request
 CSV_ENTRIES = 1_000_000
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class ExploreOptions:
     """The options of `relpos.explore` and `relpos explore`."""
 

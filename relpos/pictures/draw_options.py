@@ -22,7 +22,7 @@ COLUMNS = 2  # of a printed page: the width of a picture
 SHOWN, LOOKS, UNTRAINED = "What is shown", "How it looks", "An untrained encoding"  # groups in the help
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class DrawOptions:
     """The options of `relpos.draw` and `relpos draw`."""
 

@@ -22,7 +22,7 @@ def task_names() -> list[str]:
     return tasks()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class TrainOptions:
     """The options of `relpos.train` and `relpos train`. Those of None are settings with their default."""
 
