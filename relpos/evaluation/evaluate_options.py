@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from relpos.system.options import COUNT, SEED, TOKENS, option, required
+from relpos.text import SPLITS, SplitName
 from relpos.training.train import task_names
 
 if TYPE_CHECKING:
@@ -13,9 +14,7 @@ if TYPE_CHECKING:
     from relpos.system.executors import Executor
 
 ProtocolName = Literal["windows", "last", "sliding", "positions"]  # docs/evaluation.md
-SplitName = Literal["heldout", "all"]
 PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
-SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 MULTIPLES = (1, 2, 4, 8, 16)  # of the trained length: the lengths that are evaluated
 EVAL_TOKENS: dict[ProtocolName, int] = {  # scored at each length, at most
     "windows": 2**20,

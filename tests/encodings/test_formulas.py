@@ -28,7 +28,6 @@ from torch.testing import assert_close
 
 import relpos
 from relpos.forms.parameters import PositiveParameter
-from relpos.forms.rotation import SCALINGS
 
 # The bias of head h, query i and key j. A formula receives the encoding and the layer's input x (length, width).
 
@@ -347,18 +346,6 @@ def test_one_more_dimension_of_queries_and_keys_does_the_same(name):
     wider_k = torch.cat([k, S[..., None]], dim=-1)
     expected = F.scaled_dot_product_attention(wider_q, wider_k, v, is_causal=True, scale=1.0)
     assert_close(relpos.attention(q, k, v, position, hidden=x), expected, **CLOSE)
-
-
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize("scaling", sorted(SCALINGS))
-def test_rope_scores_do_not_see_a_common_shift(scaling, layout):
-    q, k, _ = qkv(40)  # within the trained length of 64, where a longer sequence changes nothing
-    factors = {"rope_parameters": {"short_factor": [1, 2, 3, 4], "long_factor": [2, 3, 4, 5]}}
-    more = factors if scaling == "longrope" else {}
-    position = build("rope", layout=layout, scaling=scaling, factor=4.0, length=64, **more)
-    late = relpos.scores(q, k, position, causal=False)[:, :, 17:, 17:]
-    assert_close(late, relpos.scores(q[:, :, 17:], k[:, :, 17:], position, causal=False), **CLOSE)
-    assert (late - relpos.scores(q, k, causal=False)[:, :, 17:, 17:]).abs().max() > 0.1
 
 
 def test_xpos_scores_of_equal_tokens_depend_on_the_distance_alone():

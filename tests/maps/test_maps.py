@@ -97,21 +97,6 @@ def test_the_weights_are_those_the_model_attends_with(name):
         torch.testing.assert_close(ours, out, rtol=1e-4, atol=1e-5)
 
 
-def test_the_scores_of_rope_are_those_of_complex_numbers():
-    """RoPE by hand: pairs of the model's own q and k as complex numbers, turned by e^(i·position·θ)."""
-    model, length, seen = small_model("rope").double(), 13, {}
-    model.transformer.h[1].attn.register_forward_pre_hook(lambda _, inputs: seen.update(x=inputs[0]))
-    (layer,) = model_layers(family_of(model), model, torch.randint(50, (length,)), [2])
-    q, k, _ = (x[0].detach().numpy() for x in model.transformer.h[1].attn.project(seen["x"]))
-    half = HEAD_DIM // 2
-    theta = 10000.0 ** (-2 * np.arange(half) / HEAD_DIM)
-    turn = np.exp(1j * np.arange(length)[:, None] * theta)  # (length, pairs)
-    q, k = ((x[..., :half] + 1j * x[..., half:]) * turn for x in (q, k))
-    scores = np.einsum("hip,hjp->hij", q, k.conj()).real / math.sqrt(HEAD_DIM)
-    expected = np.where(np.tri(length, dtype=bool), scores, np.nan)
-    np.testing.assert_allclose(layer.rows("scores", 0, length - 1), expected, rtol=1e-5, atol=1e-6)
-
-
 def reduce(values, size):
     """Minimum, mean and maximum of every cell of a map (heads, length, length), by numpy."""
     starts = np.arange(0, values.shape[-1], size)
@@ -203,14 +188,6 @@ def test_a_long_bias_of_symmetric_fire_is_computed_entry_by_entry():
     check_cells(map_of_layer(opened.layer, "bias"), opened.dense("bias"))
 
 
-def test_a_negative_distance_is_a_key_after_the_query():
-    """The table of `clipped` begins with distance −limit."""
-    position = encoding("clipped")
-    computed = map_of_layer(encoding_layer(position, 20, causal=False), "bias")
-    table = position.table.detach().numpy()
-    np.testing.assert_array_equal(computed.profile[1], table[:, position.limit - 19 : position.limit + 20])
-
-
 @pytest.mark.parametrize("name", ["nope", "cable"])
 def test_constant_maps_have_no_context_dependence_and_no_uniformity(name):
     """Two different constants made it 2: what differs between them cancels in the softmax."""
@@ -251,12 +228,6 @@ def test_static_encodings_are_exactly_uniform_and_exactly_free_of_context(name, 
     assert computed.context.heads == [context] * HEADS
 
 
-def test_a_learned_table_that_differs_by_input_is_not_free_of_context():
-    """So the test above can fail."""
-    first, second = (encoding_layer(encoding("clipped"), 1100) for _ in range(2))
-    assert map_of_layer(first, "bias", second).context.overall > 0.5
-
-
 def test_numbers_over_all_heads_pool_their_sums_of_squares():
     layer, second = (encoding_layer(encoding("cable"), 30) for _ in range(2))
     computed = map_of_layer(layer, "bias", second)
@@ -265,13 +236,6 @@ def test_numbers_over_all_heads_pool_their_sums_of_squares():
     expected = 1 - sum((1 - u) * w for u, w in zip(computed.uniformity.heads, weight, strict=True)) / weight.sum()
     assert computed.uniformity.overall == pytest.approx(expected)
     assert min(computed.context.heads) <= computed.context.overall <= max(computed.context.heads)
-
-
-def test_unrelated_maps_have_a_context_dependence_of_about_one():
-    layers = [open_layer(1, LayerCall(*torch.randn(2, 1, 2, 200, 64), None, {})) for _ in range(2)]
-    computed = map_of_layer(layers[0], "scores", layers[1])
-    assert computed.context.overall == pytest.approx(1, abs=0.02)
-    assert computed.uniformity.overall == pytest.approx(200 / 20100, abs=0.004)  # diagonals / entries, by chance
 
 
 def test_a_key_that_a_bias_hides_is_not_counted():
