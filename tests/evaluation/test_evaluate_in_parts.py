@@ -50,8 +50,16 @@ def test_the_results_and_pictures_are_the_same(question, runs, world, monkeypatc
     monkeypatch.chdir(world)
     names, arguments = QUESTIONS[question]
     alone = relpos.evaluate(names, **arguments, out=f"alone-{question}")
-    with pytest.MonkeyPatch.context() as patch:  # everything is computed by the parts, nothing by this process
-        patch.setattr(Scorer, "_cells", lambda *args: pytest.fail("computed again"))
+    cells = Scorer._cells
+
+    def refused(scorer, *arguments):
+        """Everything is computed by the parts, and nothing by this process but what the second model refuses."""
+        with pytest.raises(ValueError, match="learned has 16 positions"):
+            cells(scorer, *arguments)
+        return cells(scorer, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scorer, "_cells", refused)
         executor = LocalExecutor(workers=2, cores=1)
         parts = relpos.evaluate(names, **arguments, out=f"parts-{question}", executor=executor)
     assert without_times(parts.results) == without_times(alone.results)
