@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from relpos.encodings.registry import names
 from relpos.runs.settings import setting
-from relpos.system.options import COUNT, TOKENS, option
+from relpos.system.options import COUNT, EXECUTOR, TOKENS, option
 
 if TYPE_CHECKING:
     from relpos.system.executors import Executor
@@ -89,12 +89,7 @@ class CompareOptions:
     workers: int = option(
         1, "Trials at a time on this machine; the cores are divided among them.", range=COUNT, command=False
     )
-    executor: "Executor | None" = option(
-        None,
-        "Where the trials run, instead of `workers` processes of this machine: a `RayExecutor` or a `SlurmExecutor` "
-        "(docs/scale.md).",
-        command=False,
-    )
+    executor: "Executor | None" = option(None, f"Where the trials run, {EXECUTOR}", command=False)
     overrides: Mapping[str, Any] | None = option(
         None,
         "Any other setting of every training by its dotted key, as in relpos train.",

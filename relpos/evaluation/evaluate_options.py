@@ -5,7 +5,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from relpos.system.options import COUNT, SEED, TOKENS, option, required
+from relpos.maps import BOS
+from relpos.system.options import COUNT, EXECUTOR, SEED, TOKENS, option, required
 from relpos.text import SPLITS, SplitName
 from relpos.training.train import task_names
 
@@ -115,12 +116,7 @@ class EvaluateOptions:
         metavar="FOLDER",
         panel=OUTPUT,
     )
-    bos: bool = option(
-        True,
-        "Whether models that others trained see their special tokens, BOS or CLS and SEP, around each window: "
-        "docs/evaluation.md.",
-        panel=TEXT,
-    )
+    bos: bool = option(True, BOS, panel=TEXT)
     context_parallel: bool = option(
         False,
         "Divide every window among the processes of a launch by torchrun, for lengths that do not fit into the memory "
@@ -135,12 +131,7 @@ class EvaluateOptions:
         range=COUNT,
         command=False,
     )
-    executor: "Executor | None" = option(
-        None,
-        "Where such parts run, instead of `workers` processes of this machine: a `RayExecutor` or a `SlurmExecutor` "
-        "(docs/scale.md).",
-        command=False,
-    )
+    executor: "Executor | None" = option(None, f"Where such parts run, {EXECUTOR}", command=False)
     say: Callable[[str], object] | None = option(
         None, "Called with lines about the progress.", shown="print them to standard error", command=False
     )

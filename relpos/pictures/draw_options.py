@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from relpos.maps import HEAD_DIM, HEADS, LENGTH
+from relpos.maps import BOS, HEAD_DIM, HEADS, LENGTH, TENSOR
 from relpos.system.options import COUNT, SEED, Range, option, required
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ class DrawOptions:
         metadata=required(
             "The name of an encoding (`relpos ls`), drawn untrained; or a model: the folder of a run or checkpoint, a "
             ".gguf file, or a name on the hub. Several are drawn together as profiles. In Python also an encoding, "
-            "an open `Run`, or a tensor or array that you already have: (heads, tokens, tokens) or (layers, heads, "
-            "tokens, tokens), rows are queries, NaN and −inf are keys that are not seen; or one per layer, as the "
-            "`attentions` of transformers.",
+            f"an open `Run`, or {TENSOR}",
             metavar="WHAT...",
             argument=True,
         )
@@ -76,12 +74,7 @@ class DrawOptions:
         range=SEED,
         panel=SHOWN,
     )
-    bos: bool = option(
-        True,
-        "Whether models that others trained see their special tokens, BOS or CLS and SEP, around each window: "
-        "docs/evaluation.md.",
-        panel=SHOWN,
-    )
+    bos: bool = option(True, BOS, panel=SHOWN)
     label_tokens: bool = option(False, f"Name the tokens on the axes (at most {MOST_LABELS}).", panel=LOOKS)
     shared_scale: bool = option(False, "One colour scale for all panels.", panel=LOOKS)
     log: bool = option(False, "Logarithmic distance axis, for a profile, mass or position.", panel=LOOKS)

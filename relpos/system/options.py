@@ -48,6 +48,8 @@ POSITIVE = Range(above=True)
 COUNT = Range(1)
 TOKENS = Range(2)  # of a window: one token predicts the next
 SEED = Range(below=2**32)  # as numpy takes it
+# Ends of sentences of several operations.
+EXECUTOR = "instead of `workers` processes of this machine: a `RayExecutor` or a `SlurmExecutor` (docs/scale.md)."
 
 
 @dataclass
