@@ -305,16 +305,6 @@ def test_a_static_bias_is_added_after_the_scaling_and_the_same_for_any_input(nam
         assert_close(written, (scale * (q @ k.mT) + fixed).masked_fill(~SEEN, -torch.inf), **CLOSE)
 
 
-@pytest.mark.parametrize("name", [name for name in SCORE if name not in STATIC])
-def test_a_bias_from_the_input_differs_with_the_input(name):
-    position = build(name, base="cable") if name.startswith("dape") else build(name)
-    q, k, _ = qkv()
-    x = hidden()
-    first = position.map(hidden=x, q=q, k=k)
-    other = position.map(hidden=x.flip(1), q=q.flip(2), k=k.flip(2))
-    assert (first - other)[:, :, SEEN].abs().max() > 1e-3
-
-
 @pytest.mark.parametrize("name", [*SCORE, "nope"])
 def test_a_map_is_the_mask_that_makes_pytorchs_attention_the_same(name):
     position = build(name)
@@ -331,21 +321,6 @@ def test_a_map_is_the_mask_that_makes_pytorchs_attention_the_same(name):
             assert_close(out, expected, **tolerance)
             if name == "nope":
                 assert_close(relpos.attention(q, k, v, causal=causal, scale=scale), expected, **CLOSE)
-
-
-@pytest.mark.parametrize("name", ["cable", "cable_nw", "forgetting"])
-@torch.no_grad()
-def test_one_more_dimension_of_queries_and_keys_does_the_same(name):
-    # Softmax over j does not see terms of i alone, so −g_i·(S_i − S_j) acts as g_i·S_j.
-    position, x = build(name), hidden()
-    q, k, v = qkv()
-    gates = position.gates(x)
-    S = -gates[..., 0].cumsum(-1) if name == "forgetting" else gates[..., 0].cumsum(-1)
-    g = gates[..., 1] if name == "cable" else torch.ones_like(S)
-    wider_q = torch.cat([q * HEAD_DIM**-0.5, g[..., None]], dim=-1)
-    wider_k = torch.cat([k, S[..., None]], dim=-1)
-    expected = F.scaled_dot_product_attention(wider_q, wider_k, v, is_causal=True, scale=1.0)
-    assert_close(relpos.attention(q, k, v, position, hidden=x), expected, **CLOSE)
 
 
 def test_xpos_scores_of_equal_tokens_depend_on_the_distance_alone():

@@ -29,7 +29,6 @@ from relpos.text.corpus import open_corpus
 from relpos.text.tokenizers import load_tokenizer
 from relpos.text.tokens import Windows, tokenize
 from relpos.training import trainer as trainer_module
-from relpos.training.model_and_data import build_model
 from relpos.training.trainer import Clock, parameter_groups, schedule
 from relpos.training.training import train
 
@@ -321,14 +320,3 @@ def test_tables_of_distances_have_a_rate_and_an_epsilon_of_their_own(name):
     assert len(tables["params"]) == 4
     assert [group["eps"] for group in others] == [1e-8] * len(others)
     assert parameter_groups(model, OptimizerSettings(lr=1e-3, position_lr=1e-2))[-1]["lr"] == 1e-2
-
-
-@pytest.mark.parametrize("encoding", ["alibi", "fire", "cable", "learned", "rope"])
-def test_what_encodings_have_in_common_starts_with_the_same_numbers(settings, world, encoding):
-    corpus = open_corpus(str(world / "text.txt"))
-    tokenizer = load_tokenizer("bpe-280", corpus)
-    one, other = (build_model(settings(world / "none", model__encoding=name), tokenizer) for name in ("t5", encoding))
-    common = [name for name, _ in one.named_parameters() if "position" not in name]
-    assert len(common) > 40
-    weights = dict(other.named_parameters())
-    assert all(torch.equal(parameter, weights[name]) for name, parameter in one.named_parameters() if name in common)
