@@ -270,6 +270,16 @@ class TestPlans:
         ]
 
 
+@pytest.mark.parametrize("family", [family for family, (encoding, *_) in ORIGINALS.items() if encoding == "learned"])
+def test_the_configuration_of_transformers_follows_the_size_of_a_learned_table(family, tmp_path):
+    model = build(family, {"name": "learned", "length": 40})
+    model.save_pretrained(tmp_path)
+    reference = ORIGINALS[family][2].from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(reference(ids(1, 40)).logits, model(ids(1, 40)).logits, rtol=1e-4, atol=1e-5)
+    with pytest.raises((IndexError, RuntimeError)):
+        reference(ids(1, 41))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_presets_of_a_family_have_its_sizes(family):
     own = get_family(family)

@@ -38,6 +38,7 @@ def test_the_page_is_laid_out_as_printed():
         assert panel.get_ylim() == (511.5, -0.5)  # row 0 on top
         assert [tick for tick in panel.get_xticks() if 0 <= tick <= 511] == [0, 100, 200, 300, 400, 500]
         drawn = panel.images[0].get_array()
+        assert panel.images[0].get_extent() == [-0.5, 511.5, 511.5, -0.5]  # each entry around its position
         assert np.ma.getmaskarray(drawn)[np.triu_indices(512, 1)].all()  # blank above the diagonal
         assert not np.ma.getmaskarray(drawn)[np.tril_indices(512)].any()
 
