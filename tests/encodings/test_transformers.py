@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import Llama4TextConfig, LlamaConfig, T5Config
+from transformers import GPTNeoXConfig, Llama4TextConfig, LlamaConfig, T5Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gptj import modeling_gptj
 from transformers.models.inkling import modeling_inkling
 from transformers.models.inkling.configuration_inkling import InklingTextConfig
@@ -219,6 +220,18 @@ def test_interleaved_layout_rotates_like_gpt_j(turned):
     for ours, x in zip(rotated(position, q, k), (q, k), strict=True):
         theirs = modeling_gptj.apply_rotary_pos_emb(x[..., :turned].transpose(1, 2), sin, cos).transpose(1, 2)
         assert_close(ours, torch.cat([theirs, x[..., turned:]], dim=-1), **ROTATED)
+
+
+@pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
+def test_partial_rotation_in_halves_is_that_of_gpt_neox(fraction):
+    parameters = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": fraction}
+    config = GPTNeoXConfig(hidden_size=HEADS * HEAD_DIM, num_attention_heads=HEADS, rope_parameters=dict(parameters))
+    q, k = normal(2, HEADS, 70, HEAD_DIM), normal(2, HEADS, 70, HEAD_DIM, seed=1)
+    cos, sin = modeling_gpt_neox.GPTNeoXRotaryEmbedding(config)(q, torch.arange(70)[None])
+    assert cos.shape[-1] == int(fraction * HEAD_DIM)
+    theirs = modeling_gpt_neox.apply_rotary_pos_emb(q, k, cos, sin)
+    for ours, expected in zip(rotated(rope(parameters), q, k), theirs, strict=True):
+        assert_close(ours, expected, **ROTATED)
 
 
 # Temperatures: 4 heads, 2 key heads, head_dim 16
