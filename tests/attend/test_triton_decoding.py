@@ -135,8 +135,11 @@ def test_heads_that_share_keys_have_biases_of_their_own(group, queries):
     Layer(key_heads=1, group=group).check("toeplitz + rank one", queries)
 
 
-def test_more_rows_than_a_tile_has():
-    Layer(key_heads=1, group=11, length=40).check("toeplitz + scaled", 8)  # 88 rows, 64 in a tile
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 3e-6), (torch.float16, 4e-3)])
+def test_more_rows_than_a_tile_has(dtype, atol):
+    layer = Layer(key_heads=1, group=9, length=40)  # 72 rows: 16 in a tile, or 64 in half precision
+    for ours, expected in zip(*(layer.attend("toeplitz + scaled", 8, x) for x in (dtype, torch.float64)), strict=True):
+        torch.testing.assert_close(ours.double(), expected, rtol=0, atol=atol)
 
 
 def test_a_batch_in_which_every_entry_has_totals_of_its_own():

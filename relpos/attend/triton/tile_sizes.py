@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from relpos.attend.triton.projected_tile import KEY_BIT, QUERY_BIT
 
-MOST_ROWS = 64  # of a tile in decoding; more are divided among several
-
 
 class TileSize(NamedTuple):
     """Queries and keys of a tile, and how the compiler spreads and pipelines it."""
@@ -43,9 +41,12 @@ def tile_size(kernel: str, target: str, dim: int, wide: bool, form: int, rows: i
 
 
 def decoding_size(target: str, dim: int, wide: bool, form: int, rows: int) -> TileSize:
-    """All rows in one tile up to MOST_ROWS, so that keys are read once; fewer keys where registers would spill."""
-    BM = min(MOST_ROWS, max(16, 1 << (rows - 1).bit_length()))
+    """All rows in one tile up to a limit, so that keys are read once; smaller where registers would spill."""
+    most = 16 if wide else 32 if dim > 128 else 64
+    BM = min(most, max(16, 1 << (rows - 1).bit_length()))
     if target == "interpreter":
         return TileSize(BM, 16, 4, 1)
-    narrow = BM > 16 or dim > 128 or form & (QUERY_BIT | KEY_BIT)
-    return TileSize(BM, 32 if narrow else 64, 8 if BM == 64 else 4, 2 if wide or target.startswith("gfx") else 3)
+    narrow = BM > 16 or wide or dim > 128 or form & (QUERY_BIT | KEY_BIT)
+    large = dim * (2 if wide else 1) > 128
+    warps = 8 if BM == 64 or (wide and dim > 128) else 4
+    return TileSize(BM, 32 if narrow else 64, warps, (2 if large else 3) - target.startswith("gfx"))
