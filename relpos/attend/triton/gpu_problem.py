@@ -19,12 +19,14 @@ PROJECTED = projected_tile.QUERY_BIT | projected_tile.KEY_BIT
 RECENT: Recent[tuple[Tensor, Tensor]] = Recent(8)  # the layers of a model have few geometries
 # What a kernel without the form, or without a gradient of it, receives in place of these.
 ABSENT_POINTERS = (
-    "TABLE", "TOTALS", "CURVE", "INVERSE", "HINGES", "QUERY_VECTORS", "QUERY_RELATIVE", "KEY_VECTORS", "KEY_RELATIVE",
+    "TABLE", "QUERY_GROWTH", "QUERY_BASES", "KEY_GROWTH", "KEY_BASES", "WEIGHTS", "CURVE", "INVERSE", "HINGES",
+    "QUERY_VECTORS", "QUERY_RELATIVE", "KEY_VECTORS", "KEY_RELATIVE",
     "ROW_SUMS", "ROW_GROWTH", "ROW_INVERSE", "KNOT_SUMS", "FAR_SUMS", "GRAD_QUERY_VECTORS", "GRAD_KEY_VECTORS",
     "KEY_SUMS", "SINKS", "PADDING", "ROW_KEYS",
 )  # fmt: skip
 ABSENT_NUMBERS = {
-    "zero": 0, "table_h": 0, "tokens": 1, "curve_zero": 0, "inverse_b": 0, "relative_zero": 0, "query_relative_h": 0,
+    "zero": 0, "table_h": 0, "query_width": 0, "key_width": 0, "WEIGHTED": False, "curve_zero": 0, "inverse_b": 0,
+    "relative_zero": 0, "query_relative_h": 0,
     "key_relative_h": 0, "KNOTS": 1, "R": 1, "BR": 16, "SYMMETRIC": False, "seed_high": 0, "seed_low": 0,
     "threshold": 0, "kept_factor": 1.0, "range_b": 0,
 }  # fmt: skip
@@ -138,9 +140,16 @@ class GpuProblem:
         dim = max(a["BD"], a["BE"], a["BR"] if self.form & PROJECTED else 16)
         return tile_sizes.tile_size(kernel, self.target, dim, a["Q"].element_size() == 4, self.form)
 
+    def by_blocks(self, size: tile_sizes.TileSize) -> dict[str, Any]:
+        """The arguments that depend on the size of a tile: running totals by blocks."""
+        if not self.form & rank_one_tile.BIT:
+            return {}
+        values = rank_one_tile.by_blocks(self.arguments, size.BM, size.BN)
+        return values | {"query_width": values["QUERY_GROWTH"].shape[1], "key_width": values["KEY_GROWTH"].shape[1]}
+
     def launch(self, kernel: Any, grid: tuple[int, ...], size: tile_sizes.TileSize, **more: Any) -> None:
         """Run a kernel with the arguments that it has."""
-        arguments = self.arguments | more | {"BM": size.BM, "BN": size.BN}
+        arguments = self.arguments | self.by_blocks(size) | more | {"BM": size.BM, "BN": size.BN}
         device = self.arguments["Q"].device
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             kernel[grid](
