@@ -307,10 +307,19 @@ def info(as_json: JSON = False) -> None:
         "torch": facts["torch"],
         "on a CPU": f"chunks of torch: {facts['native_missing']}" if facts["native_missing"] else native,
         "threads": facts["threads"],
-        "on CUDA": f"FlexAttention, compiled ({facts['cuda_device']})" if facts["cuda_device"] else "no device here",
+        "on CUDA": "no device here",
+        "Triton kernels": facts["triton_missing"] or "relpos gpu-report tries them: docs/gpu.md",
     }
+    if facts["cuda_device"]:
+        first = {"flex": "FlexAttention, compiled", "triton": "Triton kernels"}[facts["cuda_backend"]]
+        lines["on CUDA"] = f"{first} ({facts['cuda_device']})"
+    if facts["triton_first_use"]:
+        lines["Triton kernels"] = "checked at first use, by form:"
     if facts["instruction_set"]:
         supported = ", ".join(facts["instruction_sets"])
         lines["instruction set"] = f"{facts['instruction_set']} (this CPU supports {supported})"
     for title, value in lines.items():
         typer.echo(f"{title:16} {value}")
+        for check in facts["triton_first_use"] if title == "Triton kernels" else ():
+            word = "right" if check["passed"] else "not used"
+            typer.echo(f"{'':16} {check['kernels']}: {word}; {check['result']}")
