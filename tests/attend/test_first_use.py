@@ -28,6 +28,7 @@ TABLE = Subject("Toeplitz", "float32", 8, 8, 0)
 def _plain_torch(monkeypatch, tmp_path):
     """A cache of its own, no verdicts, and plain torch in place of the kernels."""
     monkeypatch.setenv("RELPOS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(first_use, "_verdicts", {})
     monkeypatch.setattr(first_use, "environment", lambda device: "this GPU")
     monkeypatch.setattr(triton, "refuses", lambda q, v, form, call: None)

@@ -144,7 +144,7 @@ def can_run(device: torch.device) -> bool:
 def check(device: torch.device, subject: Subject, tokens: int = TOKENS) -> Verdict:
     """Run the small problem: two packed documents, a window, two heads per key head, forward and backward, twice."""
     from relpos.attend import triton
-    from relpos.attend.triton.trial_problems import LIMITS, TrialProblem, difference, exact, results
+    from relpos.attend.triton.trial_problems import LIMITS, TrialProblem, difference, exact, one_line, results
 
     dtype = getattr(torch, subject.dtype)
     problem = TrialProblem(
@@ -163,8 +163,7 @@ def check(device: torch.device, subject: Subject, tokens: int = TOKENS) -> Verdi
     except torch.OutOfMemoryError:  # says nothing of the kernels
         raise
     except Exception as error:  # of Triton, of LLVM and ptxas, of the driver: they share no class
-        reason = " ".join(str(error).split())[:300].rstrip(".")
-        return Verdict(torch.inf, "", LIMITS[dtype], False, f"{type(error).__name__}: {reason}")
+        return Verdict(torch.inf, "", LIMITS[dtype], False, one_line(error))
     largest, tensor = difference(ours, expected)
     repeats = all(torch.equal(ours[name], again[name]) for name in ours)
     return Verdict(largest, tensor, LIMITS[dtype], repeats)

@@ -163,17 +163,13 @@ TERMS: dict[str, tuple[Callable[[TrialProblem, Call], Shapes], Callable[[Numbers
         _key_vectors,
         lambda n, call: Projected(_smaller(n["key vectors"]), n["key relative"], call.zero, of_keys=True),
     ),
-    "rotation": (lambda problem, call: {}, _rotation),
+    "rope": (lambda problem, call: {}, _rotation),
 }
 
 
 def results(problem: TrialProblem, backend: Backend, dtype: torch.dtype, device: torch.device, of: Numbers) -> Numbers:
     """The output, the log-sum-exp and every gradient for the numbers `of`: by name, in float64 on the CPU."""
-    wide = torch.promote_types(dtype, torch.float32)
-    leaves: Numbers = {}
-    for name, x in of.items():
-        kind = dtype if name in ("q", "k", "v", "gradient") else torch.float64 if name == "total" else wide
-        leaves[name] = x.to(device, kind).requires_grad_(not name.startswith("gradient"))
+    leaves = make_leaves(of, dtype, device)
     q, k, v = (interleaved(leaves[name]) if problem.strided else leaves[name] for name in "qkv")
     out, lse = run(backend, q, k, v, problem.position(leaves), problem.arguments(device) | sinks_of(leaves))
     assert lse is not None
@@ -189,6 +185,16 @@ def results(problem: TrialProblem, backend: Backend, dtype: torch.dtype, device:
     values = {"out": out, "lse": torch.where(seen, lse, 0.0), "rows that see nothing": ~seen}
     values |= {f"gradient of {name}": x for name, x in zip(learned, grads, strict=True)}
     return {name: x.detach().double().cpu() for name, x in values.items()}
+
+
+def make_leaves(numbers: Numbers, dtype: torch.dtype, device: torch.device) -> Numbers:
+    """The numbers as attention receives them, with gradients."""
+    kinds = dict.fromkeys(("q", "k", "v", "gradient"), dtype) | {"total": torch.float64}
+    wide = torch.promote_types(dtype, torch.float32)
+    return {
+        name: x.to(device, kinds.get(name, wide)).requires_grad_(not name.startswith("gradient"))
+        for name, x in numbers.items()
+    }
 
 
 def interleaved(x: Tensor) -> Tensor:
@@ -228,3 +234,8 @@ def difference(ours: Numbers, expected: Numbers) -> tuple[float, str]:
         if math.isnan(relative):
             break
     return largest, where
+
+
+def one_line(error: BaseException) -> str:
+    """An exception in one line: compilers write pages."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300].rstrip('.')}"
