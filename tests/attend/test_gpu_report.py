@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 
 import pytest
@@ -217,7 +218,7 @@ def test_on_a_gpu_the_report_has_correctness_then_speed(monkeypatch):
     properties = SimpleNamespace(total_memory=80 * 2**30, multi_processor_count=108)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
     monkeypatch.setattr(torch, "device", lambda *_: device("cpu"))
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.7"))
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.7", __spec__=ModuleSpec("triton", None)))
     monkeypatch.setattr(gpu_report, "cases", lambda quick: first)
     monkeypatch.setattr(gpu_report, "sizes", lambda quick: [Size((), 16, 32)])
     monkeypatch.setattr(gpu_report, "CudaMeter", FakeMeter)
