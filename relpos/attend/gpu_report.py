@@ -65,7 +65,7 @@ def gpu_report(quick: bool = False, progress: Progress | None = None) -> Report:
     if not installed:
         raise ValueError(reason)
     started, show = time.perf_counter(), progress or (lambda share: None)
-    on_gpu = torch.cuda.is_available() and not triton.interpreted()
+    on_gpu = torch.cuda.is_available() and not triton.INTERPRETED
     if on_gpu:
         device = torch.device("cuda", torch.cuda.current_device())
         todo = cases(quick)

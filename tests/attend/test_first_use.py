@@ -1,14 +1,10 @@
 """The check of the Triton kernels at their first use: what it notices, where its verdict is kept, when it must not run.
 
-Most tests put plain torch in the kernels' place; the last ones run the kernels in Triton's interpreter, in a process of
-its own, as they are and with mistakes.
+Most tests put plain torch in the kernels' place; the last ones run the kernels in Triton's interpreter, as they are and
+with mistakes.
 """
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -28,7 +24,7 @@ TABLE = Subject("Toeplitz", "float32", 8, 8, 0)
 def _plain_torch(monkeypatch, tmp_path):
     """A cache of its own, no verdicts, and plain torch in place of the kernels."""
     monkeypatch.setenv("RELPOS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(triton, "INTERPRETED", False)
     monkeypatch.setattr(first_use, "_verdicts", {})
     monkeypatch.setattr(first_use, "environment", lambda device: "this GPU")
     monkeypatch.setattr(triton, "refuses", lambda q, v, form, call: None)
@@ -312,7 +308,7 @@ def test_threads_wait_for_the_first(checks, monkeypatch):
 
 
 def test_it_is_skipped_in_the_interpreter(checks, monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(triton, "INTERPRETED", True)
     q = torch.zeros(1, 2, 5, 8)
     assert backends.choose("triton", q, q, None, None) is triton
     assert not checks
@@ -330,48 +326,58 @@ def test_the_problem_has_every_number_in_its_gradients():
 
 # -- The kernels themselves
 
-KERNELS = """
-import torch
-from relpos.attend.triton import first_use, gpu_operators, gpu_problem, tile_bias, toeplitz_tile
-from relpos.attend.triton.first_use import Subject
-
-def check(tokens=32):
-    verdict = first_use.check(torch.device("cpu"), Subject("Toeplitz", "float32", 16, 16, 0), tokens)
-    print(verdict.passed, verdict, sep=": ", flush=True)
-
-check(40)
-
-def shifted(TABLE, column):
-    return toeplitz_tile.toeplitz_bias(TABLE, column + 1)
-
-right, tile_bias.toeplitz_bias = tile_bias.toeplitz_bias, shifted
-check()
-tile_bias.toeplitz_bias = right
-
-launch = gpu_problem.GpuProblem.launch
-def leave_out(self, kernel, grid, size, **more):
-    if "PARTS" in more:
-        grid = (grid[0] - 1, *grid[1:])
-        more["PARTS"].zero_()
-    launch(self, kernel, grid, size, **more)
-gpu_problem.GpuProblem.launch = leave_out
-check()
-
-def fail(self, kernel, grid, size, **more):
-    raise RuntimeError("PassManager::run failed")
-gpu_problem.GpuProblem.launch = fail
-check()
-"""
+KERNELS = triton.attention
+run_the_kernels = pytest.mark.skipif(not triton.available()[0], reason=triton.available()[1])
 
 
+@pytest.fixture
+def table_kernels(monkeypatch):
+    """The verdict on the kernels for a table, in Triton's interpreter."""
+    monkeypatch.setattr(triton, "attention", KERNELS)
+    return lambda tokens=32: first_use.check(CPU, Subject("Toeplitz", "float32", 16, 16, 0), tokens)
+
+
+@run_the_kernels
 @pytest.mark.heavy
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is for Linux")
-def test_the_kernels_pass_and_mistakes_in_them_do_not():
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", KERNELS], capture_output=True, text=True, env=environment, check=True)
-    right, shifted, without_a_diagonal, failed = done.stdout.splitlines()
-    assert right.startswith("True: differs from the definition by at most")
-    assert shifted.startswith("False: ")
-    assert "differs from the definition by" in shifted
-    assert without_a_diagonal.startswith("False: gradient of table differs from the definition by")
-    assert failed == "False: RuntimeError: PassManager::run failed"
+def test_the_kernels_pass(table_kernels):
+    verdict = table_kernels(40)  # more than one tile
+    assert verdict.passed, str(verdict)
+
+
+@run_the_kernels
+@pytest.mark.heavy
+def test_a_table_that_is_read_one_column_too_far_is_noticed(table_kernels, monkeypatch):
+    from relpos.attend.triton import tile_bias
+
+    right = tile_bias.toeplitz_bias
+    monkeypatch.setattr(tile_bias, "toeplitz_bias", lambda TABLE, column: right(TABLE, column + 1))
+    assert "differs from the definition by" in str(table_kernels())
+
+
+@run_the_kernels
+@pytest.mark.heavy
+def test_a_diagonal_that_is_left_out_is_noticed(table_kernels, monkeypatch):
+    from relpos.attend.triton.gpu_problem import GpuProblem
+
+    launch = GpuProblem.launch
+
+    def one_less(self, kernel, grid, size, **more):
+        if "PARTS" in more:
+            more["PARTS"].zero_()
+            grid = (grid[0] - 1, *grid[1:])
+        launch(self, kernel, grid, size, **more)
+
+    monkeypatch.setattr(GpuProblem, "launch", one_less)
+    assert str(table_kernels()).startswith("gradient of table differs from the definition by")
+
+
+@run_the_kernels
+@pytest.mark.heavy
+def test_a_kernel_that_does_not_compile_is_noticed(table_kernels, monkeypatch):
+    from relpos.attend.triton.gpu_problem import GpuProblem
+
+    def fail(self, kernel, grid, size, **more):
+        raise RuntimeError("PassManager::run failed")
+
+    monkeypatch.setattr(GpuProblem, "launch", fail)
+    assert str(table_kernels()) == "RuntimeError: PassManager::run failed"

@@ -38,8 +38,8 @@ class OnCuda:
 def _a_gpu(monkeypatch):
     """Triton is there, nothing is asked for by the environment, and every first use is right."""
     monkeypatch.delenv("RELPOS_GPU", raising=False)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(triton, "available", lambda: (True, ""))
+    monkeypatch.setattr(triton, "INTERPRETED", False)
+    monkeypatch.setattr(triton, "INSTALLED", True)
     monkeypatch.setattr(first_use, "environment", lambda device: "a GPU")
     monkeypatch.setattr(first_use, "verdict_of", lambda device, subject, tracing=False: RIGHT)
     backends.notice_failure.cache_clear()
@@ -114,7 +114,7 @@ def test_another_word_in_the_environment_is_refused(monkeypatch, word):
 
 
 def test_without_triton_nothing_changes(monkeypatch):
-    monkeypatch.setattr(triton, "available", lambda: (False, "Triton is not installed."))
+    monkeypatch.setattr(triton, "INSTALLED", False)
     monkeypatch.setenv("RELPOS_GPU", "triton")
     assert [chosen(form) for form in ("none", "Projected")] == [flex, chunks]
     with pytest.raises(ValueError, match="'triton' cannot run this: Triton is not installed"):

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -212,6 +211,7 @@ def test_on_a_gpu_the_report_has_correctness_then_speed(monkeypatch):
     first = gpu_report.cases(quick=True, small=True)[:2]
     shares = []
     device = torch.device
+    monkeypatch.setattr(triton, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "A GPU 9000")
@@ -234,7 +234,7 @@ def test_on_a_gpu_the_report_has_correctness_then_speed(monkeypatch):
 
 
 def test_without_triton_a_sentence_says_so(monkeypatch):
-    monkeypatch.setattr(triton, "available", lambda: (False, "Triton is not installed: it comes with PyTorch."))
+    monkeypatch.setattr(triton, "INSTALLED", False)
     with pytest.raises(ValueError, match="Triton is not installed: it comes with PyTorch"):
         gpu_report.gpu_report()
 
@@ -261,4 +261,3 @@ def test_the_interpreter_is_a_process_of_its_own_that_ends_with_this_one():
     with pytest.raises(KeyboardInterrupt):
         gpu_report.interpreted_cases(quick=True, progress=stop)
     assert shares == [1 / 33, 2 / 33]
-    assert "TRITON_INTERPRET" not in os.environ

@@ -76,8 +76,8 @@ def test_a_file_of_another_kind_is_refused_before_the_work(monkeypatch, capsys, 
 
 
 def test_without_triton_one_sentence_says_so(monkeypatch, capsys):
-    monkeypatch.setattr(gpu_report.triton, "available", lambda: (False, "Triton is not installed: it comes with …"))
-    assert refused(capsys, "gpu-report") == "relpos: Triton is not installed: it comes with …"
+    monkeypatch.setattr(gpu_report.triton, "INSTALLED", False)
+    assert refused(capsys, "gpu-report").startswith("relpos: Triton is not installed: it comes with PyTorch")
 
 
 @pytest.mark.heavy

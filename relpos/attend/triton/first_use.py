@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from relpos import __version__
-from relpos.attend.triton import interpreted
+from relpos.attend import triton as backend
 from relpos.forms.bias import Form, Projected, terms
 from relpos.system.files import cache_folder, write_text
 from relpos.system.seal import signed, undamaged
@@ -76,7 +76,7 @@ def failure(q: Tensor, v: Tensor, form: Form | None) -> str | None:
 
     The first call of a subject waits for the small problem; later ones look up its verdict.
     """
-    if interpreted():
+    if backend.INTERPRETED:
         return None
     names, size = [], 0
     for term in terms(form):
@@ -143,7 +143,6 @@ def can_run(device: torch.device) -> bool:
 
 def check(device: torch.device, subject: Subject, tokens: int = TOKENS) -> Verdict:
     """Run the small problem: two packed documents, a window, two heads per key head, forward and backward, twice."""
-    from relpos.attend import triton
     from relpos.attend.triton.trial_problems import LIMITS, TrialProblem, difference, exact, one_line, results
 
     dtype = getattr(torch, subject.dtype)
@@ -159,7 +158,7 @@ def check(device: torch.device, subject: Subject, tokens: int = TOKENS) -> Verdi
     numbers = problem.numbers(dtype)
     try:
         expected = exact(problem, numbers)
-        ours, again = (results(problem, triton, dtype, device, numbers) for _ in range(2))
+        ours, again = (results(problem, backend, dtype, device, numbers) for _ in range(2))
     except torch.OutOfMemoryError:  # says nothing of the kernels
         raise
     except Exception as error:  # of Triton, of LLVM and ptxas, of the driver: they share no class
