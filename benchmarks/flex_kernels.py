@@ -27,6 +27,7 @@ from torch._inductor.codecache import PyCodeCache
 from torch._inductor.kernel.flex import flex_attention as lowering
 from torch._inductor.kernel.flex import flex_decoding
 from torch._inductor.lowering import lowerings
+from torch._inductor.runtime import triton_helpers
 from torch._inductor.template_heuristics import triton as heuristics
 from torch.nn.attention import flex_attention
 from triton.backends.compiler import GPUTarget
@@ -69,6 +70,7 @@ def triton_kernels(target: GPUTarget, tiles: Tiles | None = None) -> Iterator[No
         (torch.cuda, "get_device_capability", constantly(capability)),
         (flex_attention, "_validate_device", constantly(None)),
         (flex_attention, "_apply_kernel_options", with_logsumexp(flex_attention._apply_kernel_options)),
+        (triton_helpers, "set_driver_to_cpu", constantly(None)),  # it would warn that Triton has no driver for a CPU
         (flex, "refuses", constantly(None)),
         (kernel, "RECENT", kernel.Recent(8)),
     ]
@@ -208,7 +210,7 @@ def generate(
     q, k, v = (torch.zeros(1, HEADS, LENGTH, head_dim, dtype=dtype, requires_grad=True) for _ in range(3))
     with triton_kernels(target), mock.patch.object(AsyncCompile, "triton", note):
         attention(form, head_dim)(q, k, v).sum().backward()
-    loaded = [(getattr(PyCodeCache.load(source), name), source) for name, source in sources.items()]
+        loaded = [(getattr(PyCodeCache.load(source), name), source) for name, source in sources.items()]
     parts = {template_of(tuner.fn.arg_names): kernel_of(tuner, source) for tuner, source in loaded}
     return {part: each for part, each in parts.items() if part is not None}
 

@@ -32,7 +32,7 @@ HOLES = torch.arange(170).expand(2, -1) % torch.tensor([[3], [200]]) > 0
 ONE, TWO, GROUPS = (1, 2, 2, 150, 170, 16, 16), (2, 2, 2, 150, 170, 16, 16), (2, 2, 1, 150, 170, 24, 40)
 CALLS = {  # sizes and options
     "causal": (ONE, {}),
-    "full blocks": ((1, 1, 1, 384, 384, 16, 16), {}),
+    "full blocks": ((1, 1, 1, 512, 512, 16, 16), {"window": (300, 0)}),
     "both directions": (ONE, {"causal": False, "start": 20}),
     "window": (ONE, {"window": (40, 0)}),
     "window, both directions": (ONE, {"window": (7, 30), "causal": False, "start": 20}),
@@ -79,9 +79,8 @@ CALLS = {  # sizes and options
 QUICK = {
     ("none", "window"),
     ("toeplitz", "full blocks"),
-    ("toeplitz", "everything"),
     ("rank one, weighted", "both directions"),
-    ("sum", "causal"),
+    ("sum", "everything"),
     ("sum", "few queries, everything"),
     ("scaled", "documents"),
     ("scaled", "one query"),
