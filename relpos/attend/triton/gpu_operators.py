@@ -9,8 +9,10 @@ from torch.nn import functional as F
 
 from relpos.attend.kernel_inputs import NOWHERE, Inputs
 from relpos.attend.kernel_operators import Results, empty_out, register
-from relpos.attend.triton import projected_tile, rank_one_tile, scaled_tile, toeplitz_tile
+from relpos.attend.triton import FEW, projected_tile, rank_one_tile, scaled_tile, toeplitz_tile
 from relpos.attend.triton.backward_kernels import grad_kv_kernel, grad_q_kernel
+from relpos.attend.triton.decoding_kernel import decode
+from relpos.attend.triton.decoding_state import PackedBias, RunningTotals
 from relpos.attend.triton.distance_kernel import distance_kernel
 from relpos.attend.triton.forward_kernel import forward_kernel
 from relpos.attend.triton.gpu_problem import GpuProblem
@@ -23,14 +25,19 @@ TILES_PER_PROGRAM = 64  # of a block diagonal, about: more programs share a long
 class TritonKernel:
     """The Triton kernels, as their operators run them. The log-sum-exp for the backward has base 2."""
 
-    def run(self, inputs: Inputs) -> Results:
+    def run(self, inputs: Inputs, packed: PackedBias | RunningTotals | None = None) -> Results:
         problem = GpuProblem(inputs)
+        if packed is not None:
+            packed.fill(problem)
         q, out = inputs.q, empty_out(inputs)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-        problem.set_strides("o", out)
-        size = problem.size("forward")
-        grid = (triton.cdiv(q.shape[2], size.BM), q.shape[0] * q.shape[1])
-        problem.launch(forward_kernel, grid, size, OUT=out, LSE=lse)
+        if q.shape[2] <= FEW:
+            decode(problem, out, lse)
+        else:
+            problem.set_strides("o", out)
+            size = problem.size("forward")
+            grid = (triton.cdiv(q.shape[2], size.BM), q.shape[0] * q.shape[1])
+            problem.launch(forward_kernel, grid, size, OUT=out, LSE=lse)
         return out, natural(lse) if inputs.return_lse else lse.new_empty(0), lse, lse.new_empty(0)
 
     def fake(self, inputs: Inputs) -> Results:

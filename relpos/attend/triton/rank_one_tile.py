@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.attend.triton.tiles import LOG2E
+from relpos.attend.triton import FEW
+from relpos.attend.triton.tiles import LOG2E, wide
 from relpos.forms.bias import running_sum
 
 BIT = 2
@@ -38,6 +39,23 @@ def rank_one_bias(s, weight_i, growth_i, growth_j, WEIGHTED: tl.constexpr, SYMME
 
 
 @triton.jit
+def load_totals(TOTALS, head, token, tokens, heads):
+    """High part, low part and weight of tokens, of which each row has its own head; `heads` counts the batch's."""
+    plane = wide(tokens) * heads
+    at = TOTALS + head * tokens + tl.minimum(token, tokens - 1)
+    return tl.load(at), tl.load(at + plane), tl.load(at + 2 * plane)
+
+
+@triton.jit
+def bias_of_totals(high_i, low_i, weight_i, high_j, low_j, SYMMETRIC: tl.constexpr):
+    """The bias of a tile in log2, of which each row has a head of its own."""
+    growth = (high_i - high_j) + (low_i - low_j)
+    if SYMMETRIC:
+        growth = tl.abs(growth)
+    return -weight_i * growth
+
+
+@triton.jit
 def signed(ds, growth_i, growth_j, SYMMETRIC: tl.constexpr):
     """The gradient of a tile's logits with the sign of the growth, where its absolute value counts."""
     if SYMMETRIC:
@@ -57,6 +75,18 @@ def pack(inputs, arguments):
         WEIGHTED=weighted,
         SYMMETRIC=inputs.symmetric,
     )
+    if inputs.q.shape[2] <= FEW:
+        arguments.update(TOTALS=pack_totals(total.view(*inputs.q.shape[:2], -1), inputs.weight), tokens=total.shape[1])
+
+
+def pack_totals(total: Tensor, weight: Tensor | None) -> Tensor:
+    """Totals (batch, heads, tokens) as sums of two floats, and weights times log2(e): (3, batch · heads, tokens)."""
+    largest = torch.finfo(torch.float32).max
+    total = (total - total.amin(-1, keepdim=True)).clamp(-largest, largest)
+    high = total.float()
+    low = (total - high.double()).float()
+    weight = torch.ones_like(high) if weight is None else weight.detach().float()
+    return torch.stack([high, low, weight * LOG2E]).flatten(1, 2)
 
 
 def by_blocks(arguments, BM: int, BN: int) -> dict[str, Tensor]:

@@ -98,7 +98,7 @@ def add_bias(s, i, j, apart, weight_i, growth_i, inverse_i, u, growth_j, w,
     if C_RANK_ONE & FORM:
         s = rank_one_bias(s, weight_i, growth_i, growth_j, WEIGHTED, SYMMETRIC)
     if C_SCALED & FORM:
-        s += scaled_bias(load_distances(CURVE + curve_zero, i, j) * inverse_i, HINGES, KNOTS)
+        s += scaled_bias(load_distances(CURVE + curve_zero, i, j) * inverse_i, HINGES, HINGES, KNOTS)
     if C_QUERY_VECTORS & FORM:
         bias = projected_bias(u, QUERY_RELATIVE, relative_zero + apart - (B - 1), R, BR, B, False, PRECISION)
         s += tl.trans(bias) if TRANSPOSED else bias
