@@ -38,6 +38,49 @@ class Backend(Protocol):
         """
 
 
+class PackedBias(Protocol):
+    """A bias that does not depend on the input, in a kernel's layout, for all tokens below a capacity."""
+
+    @property
+    def scaled(self) -> bool:
+        """Whether there is one factor per position, so that positions must not restart."""
+
+
+class RunningTotals(Protocol):
+    """A RankOne bias in a kernel's layout, which grows with every decoded token."""
+
+    length: int
+    fits: bool  # whether the kernel can run with the first tokens
+
+    def append(self, step: Tensor, weight: Tensor | None) -> bool:
+        """Add tokens, and return whether they fit; if not, all are to be packed again."""
+
+    def crop(self, length: int) -> None:
+        """Forget all tokens from `length` on."""
+
+
+class DecodingBackend(Backend, Protocol):
+    """A backend for which a decoder keeps the bias packed between its steps."""
+
+    __name__: str
+    FEW: int  # queries of a step at most
+
+    def refuses_call(self, form: Form | None, call: Call) -> str | None:
+        """Why it cannot run a form, the masks or the positions of a call, as a sentence; None if it can."""
+
+    def packed_bias(self, form: Form, capacity: int) -> PackedBias | None:
+        """The form, of as many queries and keys as the capacity, packed; None if that cannot be kept."""
+
+    def running_totals(self, step: Tensor, weight: Tensor | None, capacity: int) -> RunningTotals:
+        """Steps and weights of the first tokens, (batch, heads, tokens), packed, with room for later ones."""
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, *, packed: Any = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute attention; `packed` is the bias in place of `form`, in a call without gradients."""
+
+
+DECODING: tuple[DecodingBackend, ...] = (native, triton)
 BACKENDS: dict[str, Backend] = {
     "native": native,
     "flex": flex,
@@ -108,6 +151,12 @@ def gpu_backend() -> str | None:
 def wants_gradient(form: Form | None) -> bool:
     """Whether a gradient will flow to a number of the bias."""
     return form is not None and torch.is_grad_enabled() and any(x.requires_grad for _, x in form.tensors())
+
+
+def decoding_backend(backend: str | None, q: Tensor, v: Tensor, call: Call) -> DecodingBackend | None:
+    """The backend that would run this call without a bias, if a decoder can keep a bias packed for it."""
+    chosen = choose(backend, q, v, None, call)
+    return next((candidate for candidate in DECODING if candidate is chosen), None)
 
 
 def attend(

@@ -351,8 +351,8 @@ def test_the_kernels_pass(table_kernels):
 def test_a_table_that_is_read_one_column_too_far_is_noticed(table_kernels, monkeypatch):
     from relpos.attend.triton import tile_bias
 
-    right = tile_bias.toeplitz_bias
-    monkeypatch.setattr(tile_bias, "toeplitz_bias", lambda TABLE, column: right(TABLE, column + 1))
+    right = tile_bias.load_distances
+    monkeypatch.setattr(tile_bias, "load_distances", lambda TABLE, i, j: right(TABLE, i + 1, j))
     assert "differs from the definition by" in str(table_kernels())
 
 

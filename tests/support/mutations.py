@@ -30,6 +30,27 @@ class Mutation(NamedTuple):
 
 MUTATIONS = [
     Mutation(
+        "flex: the last key that a query sees is hidden",
+        "relpos/attend/flex/scores.py",
+        "(key <= highest[b, query])",
+        "(key < highest[b, query])",
+        "tests/attend/test_flex_interpreted.py",
+    ),
+    Mutation(
+        "flex: the weight of the key for that of the query",
+        "relpos/attend/flex/scores.py",
+        "-weight[b, h, query] * gained",
+        "-weight[b, h, key] * gained",
+        "tests/attend/test_flex_interpreted.py",
+    ),
+    Mutation(
+        "flex: a block counts as full when its first query sees it all",
+        "relpos/attend/flex/kernel.py",
+        "(lowest[:, last_row, None] <= first_key)",
+        "(lowest[:, first_row, None] <= first_key)",
+        "tests/attend/test_flex_interpreted.py",
+    ),
+    Mutation(
         "kernel: the sign of RankOne's gradient by query",
         "native/src/forms.h",
         "total_query_[query] = -lane_sign_[lane]",
