@@ -21,7 +21,7 @@ from relpos.forms.tracing import is_transformed
 if TYPE_CHECKING:
     from relpos.attend.triton.decoding_state import PackedBias, RunningTotals
 
-FASTEST_ON: tuple[str, ...] = ()  # FlexAttention is preferred until this has been measured on GPUs
+FASTEST_ON: tuple[str, ...] = ("cuda",)  # after FlexAttention, until this has been measured on GPUs
 FEW = 8  # queries: programs divide the keys among them
 WIDEST = 256  # head_dim or value_dim
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

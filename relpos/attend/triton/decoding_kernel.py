@@ -12,7 +12,7 @@ from torch import Tensor
 from relpos.attend.kernel_inputs import Inputs
 from relpos.attend.triton.forward_kernel import attend_to_tile
 from relpos.attend.triton.gpu_problem import GpuProblem, processors
-from relpos.attend.triton.rank_one_tile import load_totals, load_weights, rank_one_bias
+from relpos.attend.triton.rank_one_tile import bias_of_totals, load_totals
 from relpos.attend.triton.scaled_tile import scaled_bias
 from relpos.attend.triton.tile_bias import C_KEY_VECTORS, C_QUERY_VECTORS, C_RANK_ONE, C_SCALED, C_TOEPLITZ
 from relpos.attend.triton.tiles import (
@@ -23,14 +23,13 @@ from relpos.attend.triton.tiles import (
     CHANGING,
     capped,
     head_hash,
-    load_entries,
     load_keys,
     masked,
     product,
     row_interval,
     wide,
 )
-from relpos.attend.triton.toeplitz_tile import toeplitz_bias
+from relpos.attend.triton.toeplitz_tile import load_distances
 
 LEAST_TILES = 2  # of a split: fewer keys are not worth a program
 MOST_SPLITS = 128
@@ -71,6 +70,7 @@ def decoding_kernel(
     D: tl.constexpr, E: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, KNOTS: tl.constexpr, FORM: tl.constexpr, SYMMETRIC: tl.constexpr,
     CAPPED: tl.constexpr, PADDED: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """PARTS (splits, batch, heads, queries, E) and their log-sum-exp in log2, −inf where a split sees nothing.
 
@@ -94,8 +94,7 @@ def decoding_kernel(
     q = tl.load(Q + b * q_b + (h * q_h + r * q_m)[:, None] + columns, mask=columns < D, other=0.0)
     i = (start + r)[:, None]
     if C_RANK_ONE & FORM:
-        high, low = load_totals(TOTALS, head[:, None], i, tokens, batch * heads)
-        weight = load_weights(TOTALS, head[:, None], i, tokens, batch * heads)
+        high, low, weight = load_totals(TOTALS, head[:, None], i, tokens, batch * heads)
     if C_SCALED & FORM:
         inverse = tl.load(INVERSE + b * inverse_b + inverse_start + r)[:, None]
         hinges = (HINGES + h * (4 * KNOTS))[:, None]
@@ -115,12 +114,12 @@ def decoding_kernel(
         s = product(q, tl.trans(k), None, PRECISION)
         s, _ = capped(s, scale, softcap, CAPPED)
         if C_TOEPLITZ & FORM:
-            s += toeplitz_bias(table, zero + (i - j))
+            s += load_distances(table + zero, i, j, ASSEMBLY)
         if C_RANK_ONE & FORM:
-            high_j, low_j = load_totals(TOTALS, head[:, None], j, tokens, batch * heads)
-            s += rank_one_bias(high, low, weight, high_j, low_j, SYMMETRIC)
+            high_j, low_j, _ = load_totals(TOTALS, head[:, None], j, tokens, batch * heads)
+            s += bias_of_totals(high, low, weight, high_j, low_j, SYMMETRIC)
         if C_SCALED & FORM:
-            s += scaled_bias(load_entries(CURVE + curve_zero + (i - j)) * inverse, HINGES, hinges, KNOTS)
+            s += scaled_bias(load_distances(CURVE + curve_zero, i, j, ASSEMBLY) * inverse, HINGES, hinges, KNOTS)
         if C_QUERY_VECTORS & FORM:
             s = projected_rows(
                 s, QUERY_RELATIVE, QUERY_VECTORS, row0, rows, g, b, heads, group, queries, keys, start, key0,

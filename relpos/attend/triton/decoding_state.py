@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from relpos.attend.kernel_inputs import Inputs, describe
-from relpos.attend.triton import rank_one_tile, scaled_tile
+from relpos.attend.triton import FEW, rank_one_tile, scaled_tile
 from relpos.attend.triton.gpu_problem import GpuProblem, form_bits, on_device, pack_forms
 from relpos.attend.triton.tiles import C_LOG2E, wide
 from relpos.forms.bias import Form, running_sum
@@ -92,3 +92,6 @@ class RunningTotals:
         """Set the arguments of the bias."""
         problem.form, problem.arguments["FORM"] = rank_one_tile.BIT, rank_one_tile.BIT
         problem.arguments |= {"TOTALS": self.totals, "tokens": self.capacity, "SYMMETRIC": False}
+        if problem.inputs.q.shape[2] > FEW:  # the ordinary forward reads totals by blocks
+            high, low, weight = self.totals[..., : self.length]
+            problem.arguments |= {"totals": high.double() + low, "token_weights": weight, "WEIGHTED": True}

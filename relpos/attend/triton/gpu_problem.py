@@ -19,14 +19,16 @@ PROJECTED = projected_tile.QUERY_BIT | projected_tile.KEY_BIT
 RECENT: Recent[tuple[Tensor, Tensor]] = Recent(8)  # the layers of a model have few geometries
 # What a kernel without the form, or without a gradient of it, receives in place of these.
 ABSENT_POINTERS = (
-    "TABLE", "TOTALS", "CURVE", "INVERSE", "HINGES", "QUERY_VECTORS", "QUERY_RELATIVE", "KEY_VECTORS", "KEY_RELATIVE",
-    "ROW_SUMS", "ROW_GROWTH", "ROW_INVERSE", "KNOT_SUMS", "FAR_SUMS", "GRAD_QUERY_VECTORS", "GRAD_KEY_VECTORS",
-    "KEY_SUMS", "SINKS", "PADDING", "ROW_KEYS",
+    "TABLE", "TOTALS", "QUERY_GROWTH", "QUERY_BASES", "KEY_GROWTH", "KEY_BASES", "WEIGHTS", "CURVE", "INVERSE",
+    "HINGES", "QUERY_VECTORS", "QUERY_RELATIVE", "KEY_VECTORS", "KEY_RELATIVE", "ROW_SUMS", "ROW_GROWTH",
+    "ROW_INVERSE", "KNOT_SUMS", "FAR_SUMS", "GRAD_QUERY_VECTORS", "GRAD_KEY_VECTORS", "KEY_SUMS", "SINKS", "PADDING",
+    "ROW_KEYS",
 )  # fmt: skip
 ABSENT_NUMBERS = {
-    "zero": 0, "table_h": 0, "tokens": 1, "curve_zero": 0, "inverse_b": 0, "inverse_start": 0, "relative_zero": 0,
-    "query_relative_h": 0, "key_relative_h": 0, "KNOTS": 1, "R": 1, "BR": 16, "SYMMETRIC": False, "seed_high": 0,
-    "seed_low": 0, "threshold": 0, "kept_factor": 1.0, "range_b": 0,
+    "zero": 0, "table_h": 0, "query_width": 0, "key_width": 0, "tokens": 1, "WEIGHTED": False, "curve_zero": 0,
+    "inverse_b": 0, "inverse_start": 0, "relative_zero": 0, "query_relative_h": 0, "key_relative_h": 0, "KNOTS": 1,
+    "R": 1, "BR": 16, "SYMMETRIC": False, "seed_high": 0, "seed_low": 0, "threshold": 0, "kept_factor": 1.0,
+    "range_b": 0,
 }  # fmt: skip
 
 
@@ -121,6 +123,7 @@ class GpuProblem:
             "FORM": self.form, "CAPPED": inputs.softcap > 0, "PADDED": inputs.padding is not None,
             "HAS_SINKS": inputs.sinks is not None, "DROPS": inputs.dropout > 0,
             # Three TF32 products are as exact as float32, on tensor cores; other GPUs multiply float32 as it is.
+            "ASSEMBLY": nvidia,
             "PRECISION": "tf32" if q.dtype != torch.float32 else "tf32x3" if nvidia else "ieee",
         }  # fmt: skip
         for prefix, x in (("q", q), ("k", k), ("v", v)):
@@ -156,9 +159,17 @@ class GpuProblem:
         dim = max(a["BD"], a["BE"], a["BR"] if self.form & PROJECTED else 16)
         return tile_sizes.tile_size(kernel, self.target, dim, a["Q"].element_size() == 4, self.form, rows)
 
+    def by_blocks(self, size: tile_sizes.TileSize) -> dict[str, Any]:
+        """The arguments that depend on the size of a tile: running totals by blocks."""
+        if not self.form & rank_one_tile.BIT:
+            return {}
+        values = rank_one_tile.by_blocks(self.arguments, size.BM, size.BN)
+        return values | {"query_width": values["QUERY_GROWTH"].shape[1], "key_width": values["KEY_GROWTH"].shape[1]}
+
     def launch(self, kernel: Any, grid: tuple[int, ...], size: tile_sizes.TileSize, **more: Any) -> None:
         """Run a kernel with the arguments that it has."""
-        arguments = self.arguments | more | {"BM": size.BM, "BN": size.BN}
+        blocks = self.by_blocks(size) if "QUERY_GROWTH" in names(kernel) else {}
+        arguments = self.arguments | blocks | more | {"BM": size.BM, "BN": size.BN}
         with on_device(self.arguments["Q"]):
             kernel[grid](
                 **{name: arguments[name] for name in names(kernel)},
