@@ -5,7 +5,7 @@ To add a backend: write a module with what `Backend` asks for, and add its line 
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Protocol
@@ -42,6 +42,10 @@ class PackedBias(Protocol):
     """A bias that does not depend on the input, in a kernel's layout, for all tokens below a capacity."""
 
     @property
+    def names(self) -> Sequence[str]:
+        """The names of the classes of its terms."""
+
+    @property
     def scaled(self) -> bool:
         """Whether there is one factor per position, so that positions must not restart."""
 
@@ -51,6 +55,10 @@ class RunningTotals(Protocol):
 
     length: int
     fits: bool  # whether the kernel can run with the first tokens
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the classes of its terms."""
 
     def append(self, step: Tensor, weight: Tensor | None) -> bool:
         """Add tokens, and return whether they fit; if not, all are to be packed again."""
@@ -157,6 +165,11 @@ def decoding_backend(backend: str | None, q: Tensor, v: Tensor, call: Call) -> D
     """The backend that would run this call without a bias, if a decoder can keep a bias packed for it."""
     chosen = choose(backend, q, v, None, call)
     return next((candidate for candidate in DECODING if candidate is chosen), None)
+
+
+def runs_packed(backend: DecodingBackend, q: Tensor, v: Tensor, packed: PackedBias | RunningTotals) -> bool:
+    """Whether the backend may run with this bias: for Triton, its kernels for these forms have passed at first use."""
+    return backend is not triton or first_use.failure_of_terms(q, v, packed.names) is None
 
 
 def attend(

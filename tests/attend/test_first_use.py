@@ -7,6 +7,7 @@ with mistakes.
 import json
 import math
 import threading
+from importlib import import_module
 
 import pytest
 import torch
@@ -289,7 +290,7 @@ def test_it_does_not_check_itself(monkeypatch):
 
     monkeypatch.setattr(triton, "attention", attention)
     assert first_use.verdict_of(CPU, TABLE).passed
-    assert inner == [None, None]
+    assert inner == [None] * 4  # all queries and the last few, twice each
 
 
 def test_threads_wait_for_the_first(checks, monkeypatch):
@@ -348,11 +349,12 @@ def test_the_kernels_pass(table_kernels):
 
 @run_the_kernels
 @pytest.mark.heavy
-def test_a_table_that_is_read_one_column_too_far_is_noticed(table_kernels, monkeypatch):
-    from relpos.attend.triton import tile_bias
-
-    right = tile_bias.load_distances
-    monkeypatch.setattr(tile_bias, "load_distances", lambda TABLE, i, j: right(TABLE, i + 1, j))
+@pytest.mark.parametrize("module", ["tile_bias", "decoding_kernel"])
+def test_a_table_that_is_read_one_column_too_far_is_noticed(table_kernels, monkeypatch, module):
+    """Also if that happens to the last few queries only."""
+    kernels = import_module(f"relpos.attend.triton.{module}")
+    right = kernels.load_distances
+    monkeypatch.setattr(kernels, "load_distances", lambda TABLE, i, j, ASSEMBLY: right(TABLE, i + 1, j, ASSEMBLY))
     assert "differs from the definition by" in str(table_kernels())
 
 
