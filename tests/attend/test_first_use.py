@@ -76,6 +76,22 @@ def test_plain_torch_passes(form, dtype):
     assert verdict.limit <= 200 * torch.finfo(getattr(torch, dtype)).eps
 
 
+@pytest.mark.parametrize("form", [first_use.NO_BIAS, "Toeplitz", "RankOne + Toeplitz"])
+def test_for_decoding_few_queries_run_without_a_backward(monkeypatch, form):
+    shapes = []
+
+    def attention(q, k, v, form, call):
+        shapes.append((q.shape[2], k.shape[2], torch.is_grad_enabled()))
+        return chunks.attention(q, k, v, form, call)
+
+    monkeypatch.setattr(triton, "attention", attention)
+    verdict = first_use.check(CPU, Subject(form, "float32", 16, 16, decoding=True))
+    assert verdict.passed, str(verdict)
+    assert shapes == [(5, 200, False)] * 2
+    changed(monkeypatch, lambda out: out * 1.01)
+    assert not first_use.check(CPU, Subject(form, "float32", 16, 16, decoding=True)).passed
+
+
 def test_a_number_that_is_off_is_named(monkeypatch):
     changed(monkeypatch, lambda out: out * 1.01)
     wrong = first_use.check(CPU, TABLE)
@@ -118,7 +134,7 @@ def test_bits_that_change_from_run_to_run_do_not_pass(monkeypatch):
     changed(monkeypatch, lambda out: out * (1 + next(number) * 2**-23))
     verdict = first_use.check(CPU, TABLE)
     assert verdict.difference < verdict.limit
-    assert (verdict.passed, str(verdict)) == (False, "two runs of the backward gave different bits")
+    assert (verdict.passed, str(verdict)) == (False, "two runs gave different bits")
 
 
 def test_an_error_of_the_compiler_is_a_verdict_in_one_line(monkeypatch):
@@ -343,6 +359,14 @@ def table_kernels(monkeypatch):
 @pytest.mark.heavy
 def test_the_kernels_pass(table_kernels):
     verdict = table_kernels(40)  # more than one tile
+    assert verdict.passed, str(verdict)
+
+
+@run_the_kernels
+@pytest.mark.heavy
+def test_the_kernels_of_decoding_pass(monkeypatch):
+    monkeypatch.setattr(triton, "attention", KERNELS)
+    verdict = first_use.check(CPU, Subject("RankOne", "float32", 16, 16, decoding=True), 40)
     assert verdict.passed, str(verdict)
 
 
