@@ -157,6 +157,10 @@ TERMS: dict[str, tuple[Callable[[TrialProblem, Call], Shapes], Callable[[Numbers
     "Toeplitz": (_table, lambda n, call: Toeplitz(n["table"], call.zero)),
     "Toeplitz with ends": (_short_table, _clipped),
     "RankOne": (_totals, lambda n, call: RankOne(n["total"], n["weight"], symmetric=not call.causal)),
+    "RankOne without weights": (
+        lambda problem, call: {"total": _totals(problem, call)["total"]},
+        lambda n, call: RankOne(n["total"], symmetric=not call.causal),
+    ),
     "Scaled": (_network, _scaled),
     "Projected": (_vectors, lambda n, call: Projected(_smaller(n["vectors"]), n["relative"], call.zero)),
     "Projected of keys": (
