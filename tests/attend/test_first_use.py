@@ -373,10 +373,15 @@ def test_the_kernels_of_decoding_pass(monkeypatch):
 @run_the_kernels
 @pytest.mark.heavy
 def test_a_table_that_is_read_one_column_too_far_is_noticed(table_kernels, monkeypatch):
-    from relpos.attend.triton import tile_bias
+    from relpos.attend.triton import toeplitz_tile
 
-    right = tile_bias.load_distances
-    monkeypatch.setattr(tile_bias, "load_distances", lambda TABLE, i, j: right(TABLE, i + 1, j))
+    pack = toeplitz_tile.pack
+
+    def one_column_further(inputs, arguments):
+        pack(inputs, arguments)
+        arguments["zero"] += 1
+
+    monkeypatch.setattr(toeplitz_tile, "pack", one_column_further)
     assert "differs from the definition by" in str(table_kernels())
 
 
