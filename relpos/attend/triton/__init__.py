@@ -96,7 +96,9 @@ def refuses_call(form: Form | None, call: Call) -> str | None:
     return next((reason for holds, reason in reasons if holds), None)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor | None]:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, skip: bool = True
+) -> tuple[Tensor, Tensor | None]:
     """Compute attention that `refuses` has not refused; gradients flow to q, k, v, the sinks and the form's tensors.
 
     Rotations are applied before, in float32: as tiles are loaded, each key would be rotated again for every block of
@@ -107,7 +109,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) ->
     if call.rotation is not None:
         turned = call.rotated(q, k)
         q, k = turned[0].to(q.dtype), turned[1].to(k.dtype)
-    inputs = make_inputs(q, k, v, form, call, skip=True)
+    inputs = make_inputs(q, k, v, form, call, skip)
     if needs_operator(getattr(inputs, name) for name in TENSORS):
         out, lse, _, _ = gpu_operators.forward(*inputs.values())
     else:

@@ -21,12 +21,12 @@ RECENT: Recent[tuple[Tensor, Tensor]] = Recent(8)  # the layers of a model have 
 ABSENT_POINTERS = (
     "TABLE", "TOTALS", "CURVE", "INVERSE", "HINGES", "QUERY_VECTORS", "QUERY_RELATIVE", "KEY_VECTORS", "KEY_RELATIVE",
     "ROW_SUMS", "ROW_GROWTH", "ROW_INVERSE", "KNOT_SUMS", "FAR_SUMS", "GRAD_QUERY_VECTORS", "GRAD_KEY_VECTORS",
-    "KEY_SUMS", "SINKS", "PADDING", "ROW_KEYS",
+    "KEY_SUMS", "SINKS", "PADDING", "ROW_KEYS", "KEPT_KEYS", "KEPT_ROWS",
 )  # fmt: skip
 ABSENT_NUMBERS = {
     "zero": 0, "table_h": 0, "tokens": 1, "curve_zero": 0, "inverse_b": 0, "relative_zero": 0, "query_relative_h": 0,
     "key_relative_h": 0, "KNOTS": 1, "R": 1, "BR": 16, "SYMMETRIC": False, "seed_high": 0, "seed_low": 0,
-    "threshold": 0, "kept_factor": 1.0, "range_b": 0,
+    "threshold": 0, "kept_factor": 1.0, "range_b": 0, "NARROWED": False,
 }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ C_PLAIN_LOADS = tl.constexpr(
 # Numbers that change from call to call. Triton would compile a kernel again for a 1 and for multiples of 16.
 CHANGING = (
     "heads", "group", "batch", "queries", "keys", "start", "interval_b", "range_b", "zero", "table_h", "curve_zero",
+    "key_units", "row_units", "allowed",
     "tokens", "inverse_b", "relative_zero", "query_relative_h", "key_relative_h", "far_low", "far_high", "lowest",
     "seed_high", "seed_low", "threshold", "scale", "softcap", "kept_factor",
 )  # fmt: skip
