@@ -66,6 +66,8 @@ def register(name: str, kernel: Kernel) -> Callable[..., Results]:
     ) -> list[Tensor]:  # fmt: skip
         """Gradients in the order of LEARNED; where there is none, the tensor is empty."""
         grad = torch.zeros_like(out) if grad is None else grad
+        if grad_lse is not None and not grad_lse.numel():  # of a log-sum-exp that was not asked for
+            grad_lse = None
         names = frozenset(name for name, needed in zip(LEARNED, wanted, strict=True) if needed)
         grads = kernel.gradients(Inputs(*arguments), grad, grad_lse, (out, out, lse, record), names)
         return [grads.get(name, lse.new_empty(0)) for name in LEARNED]

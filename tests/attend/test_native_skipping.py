@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from native_cases import FAMILIES, assert_close, compare, documents, normal
+from kernel_cases import FAMILIES, assert_close, compare, documents, normal
 from torch import Tensor
 
 from relpos.attend import native, reference

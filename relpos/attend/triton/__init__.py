@@ -6,7 +6,6 @@ tensors. We have not run them on a GPU: docs/gpu.md says what is proven.
 """
 
 import os
-from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -23,26 +22,21 @@ WIDEST = 256  # head_dim or value_dim
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@cache
+INSTALLED = find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter runs the kernels, on CPU tensors
+
+
 def available() -> tuple[bool, str]:
     """Whether Triton is installed, and the reason if not."""
-    if find_spec("triton") is None:
-        return False, "Triton is not installed: it comes with PyTorch for CUDA and ROCm on Linux."
-    return True, ""
-
-
-def interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels, on CPU tensors."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+    return INSTALLED, "" if INSTALLED else "Triton is not installed: it comes with PyTorch for CUDA and ROCm on Linux."
 
 
 def refuses(q: Tensor, v: Tensor, form: Form | None, call: Call) -> str | None:
     """Why the Triton kernels cannot run this call, as a sentence; None if they can."""
-    installed, reason = available()
-    if not installed:
-        return reason
-    if q.device.type != ("cpu" if interpreted() else "cuda"):
-        where = "on the CPU, in Triton's interpreter" if interpreted() else "on CUDA and ROCm"
+    if not INSTALLED:
+        return available()[1]
+    if q.device.type != ("cpu" if INTERPRETED else "cuda"):
+        where = "on the CPU, in Triton's interpreter" if INTERPRETED else "on CUDA and ROCm"
         return f"the Triton kernels run {where}, and q is on {q.device.type}."
     if q.dtype not in DTYPES:
         return f"the Triton kernels compute in float32, but q is {q.dtype}."

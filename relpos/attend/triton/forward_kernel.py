@@ -97,7 +97,8 @@ def forward_kernel(
         acc *= shrink[:, None]
         m = new
     empty = total == 0.0
-    acc = acc / tl.where(empty, 1.0, total)[:, None]
+    total = tl.where(empty, 1.0, total)
+    acc = acc / total[:, None]
     # +inf for a row that sees nothing, so that exp2(s − lse) = 0 in the backward.
     tl.store(LSE + head * queries + r, tl.where(empty, C_INFINITY, m + tl.log2(total)), mask=r < queries)
     store_tile(OUT + b * o_b + h * o_h, row0, o_m, queries, acc, BM, E, BE)
