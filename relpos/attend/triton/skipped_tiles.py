@@ -245,7 +245,7 @@ def units(length: int) -> int:
 
 def empty_record(inputs: Inputs) -> Tensor:
     """Room for what the backward reads; none if no tile may be skipped. Its size asks nothing about the length."""
-    return inputs.q.new_empty(sum(part_sizes(inputs).values()) if may_skip(inputs) else 0, dtype=torch.float32)
+    return inputs.q.new_zeros(sum(part_sizes(inputs).values()) if may_skip(inputs) else 0, dtype=torch.float32)
 
 
 def part_sizes(inputs: Inputs) -> dict[str, int]:
