@@ -61,7 +61,7 @@ def _scaled_numbers(batch: int, heads: int, call: Call) -> Numbers:
 
 
 def _scaled(n: Numbers, call: Call) -> Scaled:
-    distance = torch.arange(call.length, dtype=call.dtype)
+    distance = torch.arange(max(call.length, call.highest + 1), dtype=call.dtype)
     row = torch.log1p(n["log_c"].exp() * torch.maximum(call.query_positions.to(call.dtype), n["threshold"]))
     return Scaled(
         torch.log1p(n["log_c"].exp() * distance), row, n["slope"], n["shift"], n["out"], n["offset"], call.first
@@ -147,6 +147,14 @@ def rotation(
 def documents(*lengths: int) -> Tensor:
     """Ids of documents of these lengths: (keys,)."""
     return torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])
+
+
+def random_numbers(family: Family, tensors: list[Tensor], options: dict) -> Numbers:
+    """Random numbers of the family for a call, in float64 but exact in float32."""
+    (batch, heads, queries, _), keys = tensors[0].shape, tensors[1].shape[2]
+    names = ("causal", "documents", "padding", "start", "token_positions", "window")
+    places = {n: x for n, x in options.items() if n in names}
+    return {n: x.float().double() for n, x in family.numbers(batch, heads, Call(queries, keys, **places)).items()}
 
 
 def values_and_gradients(
@@ -263,10 +271,8 @@ def check(
     kernel: Callable[..., Tensor] | None = None,
 ) -> None:
     """The kernel is as close to the reference as rounding allows, for random numbers of the family."""
-    (batch, heads, queries, _), keys = tensors[0].shape, tensors[1].shape[2]
-    places = {n: x for n, x in options.items() if n in ("causal", "documents", "padding", "start", "window")}
-    numbers = GPU_FAMILIES[family].numbers(batch, heads, Call(queries, keys, **places))
-    numbers = {n: x.float().double() for n, x in numbers.items()}
+    batch, heads, queries, _ = tensors[0].shape
+    numbers = random_numbers(GPU_FAMILIES[family], tensors, options)
     unit = torch.finfo(dtype).eps / 2 if dtype != torch.float32 else 0.0
     if unit:
         tensors = [x.to(dtype).double() for x in tensors]

@@ -21,7 +21,6 @@ from torch import Tensor
 from relpos.attend.kernel_inputs import Inputs
 from relpos.attend.triton import rank_one_tile, toeplitz_tile
 from relpos.attend.triton.gpu_problem import GpuProblem, form_bits
-from relpos.attend.triton.rank_one_tile import load_weights
 from relpos.attend.triton.tile_bias import C_RANK_ONE
 from relpos.attend.triton.tile_bounds import (
     C_KEY_FIELDS,
@@ -36,6 +35,7 @@ from relpos.attend.triton.tile_bounds import (
     highest,
     key_bounds_kernel,
     load_row_bounds,
+    load_weights,
     log2_of,
     row_bounds,
     spare_bits,
@@ -63,11 +63,11 @@ C_FACTORS = tl.constexpr(FACTORS)
 
 @triton.jit(do_not_specialize=CHANGING)
 def kept_keys_kernel(
-    Q, K, FIRST, END, PADDING, TABLE, TOTALS, TOPS, KEY_BOUNDS, KEY_SIZES, ROW_BOUNDS, KEPT_KEYS,
+    Q, K, FIRST, END, PADDING, TABLE, TOKEN_TOTALS, TOKEN_WEIGHTS, TOPS, KEY_BOUNDS, KEY_SIZES, ROW_BOUNDS, KEPT_KEYS,
     q_b, q_h, q_m, k_b, k_h, k_n,
-    batch, heads, group, queries, keys, start, interval_b, zero, table_h, tokens, key_units, row_units, allowed, scale,
-    D: tl.constexpr, BD: tl.constexpr, FORM: tl.constexpr, SYMMETRIC: tl.constexpr, WEIGHTED: tl.constexpr,
-    PADDED: tl.constexpr,
+    heads, group, queries, keys, start, interval_b, zero, table_h, tokens, key_units, row_units, allowed, scale,
+    D: tl.constexpr, BD: tl.constexpr, FORM: tl.constexpr, SYMMETRIC: tl.constexpr, GAINS: tl.constexpr,
+    PADDED: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """KEPT_KEYS (batch · heads, units, 2): the first key that matters to a unit of queries, and one past the last."""
     unit = tl.program_id(0)
@@ -84,9 +84,9 @@ def kept_keys_kernel(
         kept_begin = tl.maximum(tl.minimum((start + row0) // C_UNIT, kept_stop) - 1, low_unit)
         rows = row_bounds(
             Q + b * q_b + h * q_h, K + b * k_b + (h // group) * k_h, KEY_SIZES + (head // group) * 2 * keys,
-            PADDING + b * keys, TABLE + h * table_h, TOTALS, head, first, end, row0, kept_begin, kept_stop,
-            q_m, k_n, batch * heads, queries, keys, start, zero, tokens, scale,
-            D, BD, FORM, SYMMETRIC, WEIGHTED, PADDED,
+            PADDING + b * keys, TABLE + h * table_h + zero, TOKEN_TOTALS + head * tokens, TOKEN_WEIGHTS + head * tokens,
+            first, end, row0, kept_begin, kept_stop, q_m, k_n, queries, keys, start, scale,
+            D, BD, FORM, SYMMETRIC, GAINS, PADDED, ASSEMBLY,
         )  # fmt: skip
         for field in tl.static_range(C_ROW_FIELDS):
             tl.store(ROW_BOUNDS + (head * C_ROW_FIELDS + field) * row_units + unit, rows[field])
@@ -94,7 +94,7 @@ def kept_keys_kernel(
         TOPS += h * (row_units + key_units)
         for n0 in range(low_unit, high_unit, C_LANES):
             n = n0 + tl.arange(0, C_LANES)
-            bits = spare_bits(rows, KEY_BOUNDS, TOPS, unit, n, key_units, row_units, allowed, FORM, SYMMETRIC, WEIGHTED)
+            bits = spare_bits(rows, KEY_BOUNDS, TOPS, unit, n, key_units, row_units, allowed, FORM, SYMMETRIC, GAINS)
             matters = (n < high_unit) & ((bits > 0.0) == 0)  # as a NaN does
             kept_begin = tl.minimum(kept_begin, tl.min(tl.where(matters, n, C_LARGEST_INDEX), 0))
             kept_stop = tl.maximum(kept_stop, tl.max(tl.where(matters, n + 1, 0), 0))
@@ -105,9 +105,10 @@ def kept_keys_kernel(
 
 @triton.jit(do_not_specialize=CHANGING)
 def row_factors_kernel(
-    Q, GRAD, GRAD_LSE, FIRST, END, TOTALS, TOPS, KEY_BOUNDS, FACTORS, q_b, q_h, q_m, g_b, g_h, g_m,
-    batch, heads, queries, start, interval_b, tokens, key_units, row_units, allowed,
+    Q, GRAD, GRAD_LSE, FIRST, END, TOKEN_WEIGHTS, TOPS, KEY_BOUNDS, FACTORS, q_b, q_h, q_m, g_b, g_h, g_m,
+    heads, queries, start, interval_b, tokens, key_units, row_units, allowed,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, FORM: tl.constexpr,
+    SYMMETRIC: tl.constexpr, GAINS: tl.constexpr,
 ):  # fmt: skip
     """FACTORS (batch · heads, 5, units): what a unit's queries multiply weights by in sums over queries, in log2."""
     unit = tl.program_id(0)
@@ -125,7 +126,8 @@ def row_factors_kernel(
         of_lse = tl.abs(tl.load(GRAD_LSE + head * queries + r, mask=seen, other=0.0))
         weight = tl.zeros([C_UNIT], tl.float32)
         if C_RANK_ONE & FORM:
-            weight = tl.abs(load_weights(TOTALS, head, start + r, tokens, batch * heads))
+            token = head * tokens + start + tl.minimum(r, queries - 1)
+            weight = tl.abs(load_weights(TOKEN_WEIGHTS, token, GAINS, SYMMETRIC))
         factors = (size, size * length, size * weight, of_lse * length, of_lse * weight)
         for field in tl.static_range(C_FACTORS):
             largest = highest(tl.where(seen, factors[field], 0.0))
@@ -136,7 +138,7 @@ def row_factors_kernel(
 def kept_rows_kernel(
     FIRST, END, TOPS, KEY_BOUNDS, ROW_BOUNDS, KEPT_KEYS, FACTORS, KEPT_ROWS,
     heads, queries, interval_b, key_units, row_units, allowed,
-    FORM: tl.constexpr, SYMMETRIC: tl.constexpr, WEIGHTED: tl.constexpr,
+    FORM: tl.constexpr, SYMMETRIC: tl.constexpr, GAINS: tl.constexpr,
 ):  # fmt: skip
     """KEPT_ROWS (batch · heads, units, 2): the queries to which a unit of keys matters, in sums over queries too.
 
@@ -176,7 +178,7 @@ def kept_rows_kernel(
             _, end = row_interval(FIRST, END, head // heads, last, queries, interval_b)
             seen = (m < row_units) & (first < key0 + C_UNIT) & (end > key0)
             rows = load_row_bounds(ROW_BOUNDS, m, row_units)
-            bits = spare_bits(rows, KEY_BOUNDS, TOPS, m, unit, key_units, row_units, allowed, FORM, SYMMETRIC, WEIGHTED)
+            bits = spare_bits(rows, KEY_BOUNDS, TOPS, m, unit, key_units, row_units, allowed, FORM, SYMMETRIC, GAINS)
             inside = (m < row_units)[None, :] & (field < C_FACTORS)
             factor = tl.load(factors + m[None, :], mask=inside, other=C_NEGATIVE_INFINITY)
             spared = (factor == C_NEGATIVE_INFINITY) | (factor <= met_factor + (bits + C_TOLERANCE)[None, :])
@@ -268,9 +270,16 @@ def use_record(problem: GpuProblem, record: Tensor) -> bool:
     parts = dict(zip(sizes, record.split(list(sizes.values())), strict=True))
     parts["KEPT_KEYS"] = parts["KEPT_KEYS"].view(torch.int32)
     problem.arguments |= parts | {
-        "NARROWED": True, "WEIGHTED": inputs.weight is not None, "row_units": units(queries), "key_units": units(keys),
+        "NARROWED": True, "GAINS": inputs.weight is not None, "row_units": units(queries), "key_units": units(keys),
         "allowed": -BITS - math.log2(max(keys, queries)),
     }  # fmt: skip
+    totals, weights = (problem.arguments.get(name) for name in ("totals", "token_weights"))
+    nothing = problem.arguments["TABLE"]
+    problem.arguments |= {
+        "TOKEN_TOTALS": nothing if totals is None else totals.contiguous(),
+        "TOKEN_WEIGHTS": nothing if weights is None else weights.contiguous(),
+        "tokens": 0 if totals is None else totals.shape[1],
+    }
     return True
 
 

@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 
 from relpos.attend.triton import toeplitz_tile
-from relpos.attend.triton.rank_one_tile import gained, load_totals, load_weights, rank_one_bias
 from relpos.attend.triton.tile_bias import C_RANK_ONE, C_TOEPLITZ
 from relpos.attend.triton.tiles import (
     C_INFINITY,
@@ -29,7 +28,7 @@ from relpos.attend.triton.tiles import (
     product,
     wide,
 )
-from relpos.attend.triton.toeplitz_tile import toeplitz_bias
+from relpos.attend.triton.toeplitz_tile import load_distances
 
 UNIT = 64
 C_UNIT = tl.constexpr(UNIT)
@@ -80,12 +79,20 @@ def split(total):
 
 
 @triton.jit
-def range_of(high, low, counts):
+def range_of(total, counts):
     """The smallest and the largest of the totals that count, each as a sum of two floats."""
-    total = high.to(tl.float64) + low.to(tl.float64)
     bottom_high, bottom_low = split(-highest(tl.where(counts, -total, C_NEGATIVE_INFINITY)))
     top_high, top_low = split(highest(tl.where(counts, total, C_NEGATIVE_INFINITY)))
     return bottom_high, bottom_low, top_high, top_low
+
+
+@triton.jit
+def load_weights(TOKEN_WEIGHTS, at, GAINS: tl.constexpr, SYMMETRIC: tl.constexpr):
+    """The factors of the totals of tokens in a bias in log2; without weights the totals have it, unless symmetric."""
+    weight = at * 0.0 + (C_LOG2E if SYMMETRIC else 1.0)
+    if GAINS:
+        weight = tl.load(TOKEN_WEIGHTS + at)
+    return weight
 
 
 @triton.jit
@@ -131,7 +138,7 @@ def bias_falls(KEY_BOUNDS, TOPS, head, heads, key_units, row_units, allowed, FOR
 
 @triton.jit
 def spare_bits(rows, KEY_BOUNDS, TOPS, m, n, key_units, row_units, allowed, FORM: tl.constexpr,
-               SYMMETRIC: tl.constexpr, WEIGHTED: tl.constexpr):  # fmt: skip
+               SYMMETRIC: tl.constexpr, GAINS: tl.constexpr):  # fmt: skip
     """The number of bits by which tiles pass the test; not above 0, or NaN, if they do not pass.
 
     m and n are units of queries and of keys: one is an index, the other many. `rows` are the bounds of m. Pointers are
@@ -153,8 +160,8 @@ def spare_bits(rows, KEY_BOUNDS, TOPS, m, n, key_units, row_units, allowed, FORM
         top_low = load_field(KEY_BOUNDS, C_TOP + 1, n, key_units)
         bottom_high = load_field(KEY_BOUNDS, C_BOTTOM, n, key_units)
         bottom_low = load_field(KEY_BOUNDS, C_BOTTOM + 1, n, key_units)
-        least = gained(lowest_high, lowest_low, top_high, top_low)
-        most = gained(highest_high, highest_low, bottom_high, bottom_low)
+        least = (lowest_high - top_high) + (lowest_low - top_low)  # gained between the two
+        most = (highest_high - bottom_high) + (highest_low - bottom_low)
         farthest = tl.maximum(tl.abs(least), tl.abs(most))
         logit = tl.where((tl.abs(least) < C_INFINITY) & (tl.abs(most) < C_INFINITY), logit, C_INFINITY)
         if SYMMETRIC:
@@ -163,7 +170,7 @@ def spare_bits(rows, KEY_BOUNDS, TOPS, m, n, key_units, row_units, allowed, FORM
         bias = tl.maximum(-light * least, -light * most)  # a weight may have either sign
         bias = tl.maximum(bias, tl.maximum(-heavy * least, -heavy * most))
         logit += bias + tl.abs(bias) * 1e-6
-        if WEIGHTED:
+        if GAINS:
             distance = log2_above(farthest)
             worst = tl.maximum(worst, tl.maximum(of_gained + distance, of_gained_value + distance + value))
     return allowed - (logit + worst)
@@ -171,8 +178,8 @@ def spare_bits(rows, KEY_BOUNDS, TOPS, m, n, key_units, row_units, allowed, FORM
 
 @triton.jit(do_not_specialize=CHANGING)
 def bias_bounds_kernel(
-    TABLE, TOTALS, TOPS, KEY_BOUNDS, batch, heads, keys, start, tokens, zero, table_h, key_units, row_units,
-    FORM: tl.constexpr,
+    TABLE, TOKEN_TOTALS, TOKEN_WEIGHTS, TOPS, KEY_BOUNDS, heads, keys, start, tokens, zero, table_h, key_units,
+    row_units, FORM: tl.constexpr, SYMMETRIC: tl.constexpr, GAINS: tl.constexpr,
 ):  # fmt: skip
     """The largest entry of a table on each diagonal of tiles, TOPS (heads, offsets), and the totals of each unit.
 
@@ -192,10 +199,9 @@ def bias_bounds_kernel(
             tl.store(TOPS + head * offsets + unit, top)
     if C_RANK_ONE & FORM:  # noqa: SIM102
         if unit < key_units:
-            j = tl.minimum(unit * C_UNIT + tl.arange(0, C_UNIT), keys - 1)
-            high, low = load_totals(TOTALS, head, j, tokens, batch * heads)
-            weight = load_weights(TOTALS, head, j, tokens, batch * heads)
-            bottom_high, bottom_low, top_high, top_low = range_of(high, low, j >= 0)
+            token = head * tokens + tl.minimum(unit * C_UNIT + tl.arange(0, C_UNIT), keys - 1)
+            weight = load_weights(TOKEN_WEIGHTS, token, GAINS, SYMMETRIC)
+            bottom_high, bottom_low, top_high, top_low = range_of(tl.load(TOKEN_TOTALS + token), token >= 0)
             at = KEY_BOUNDS + head * (C_KEY_FIELDS * key_units) + unit
             tl.store(at + C_BOTTOM * key_units, bottom_high)
             tl.store(at + (C_BOTTOM + 1) * key_units, bottom_low)
@@ -258,13 +264,13 @@ def excess(centred, maximum, total, seen):
 
 
 @triton.jit
-def row_bounds(Q, K, KEY_SIZES, PADDING, TABLE, TOTALS, head, first, end, row0, near_begin, near_stop, q_m, k_n,
-               totals_heads, queries, keys, start, zero, tokens, scale, D: tl.constexpr, BD: tl.constexpr,
-               FORM: tl.constexpr, SYMMETRIC: tl.constexpr, WEIGHTED: tl.constexpr,
-               PADDED: tl.constexpr):  # fmt: skip
+def row_bounds(Q, K, KEY_SIZES, PADDING, TABLE, TOKEN_TOTALS, TOKEN_WEIGHTS, first, end, row0, near_begin, near_stop,
+               q_m, k_n, queries, keys, start, scale, D: tl.constexpr, BD: tl.constexpr, FORM: tl.constexpr,
+               SYMMETRIC: tl.constexpr, GAINS: tl.constexpr, PADDED: tl.constexpr,
+               ASSEMBLY: tl.constexpr):  # fmt: skip
     """The fields of ROW_BOUNDS for a unit of queries, from their sums over the units of keys [near_begin, near_stop).
 
-    Pointers are those of the head; first and end are the intervals of the queries.
+    Pointers are those of the head, that of the table at distance 0; first and end are the intervals of the queries.
     """
     r = row0 + tl.arange(0, C_UNIT)
     token = start + tl.minimum(r, queries - 1)
@@ -273,10 +279,13 @@ def row_bounds(Q, K, KEY_SIZES, PADDING, TABLE, TOTALS, head, first, end, row0, 
     centre = load_centre(K, PADDING, k_n, keys, D, BD, PADDED)
     norm = tl.sqrt(tl.sum(q.to(tl.float32) * q.to(tl.float32), 1) + 1e-36) * (tl.abs(scale) * C_LOG2E * 1.00001)
     centred = tl.sum(q.to(tl.float32) * centre[None, :], 1) * (scale * C_LOG2E)
-    high, low, weight = norm, norm, norm
+    total, weight, growth_i = norm, norm, norm
+    base = tl.full([], 0.0, tl.float64)
     if C_RANK_ONE & FORM:
-        high, low = load_totals(TOTALS, head, token, tokens, totals_heads)
-        weight = load_weights(TOTALS, head, token, tokens, totals_heads)
+        base = tl.load(TOKEN_TOTALS + start + row0)
+        total = tl.load(TOKEN_TOTALS + token)
+        weight = load_weights(TOKEN_WEIGHTS, token, GAINS, SYMMETRIC)
+        growth_i = (total - base).to(tl.float32)
     m = tl.full([C_UNIT], C_NEGATIVE_INFINITY, tl.float32)
     mass = tl.zeros([C_UNIT], tl.float32)
     of_value = tl.zeros([C_UNIT], tl.float32)
@@ -290,14 +299,14 @@ def row_bounds(Q, K, KEY_SIZES, PADDING, TABLE, TOTALS, head, first, end, row0, 
         j = (key0 + tl.arange(0, C_UNIT))[None, :]
         k, counts = load_keys(K, PADDING, key0, k_n, keys, C_UNIT, D, BD, PADDED)
         s = product(q, tl.trans(k), None, "tf32") * (scale * C_LOG2E)
-        growth = s
+        distance = s
         if C_TOEPLITZ & FORM:
-            s += toeplitz_bias(TABLE, zero + token[:, None] - j)
+            s += load_distances(TABLE, token[:, None], j, ASSEMBLY)
         if C_RANK_ONE & FORM:
-            high_j, low_j = load_totals(TOTALS, head, key0 + tl.arange(0, C_UNIT), tokens, totals_heads)
-            high_j, low_j = high_j[None, :], low_j[None, :]
-            s += rank_one_bias(high[:, None], low[:, None], weight[:, None], high_j, low_j, SYMMETRIC)
-            growth = tl.abs(gained(high[:, None], low[:, None], high_j, low_j))
+            growth_j = (tl.load(TOKEN_TOTALS + j, mask=j < keys, other=0.0) - base).to(tl.float32)
+            growth = growth_i[:, None] - growth_j
+            distance = tl.abs(growth)
+            s -= weight[:, None] * (distance if SYMMETRIC else growth)
         s = masked(s, j, first[:, None], end[:, None], counts[None, :], True, PADDED)
         new = tl.maximum(m, tl.max(s, 1))
         safe = tl.where(new == C_NEGATIVE_INFINITY, 0.0, new)
@@ -311,16 +320,16 @@ def row_bounds(Q, K, KEY_SIZES, PADDING, TABLE, TOTALS, head, first, end, row0, 
         of_value = of_value * shrink + tl.sum(p * size, 1)
         of_key = of_key * shrink + tl.sum(p * length, 1)
         of_both = of_both * shrink + tl.sum(p * tl.where(length * size < C_INFINITY, length * size, 0.0), 1)
-        if WEIGHTED:
-            of_gained = of_gained * shrink + tl.sum(p * growth, 1)
-            of_gained_value = of_gained_value * shrink + tl.sum(p * growth * size, 1)
+        if GAINS:
+            of_gained = of_gained * shrink + tl.sum(p * distance, 1)
+            of_gained_value = of_gained_value * shrink + tl.sum(p * distance * size, 1)
     # What rounding may add to the logits; TF32 has 10 bits of each factor.
     rounding: tl.constexpr = 2.5e-3 if Q.dtype.element_ty == tl.float32 else 1e-6
     centred += norm * longest * rounding + (tl.abs(centred) + tl.abs(m)) * 1e-6
     norm = highest(tl.where(seen, norm, 0.0))
     lowest_high, lowest_low, highest_high, highest_low, light, heavy = norm, norm, norm, norm, norm, norm
     if C_RANK_ONE & FORM:
-        lowest_high, lowest_low, highest_high, highest_low = range_of(high, low, seen)
+        lowest_high, lowest_low, highest_high, highest_low = range_of(total, seen)
         light = -highest(tl.where(seen, -weight, C_NEGATIVE_INFINITY))
         heavy = highest(tl.where(seen, weight, C_NEGATIVE_INFINITY))
     return (
