@@ -1,6 +1,15 @@
-"""Compile relpos' Triton kernels ahead of time, as `relpos.attend.triton` would launch them on a GPU that is not here."""
+"""Compile relpos' Triton kernels ahead of time, as `relpos.attend.triton` would launch them on a GPU.
 
-from gpu_counts import Counts, compile_kernel
+    python benchmarks/own_kernels.py [--targets sm_80,sm_90] [--head-dims 64,128] [--forms none,Toeplitz] [--dtype fp32]
+
+prints one line of JSON per kernel: its registers, spills, shared memory and atomics. `benchmarks/gpu_static.py` counts
+instructions.
+"""
+
+import json
+
+from gpu_counts import TARGETS, Counts, compile_kernel
+from measure import option_parser
 
 from relpos.attend.triton import backward_kernels, decoding_kernel, distance_kernel, forward_kernel
 from relpos.attend.triton.gpu_problem import PROJECTED, names
@@ -29,8 +38,14 @@ def by_distance(form: int) -> list[int]:
 
 
 def compile_own(
-    kernel: str, target: str, head_dim: int, form: int, dtype: str = "bf16", size: TileSize | None = None, **changes: object
-) -> Counts:  # fmt: skip
+    kernel: str,
+    target: str,
+    head_dim: int,
+    form: int,
+    dtype: str = "bf16",
+    size: TileSize | None = None,
+    **changes: object,
+) -> Counts:
     """A kernel for bfloat16 ("bf16") or float32 ("fp32"), with the tile that `tile_size` chooses.
 
     Gradients of the form are wanted; `changes` replaces constants, such as WEIGHTED or CAPPED.
@@ -58,3 +73,27 @@ def compile_own(
             signature[name] = "i32:16"  # a stride
     own = {name: value for name, value in constants.items() if name in names(function)}
     return compile_kernel(function, signature, own, target, size.num_warps, size.num_stages)
+
+
+def main() -> None:
+    parser = option_parser(__doc__)
+    parser.add_argument("--targets", default=",".join(TARGETS))
+    parser.add_argument("--head-dims", default="64,128")
+    parser.add_argument("--forms", default=",".join(FORMS))
+    parser.add_argument("--kernels", default=",".join(KERNELS))
+    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp32"))
+    given = parser.parse_args()
+    for target in given.targets.split(","):
+        for head_dim in map(int, given.head_dims.split(",")):
+            for kernel in given.kernels.split(","):
+                for name in given.forms.split(","):
+                    if kernel == "distance" and not by_distance(FORMS[name]):
+                        continue
+                    counts = compile_own(kernel, target, head_dim, FORMS[name], given.dtype)
+                    facts = {"target": target, "head_dim": head_dim, "kernel": kernel, "form": name}
+                    facts |= {"registers": counts.registers, "spills": counts.spills, "shared": counts.shared}
+                    print(json.dumps(facts | {"fits": counts.fits, "atomics": counts.total.atomics}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

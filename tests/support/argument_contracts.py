@@ -93,7 +93,7 @@ def positions_are_what_distances_are_measured_by(make: Make, setting: Setting) -
 
 
 def backend_for_gaps(setting: Setting) -> str | None:
-    """The compiled kernels run some of these calls only; None takes the native one where it can, and chunks elsewhere."""
+    """The compiled kernels run some of these calls only; None takes the native one where it can, else chunks."""
     return None if setting.backend in ("native", "triton") else setting.backend
 
 

@@ -281,6 +281,41 @@ MUTATIONS = [
         "    if False:",
         "tests/cli/test_cli.py",
     ),
+    Mutation(
+        "gpu: in deterministic mode FlexAttention adds the gradient of a bias",
+        "relpos/attend/backends.py",
+        "torch.are_deterministic_algorithms_enabled() and wants_gradient(form)",
+        "torch.are_deterministic_algorithms_enabled() and form is None",
+        "tests/attend/test_gpu_choice.py",
+    ),
+    Mutation(
+        "gpu: NaN passes the check at first use",
+        "relpos/attend/triton/first_use.py",
+        "not self.error and self.difference <= self.limit and self.repeats",
+        "not self.error and not self.difference > self.limit and self.repeats",
+        "tests/attend/test_first_use.py",
+    ),
+    Mutation(
+        "gpu: the check at first use runs among the caller's hooks and modes",
+        "relpos/attend/triton/first_use.py",
+        "verdict = thread.submit(_check_alone, device, subject).result()",
+        "verdict = check(device, subject)",
+        "tests/attend/test_first_use.py",
+    ),
+    Mutation(
+        "gpu: a damaged verdict is believed",
+        "relpos/attend/triton/first_use.py",
+        "entry = undamaged(file.read_bytes())",
+        "entry = json.loads(file.read_bytes())",
+        "tests/attend/test_first_use.py",
+    ),
+    Mutation(
+        "gpu-report: a case with other bits in its second run passes",
+        "relpos/attend/gpu_report.py",
+        'largest <= row["limit"] and row["same_bits"] is not False',
+        'largest <= row["limit"]',
+        "tests/attend/test_gpu_report.py",
+    ),
 ]
 
 
