@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from relpos.attend import chunks, flex, native, reference
+from relpos.attend import chunks, flex, native, reference, triton
 from relpos.attend.arguments import Position, check_finite
 from relpos.forms.bias import Form, locate, take_heads
 from relpos.forms.call import Call
@@ -36,7 +36,13 @@ class Backend(Protocol):
         """
 
 
-BACKENDS: dict[str, Backend] = {"native": native, "flex": flex, "chunks": chunks, "reference": reference}
+BACKENDS: dict[str, Backend] = {
+    "native": native,
+    "flex": flex,
+    "triton": triton,
+    "chunks": chunks,
+    "reference": reference,
+}
 
 
 def choose(backend: str | None, q: Tensor, v: Tensor, form: Form | None, call: Call) -> Backend:
