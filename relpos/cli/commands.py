@@ -1,4 +1,4 @@
-"""The commands that work: draw, figures, explore, train, evaluate, compare. Their options are those of Python."""
+"""The commands that work: draw, figures, explore, train, evaluate, compare, gpu-report. Their options are Python's."""
 
 import contextlib
 import json
@@ -21,6 +21,7 @@ from relpos.evaluation.evaluate_options import EvaluateOptions, of_output
 from relpos.explorer.explore_options import ExploreOptions
 from relpos.paper.figures_options import FigureOptions
 from relpos.pictures.draw_options import COLUMNS, DrawOptions, of_looks, of_values
+from relpos.system.files import write_text, writing
 from relpos.system.options import COUNT, NOT_NEGATIVE, Range, option
 from relpos.system.progress import Countdown, LiveLine
 from relpos.training.train import TrainOptions
@@ -337,6 +338,48 @@ def explore(options: Values, output: Values) -> None:
         return
     file = exploration.save(server.export, _progress("exporting"))
     typer.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB, one page that needs no server and no network")
+
+
+@dataclass(eq=False, repr=False)
+class GpuReportOptions:
+    """The options of `relpos gpu-report`."""
+
+    quick: bool = option(False, "Leave out float16, float32 and all but one size.")
+    out: str | None = option(
+        None, "Also write the report to a .md file, or its numbers to a .json file.", metavar="FILE"
+    )
+
+
+@command(GpuReportOptions)
+def gpu_report(options: Values) -> None:
+    """Try the GPU kernels on this machine, and print a report in Markdown: paste it into an issue.
+
+    It compares every form and argument with the definition; measures time and memory of forward and backward, beside
+    PyTorch's attention without a bias and FlexAttention with the same bias; and names GPU, driver and versions. On a
+    GPU that takes about ten minutes, mostly of compilers. Without one, Triton's interpreter runs the kernels on the
+    CPU, for correctness alone, in less than a minute.
+
+    - relpos gpu-report
+    - relpos gpu-report --quick --out report.json
+    """
+    from relpos.attend.gpu_report import gpu_report as make_report
+    from relpos.cli.tables import gpu_report_page
+
+    file = None if "out" not in options else Path(options["out"])
+    if file is not None and file.suffix.lower() not in (".md", ".json"):  # before the work
+        raise ValueError(f"cannot write a report to {file.name!r}: the name must end in .md or .json.")
+    if file is not None:
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+    report = make_report(quick=options.get("quick", False), progress=_progress("trying the kernels"))
+    page = gpu_report_page(report)
+    typer.echo(page)
+    if file is not None:
+        text = page if file.suffix.lower() == ".md" else json.dumps(report, indent=1)
+        write_text(file, text + "\n")
+        typer.echo(str(file), err=True)
+    if not all(row["passed"] for row in report["correctness"]):
+        raise typer.Exit(1)
 
 
 def _read_text(file: str) -> str:

@@ -34,9 +34,11 @@ __all__ = [
     "isas",
     "mass",
     "needs_operator",
+    "packed_bias",
     "refuses",
     "refuses_call",
     "refuses_mass",
+    "running_totals",
     "skipped_fraction",
 ]
 
@@ -106,6 +108,16 @@ def _refuses_beyond_keys(parts: Sequence[Form], call: Call) -> str | None:
             queries = f"the queries, {call.first} to {end - 1}, are not all among {number} keys"
             return f"{what} one value per key, and {queries}."
     return None
+
+
+def packed_bias(form: Form, capacity: int) -> PackedBias:
+    """A bias that does not depend on the input, packed for all tokens below a capacity."""
+    return PackedBias(form, capacity)
+
+
+def running_totals(step: Tensor, weight: Tensor | None, capacity: int) -> RunningTotals:
+    """A RankOne bias that grows with every decoded token, from steps and weights (batch, heads, tokens)."""
+    return RunningTotals(step, weight, capacity)
 
 
 def attention(

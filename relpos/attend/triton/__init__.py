@@ -7,6 +7,7 @@ tensors. We have not run them on a GPU: docs/gpu.md says what is proven.
 
 import os
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,7 +18,11 @@ from relpos.forms.bias import Form, Projected, RankOne, Scaled, Scored, Toeplitz
 from relpos.forms.call import Call
 from relpos.forms.tracing import is_transformed
 
-FASTEST_ON: tuple[str, ...] = ()  # FlexAttention is preferred until this has been measured on GPUs
+if TYPE_CHECKING:
+    from relpos.attend.triton.decoding_state import PackedBias, RunningTotals
+
+FASTEST_ON: tuple[str, ...] = ("cuda",)  # after FlexAttention, until this has been measured on GPUs
+FEW = 8  # queries: programs divide the keys among them
 WIDEST = 256  # head_dim or value_dim
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -90,8 +95,31 @@ def refuses_call(form: Form | None, call: Call) -> str | None:
     return next((reason for holds, reason in reasons if holds), None)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) -> tuple[Tensor, Tensor | None]:
+def packed_bias(form: Form, capacity: int) -> "PackedBias | None":
+    """A bias that does not depend on the input, packed for all tokens below a capacity; None if it has other forms."""
+    from relpos.attend.triton.decoding_state import PackedBias
+
+    return PackedBias(form, capacity) if all(isinstance(term, Toeplitz | Scaled) for term in terms(form)) else None
+
+
+def running_totals(step: Tensor, weight: Tensor | None, capacity: int) -> "RunningTotals":
+    """A RankOne bias that grows with every decoded token, from steps and weights (batch, heads, tokens)."""
+    from relpos.attend.triton.decoding_state import RunningTotals
+
+    return RunningTotals(step, weight, capacity)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    form: Form | None,
+    call: Call,
+    packed: "PackedBias | RunningTotals | None" = None,
+) -> tuple[Tensor, Tensor | None]:
     """Compute attention that `refuses` has not refused; gradients flow to q, k, v, the sinks and the form's tensors.
+
+    For up to FEW queries without gradients, `packed` is the bias in place of `form`.
 
     Rotations are applied before, in float32: as tiles are loaded, each key would be rotated again for every block of
     queries, and the rotated pairs would need registers that the backward does not have.
@@ -102,7 +130,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call) ->
         turned = call.rotated(q, k)
         q, k = turned[0].to(q.dtype), turned[1].to(k.dtype)
     inputs = make_inputs(q, k, v, form, call, skip=True)
-    if needs_operator(getattr(inputs, name) for name in TENSORS):
+    if packed is not None:
+        out, lse, _, _ = gpu_operators.TritonKernel().run(inputs, packed)
+    elif needs_operator(getattr(inputs, name) for name in TENSORS):
         out, lse, _, _ = gpu_operators.forward(*inputs.values())
     else:
         out, lse, _, _ = gpu_operators.TritonKernel().run(inputs)

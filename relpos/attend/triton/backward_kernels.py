@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from relpos.attend.triton.projected_tile import fold_vectors
-from relpos.attend.triton.rank_one_tile import gained, signed
+from relpos.attend.triton.rank_one_tile import signed
 from relpos.attend.triton.scaled_tile import fold_knots, scaled_slope
 from relpos.attend.triton.tile_bias import (
     C_KEY_VECTORS,
@@ -16,8 +16,11 @@ from relpos.attend.triton.tile_bias import (
     C_SCALED,
     C_TOEPLITZ,
     add_bias,
+    growth_since_key,
     load_columns,
     load_rows,
+    shifted_rows,
+    totals_apart,
 )
 from relpos.attend.triton.tiles import (
     C_INFINITY,
@@ -26,7 +29,6 @@ from relpos.attend.triton.tiles import (
     dropped,
     head_hash,
     key_range,
-    load_entries,
     load_keys,
     load_tile,
     masked,
@@ -35,21 +37,23 @@ from relpos.attend.triton.tiles import (
     store_tile,
     wide,
 )
+from relpos.attend.triton.toeplitz_tile import load_distances
 
 
 @triton.jit(do_not_specialize=CHANGING)
 def grad_q_kernel(
-    Q, K, V, OUT, GRAD, GRAD_LSE, LSE, DELTA, GRAD_Q, ROW_SUMS, ROW_GROWTH, ROW_INVERSE, KNOT_SUMS, FAR_SUMS,
-    GRAD_QUERY_VECTORS, FIRST, END, PADDING, TABLE, TOTALS, CURVE, INVERSE, HINGES,
+    Q, K, V, OUT, GRAD, GRAD_LSE, LEVEL, DELTA, GRAD_Q, ROW_SUMS, ROW_GROWTH, ROW_INVERSE, KNOT_SUMS, FAR_SUMS,
+    GRAD_QUERY_VECTORS, FIRST, END, PADDING, TABLE, QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS, CURVE,
+    INVERSE, HINGES,
     QUERY_VECTORS, QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_m, g_b, g_h, g_m,
-    batch, heads, group, queries, keys, start, interval_b, zero, table_h, tokens, curve_zero, inverse_b,
+    batch, heads, group, queries, keys, start, interval_b, zero, table_h, query_width, key_width, curve_zero, inverse_b,
     relative_zero, query_relative_h, key_relative_h, far_low, far_high,
     scale, softcap, seed_high, seed_low, threshold, kept_factor,
     D: tl.constexpr, E: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, KNOTS: tl.constexpr, FORM: tl.constexpr, LEARNED: tl.constexpr,
-    SYMMETRIC: tl.constexpr, CAPPED: tl.constexpr, PADDED: tl.constexpr, DROPS: tl.constexpr, HAS_ENDS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    WEIGHTED: tl.constexpr, SYMMETRIC: tl.constexpr, CAPPED: tl.constexpr, PADDED: tl.constexpr, DROPS: tl.constexpr,
+    HAS_ENDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """GRAD_Q, and DELTA = Σ grad · out − grad_lse of each query, which the other kernels read; and sums per query.
 
@@ -64,9 +68,10 @@ def grad_q_kernel(
     live = r < queries
     at_rows = head * queries + r
     first, end = row_interval(FIRST, END, b, r, queries, interval_b)
-    high, low, weight, inverse, u = load_rows(
-        TOTALS, INVERSE, QUERY_VECTORS, b, head, row0, start, queries, tokens, batch * heads, inverse_b, R, BR, BM, FORM
-    )
+    weight, growth, inverse, u = load_rows(
+        QUERY_GROWTH, WEIGHTS, INVERSE, QUERY_VECTORS, b, head, row0, queries, query_width, inverse_b, R, BR, BM,
+        FORM, WEIGHTED,
+    )  # fmt: skip
     TABLE += h * table_h
     HINGES += h * (4 * KNOTS)
     QUERY_RELATIVE += h * query_relative_h
@@ -80,7 +85,7 @@ def grad_q_kernel(
     out = load_tile(OUT + b * o_b + h * o_h, row0, o_m, queries, BM, E, BE)
     delta = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1) - tl.load(GRAD_LSE + at_rows, mask=live, other=0.0)
     tl.store(DELTA + at_rows, delta, mask=live)
-    lse = tl.load(LSE + at_rows, mask=live, other=C_INFINITY)
+    level = tl.load(LEVEL + at_rows, mask=live, other=C_INFINITY)
     acc = tl.zeros([BM, BD], tl.float32)
     sums = tl.zeros([BM], tl.float32)
     growth_sums = tl.zeros([BM], tl.float32)
@@ -97,24 +102,26 @@ def grad_q_kernel(
         v, _ = load_keys(V, PADDING, key0, v_n, keys, BN, E, BE, PADDED)
         s = product(q, tl.trans(k), None, PRECISION)
         s, slope = capped(s, scale, softcap, CAPPED)
-        high_j, low_j, w = load_columns(TOTALS, KEY_VECTORS, head, key0, keys, tokens, batch * heads, R, BR, BN, FORM)
+        apart = totals_apart(QUERY_BASES, KEY_BASES, head, row0, key0, query_width, key_width, BM, BN, FORM)
+        growth_j, w = load_columns(KEY_GROWTH, KEY_VECTORS, head, key0, apart, keys, key_width, R, BR, BN, FORM)
         s = add_bias(
-            s, i - j, start + row0 - key0, high[:, None], low[:, None], weight[:, None], inverse[:, None], u,
-            high_j[None, :], low_j[None, :], w, TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE,
-            zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, SYMMETRIC, False, PRECISION,
+            s, i, j, start + row0 - key0, weight[:, None], growth[:, None], inverse[:, None], u,
+            growth_j[None, :], w, TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE,
+            zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, False, PRECISION,
         )  # fmt: skip
         partial = (key0 < inner) | (key0 + BN > outer)
         s = masked(s, j, first[:, None], end[:, None], counts[None, :], partial, PADDED)
-        p = tl.exp2(s - lse[:, None])
+        p = tl.exp2(s - level[:, None])
         dp = dropped(product(grad, tl.trans(v), None, PRECISION), hashed, i, j, threshold, kept_factor, DROPS)
         ds = p * (dp - delta[:, None])  # gradient of the logits
         if C_RANK_ONE & LEARNED:
-            growth = gained(high[:, None], low[:, None], high_j[None, :], low_j[None, :])
-            moved = signed(ds, growth, SYMMETRIC)
-            sums += tl.sum(moved, 1)
-            growth_sums += tl.sum(moved * growth, 1)
+            if SYMMETRIC:
+                sums += tl.sum(signed(ds, growth[:, None], growth_j[None, :], SYMMETRIC), 1)
+                growth_sums += tl.sum(ds * tl.abs(growth[:, None] - growth_j[None, :]), 1)
+            elif WEIGHTED:
+                growth_sums -= tl.sum(ds * growth_j[None, :], 1)
         if C_SCALED & LEARNED:
-            entry = load_entries(CURVE + curve_zero + (i - j))
+            entry = load_distances(CURVE + curve_zero, i, j)
             x = entry * inverse[:, None]
             inverse_sums += tl.sum(ds * scaled_slope(x, HINGES, KNOTS) * entry, 1)
             knot_sums = fold_knots(knot_sums, ds, x, HINGES, KNOTS)
@@ -127,8 +134,10 @@ def grad_q_kernel(
         acc = product((ds * slope).to(k.dtype), k, acc, PRECISION)
     store_tile(GRAD_Q + head * queries * D, row0, D, queries, acc * scale, BM, D, BD)
     if C_RANK_ONE & LEARNED:
-        tl.store(ROW_SUMS + at_rows, sums, mask=live)
-        tl.store(ROW_GROWTH + at_rows, growth_sums, mask=live)
+        if SYMMETRIC:
+            tl.store(ROW_SUMS + at_rows, sums, mask=live)
+        if WEIGHTED:
+            tl.store(ROW_GROWTH + at_rows, growth_sums, mask=live)
     if C_SCALED & LEARNED:
         tl.store(ROW_INVERSE + at_rows, inverse_sums, mask=live)
         at = tl.arange(0, 4)[:, None] * KNOTS + tl.arange(0, KNOTS)[None, :]
@@ -142,14 +151,17 @@ def grad_q_kernel(
 
 @triton.jit(do_not_specialize=CHANGING)
 def grad_kv_kernel(
-    Q, K, V, GRAD, LSE, DELTA, GRAD_K, GRAD_V, KEY_SUMS, GRAD_KEY_VECTORS, FIRST, END, RANGES, PADDING,
-    TABLE, TOTALS, CURVE, INVERSE, HINGES, QUERY_VECTORS, QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
+    Q, K, V, GRAD, LEVEL, DELTA, GRAD_K, GRAD_V, KEY_SUMS, GRAD_KEY_VECTORS, FIRST, END, RANGES, PADDING,
+    TABLE, QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS, CURVE, INVERSE, HINGES, QUERY_VECTORS,
+    QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, g_b, g_h, g_m,
-    batch, heads, group, queries, keys, start, interval_b, range_b, zero, table_h, tokens, curve_zero, inverse_b,
+    batch, heads, group, queries, keys, start, interval_b, range_b, zero, table_h, query_width, key_width,
+    curve_zero, inverse_b,
     relative_zero, query_relative_h, key_relative_h, scale, softcap, seed_high, seed_low, threshold, kept_factor,
     D: tl.constexpr, E: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, KNOTS: tl.constexpr, FORM: tl.constexpr, LEARNED: tl.constexpr,
-    SYMMETRIC: tl.constexpr, CAPPED: tl.constexpr, PADDED: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
+    WEIGHTED: tl.constexpr, SYMMETRIC: tl.constexpr, CAPPED: tl.constexpr, PADDED: tl.constexpr, DROPS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """GRAD_K, GRAD_V and sums per key. Tiles are (keys, queries): nothing is transposed but what is loaded.
 
@@ -172,7 +184,7 @@ def grad_kv_kernel(
         h = g * group + member
         head = b * heads + h
         hashed = head_hash(seed_high, seed_low, head)
-        high_j, low_j, w = load_columns(TOTALS, KEY_VECTORS, head, key0, keys, tokens, batch * heads, R, BR, BN, FORM)
+        growth_j, w = load_columns(KEY_GROWTH, KEY_VECTORS, head, key0, 0.0, keys, key_width, R, BR, BN, FORM)
         sums = tl.zeros([BN], tl.float32)
         vectors = tl.zeros([BN, BR], tl.float32)
         for row0 in range(begin, stop, BM):
@@ -181,31 +193,37 @@ def grad_kv_kernel(
             i = (start + r)[None, :]
             q = load_tile(Q + b * q_b + h * q_h, row0, q_m, queries, BM, D, BD)
             grad = load_tile(GRAD + b * g_b + h * g_h, row0, g_m, queries, BM, E, BE)
-            high, low, weight, inverse, u = load_rows(
-                TOTALS, INVERSE, QUERY_VECTORS, b, head, row0, start, queries, tokens, batch * heads, inverse_b, R, BR,
-                BM, FORM,
+            weight, growth, inverse, u = load_rows(
+                QUERY_GROWTH, WEIGHTS, INVERSE, QUERY_VECTORS, b, head, row0, queries, query_width, inverse_b, R, BR,
+                BM,
+                FORM, WEIGHTED,
             )  # fmt: skip
+            apart = totals_apart(QUERY_BASES, KEY_BASES, head, row0, key0, query_width, key_width, BM, BN, FORM)
+            growth = growth_since_key(growth, apart, FORM, SYMMETRIC)
             s = product(k, tl.trans(q), None, PRECISION)  # (BN, BM)
             s, slope = capped(s, scale, softcap, CAPPED)
             s = add_bias(
-                s, i - j, start + row0 - key0, high[None, :], low[None, :], weight[None, :], inverse[None, :], u,
-                high_j[:, None], low_j[:, None], w, TABLE + h * table_h, CURVE, HINGES + h * (4 * KNOTS),
+                s, i, j, start + row0 - key0, weight[None, :], growth[None, :], inverse[None, :], u,
+                growth_j[:, None], w, TABLE + h * table_h, CURVE, HINGES + h * (4 * KNOTS),
                 QUERY_RELATIVE + h * query_relative_h, KEY_RELATIVE + h * key_relative_h,
-                zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, SYMMETRIC, True, PRECISION,
+                zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, True, PRECISION,
             )  # fmt: skip
             first, end = row_interval(FIRST, END, b, r, queries, interval_b)
             partial = (row0 < inner) | (row0 + BM > outer)
             s = masked(s, j, first[None, :], end[None, :], counts[:, None], partial, PADDED)
-            lse = tl.load(LSE + head * queries + r, mask=live, other=C_INFINITY)
-            p = tl.exp2(s - lse[None, :])
+            level = tl.load(LEVEL + head * queries + r, mask=live, other=C_INFINITY)
+            level = shifted_rows(level, weight, apart, FORM, WEIGHTED, SYMMETRIC)
+            p = tl.exp2(s - level[None, :])
             kept = dropped(p, hashed, i, j, threshold, kept_factor, DROPS)
             grad_v = product(kept.to(grad.dtype), grad, grad_v, PRECISION)
             dp = dropped(product(v, tl.trans(grad), None, PRECISION), hashed, i, j, threshold, kept_factor, DROPS)
             delta = tl.load(DELTA + head * queries + r, mask=live, other=0.0)
             ds = p * (dp - delta[None, :])
             if C_RANK_ONE & LEARNED:
-                growth = gained(high[None, :], low[None, :], high_j[:, None], low_j[:, None])
-                sums += tl.sum(signed(ds, growth, SYMMETRIC) * weight[None, :], 1)
+                moved = signed(ds, growth[None, :], growth_j[:, None], SYMMETRIC)
+                if WEIGHTED:
+                    moved = moved * weight[None, :]
+                sums += tl.sum(moved, 1)
             if C_KEY_VECTORS & LEARNED:
                 row = relative_zero + start + row0 - key0 - (BM - 1)
                 relative = KEY_RELATIVE + h * key_relative_h

@@ -16,6 +16,7 @@ from relpos.attend.triton.tile_bias import (
     add_bias,
     load_columns,
     load_rows,
+    totals_apart,
 )
 from relpos.attend.triton.tiles import (
     C_INFINITY,
@@ -24,7 +25,6 @@ from relpos.attend.triton.tiles import (
     capped,
     dropped,
     head_hash,
-    load_entries,
     load_keys,
     load_tile,
     product,
@@ -32,6 +32,7 @@ from relpos.attend.triton.tiles import (
     store_tile,
     wide,
 )
+from relpos.attend.triton.toeplitz_tile import load_distances
 
 
 @triton.jit
@@ -51,15 +52,18 @@ def store_diagonals(at, tile, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit(do_not_specialize=CHANGING)
 def distance_kernel(
-    Q, K, V, GRAD, LSE, DELTA, PARTS, FIRST, END, ROW_KEYS, PADDING,
-    TABLE, TOTALS, CURVE, INVERSE, HINGES, QUERY_VECTORS, QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
+    Q, K, V, GRAD, LEVEL, DELTA, PARTS, FIRST, END, ROW_KEYS, PADDING,
+    TABLE, QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS, CURVE, INVERSE, HINGES, QUERY_VECTORS,
+    QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, g_b, g_h, g_m,
-    batch, heads, group, queries, keys, start, interval_b, range_b, lowest, zero, table_h, tokens, curve_zero,
+    batch, heads, group, queries, keys, start, interval_b, range_b, lowest, zero, table_h, query_width, key_width,
+    curve_zero,
     inverse_b, relative_zero, query_relative_h, key_relative_h,
     scale, softcap, seed_high, seed_low, threshold, kept_factor,
     D: tl.constexpr, E: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, KNOTS: tl.constexpr, FORM: tl.constexpr, OF: tl.constexpr,
-    SYMMETRIC: tl.constexpr, CAPPED: tl.constexpr, PADDED: tl.constexpr, DROPS: tl.constexpr, SKIPS: tl.constexpr,
+    WEIGHTED: tl.constexpr, SYMMETRIC: tl.constexpr, CAPPED: tl.constexpr, PADDED: tl.constexpr, DROPS: tl.constexpr,
+    SKIPS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """PARTS: the sums of one block diagonal, head and split; OF is the bit of the form whose gradient they are.
@@ -103,22 +107,22 @@ def distance_kernel(
             k, counts = load_keys(K + b * k_b + (h // group) * k_h, of_keys, key0, k_n, keys, BN, D, BD, PADDED)
             s = product(q, tl.trans(k), None, PRECISION)
             s, _ = capped(s, scale, softcap, CAPPED)
-            high, low, weight, inverse, u = load_rows(
-                TOTALS, INVERSE, QUERY_VECTORS, b, head, row0, start, queries, tokens, batch * heads, inverse_b, R, BR,
-                BM, FORM,
+            weight, growth, inverse, u = load_rows(
+                QUERY_GROWTH, WEIGHTS, INVERSE, QUERY_VECTORS, b, head, row0, queries, query_width, inverse_b, R, BR,
+                BM,
+                FORM, WEIGHTED,
             )  # fmt: skip
-            high_j, low_j, w = load_columns(
-                TOTALS, KEY_VECTORS, head, key0, keys, tokens, batch * heads, R, BR, BN, FORM
-            )
+            apart = totals_apart(QUERY_BASES, KEY_BASES, head, row0, key0, query_width, key_width, BM, BN, FORM)
+            growth_j, w = load_columns(KEY_GROWTH, KEY_VECTORS, head, key0, apart, keys, key_width, R, BR, BN, FORM)
             s = add_bias(
-                s, i - j, start + row0 - key0, high[:, None], low[:, None], weight[:, None], inverse[:, None], u,
-                high_j[None, :], low_j[None, :], w, TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE,
-                zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, SYMMETRIC, False, PRECISION,
+                s, i, j, start + row0 - key0, weight[:, None], growth[:, None], inverse[:, None], u,
+                growth_j[None, :], w, TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE,
+                zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, False, PRECISION,
             )  # fmt: skip
             first, end = row_interval(FIRST, END, b, r, queries, interval_b)
             s = tl.where(counts[None, :] & (j >= first[:, None]) & (j < end[:, None]), s, C_NEGATIVE_INFINITY)
-            lse = tl.load(LSE + head * queries + r, mask=live, other=C_INFINITY)
-            p = tl.exp2(s - lse[:, None])
+            level = tl.load(LEVEL + head * queries + r, mask=live, other=C_INFINITY)
+            p = tl.exp2(s - level[:, None])
             grad = load_tile(GRAD + b * g_b + h * g_h, row0, g_m, queries, BM, E, BE)
             v, _ = load_keys(V + b * v_b + (h // group) * v_h, of_keys, key0, v_n, keys, BN, E, BE, PADDED)
             dp = product(grad, tl.trans(v), None, PRECISION)
@@ -134,7 +138,7 @@ def distance_kernel(
                 near_acc = product(tl.trans(near.to(w.dtype)), w, near_acc, PRECISION)
                 far_acc = product(tl.trans(far.to(w.dtype)), w, far_acc, PRECISION)
             elif OF == C_SCALED:
-                x = load_entries(CURVE + curve_zero + (i - j)) * inverse[:, None]
+                x = load_distances(CURVE + curve_zero, i, j) * inverse[:, None]
                 acc += ds * scaled_slope(x, HINGES, KNOTS) * inverse[:, None]
             else:
                 acc += ds

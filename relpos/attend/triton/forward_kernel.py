@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from relpos.attend.triton.tile_bias import add_bias, load_columns, load_rows
+from relpos.attend.triton.tile_bias import add_bias, load_columns, load_rows, shifted_rows, totals_apart
 from relpos.attend.triton.tiles import (
     C_INFINITY,
     C_LOG2E,
@@ -37,13 +37,15 @@ def attend_to_tile(m, total, acc, s, v, hashed, i, j, threshold, kept_factor, DR
 
 @triton.jit(do_not_specialize=CHANGING)
 def forward_kernel(
-    Q, K, V, OUT, LSE, FIRST, END, PADDING, SINKS, TABLE, TOTALS, CURVE, INVERSE, HINGES,
+    Q, K, V, OUT, LSE, FIRST, END, PADDING, SINKS, TABLE, QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS,
+    CURVE, INVERSE, HINGES,
     QUERY_VECTORS, QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_m,
-    batch, heads, group, queries, keys, start, interval_b, zero, table_h, tokens, curve_zero, inverse_b,
+    batch, heads, group, queries, keys, start, interval_b, zero, table_h, query_width, key_width, curve_zero, inverse_b,
     relative_zero, query_relative_h, key_relative_h, scale, softcap, seed_high, seed_low, threshold, kept_factor,
     D: tl.constexpr, E: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, KNOTS: tl.constexpr, FORM: tl.constexpr, SYMMETRIC: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, KNOTS: tl.constexpr, FORM: tl.constexpr, WEIGHTED: tl.constexpr,
+    SYMMETRIC: tl.constexpr,
     CAPPED: tl.constexpr, PADDED: tl.constexpr, HAS_SINKS: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """OUT (batch, heads, queries, E), and LSE (batch, heads, queries) in log2, +inf for a row that sees nothing."""
@@ -52,9 +54,10 @@ def forward_kernel(
     b, h = head // heads, head % heads
     r = row0 + tl.arange(0, BM)
     first, end = row_interval(FIRST, END, b, r, queries, interval_b)
-    high, low, weight, inverse, u = load_rows(
-        TOTALS, INVERSE, QUERY_VECTORS, b, head, row0, start, queries, tokens, batch * heads, inverse_b, R, BR, BM, FORM
-    )
+    weight, growth, inverse, u = load_rows(
+        QUERY_GROWTH, WEIGHTS, INVERSE, QUERY_VECTORS, b, head, row0, queries, query_width, inverse_b, R, BR, BM,
+        FORM, WEIGHTED,
+    )  # fmt: skip
     TABLE += h * table_h
     HINGES += h * (4 * KNOTS)
     QUERY_RELATIVE += h * query_relative_h
@@ -74,16 +77,18 @@ def forward_kernel(
         k, counts = load_keys(K, PADDING, key0, k_n, keys, BN, D, BD, PADDED)
         s = product(q, tl.trans(k), None, PRECISION)
         s, _ = capped(s, scale, softcap, CAPPED)
-        high_j, low_j, w = load_columns(TOTALS, KEY_VECTORS, head, key0, keys, tokens, batch * heads, R, BR, BN, FORM)
+        apart = totals_apart(QUERY_BASES, KEY_BASES, head, row0, key0, query_width, key_width, BM, BN, FORM)
+        growth_j, w = load_columns(KEY_GROWTH, KEY_VECTORS, head, key0, apart, keys, key_width, R, BR, BN, FORM)
         s = add_bias(
-            s, i - j, start + row0 - key0, high[:, None], low[:, None], weight[:, None], inverse[:, None], u,
-            high_j[None, :], low_j[None, :], w, TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE,
-            zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, SYMMETRIC, False, PRECISION,
+            s, i, j, start + row0 - key0, weight[:, None], growth[:, None], inverse[:, None], u,
+            growth_j[None, :], w, TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE,
+            zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, False, PRECISION,
         )  # fmt: skip
         partial = (key0 < inner) | (key0 + BN > outer)
         s = masked(s, j, first[:, None], end[:, None], counts[None, :], partial, PADDED)
         v, _ = load_keys(V, PADDING, key0, v_n, keys, BN, E, BE, PADDED)
         m, total, acc = attend_to_tile(m, total, acc, s, v, hashed, i, j, threshold, kept_factor, DROPS, PRECISION)
+    m = shifted_rows(m, weight, -growth, FORM, WEIGHTED, SYMMETRIC)
     if HAS_SINKS:  # one more logit, without a value
         sink = tl.load(SINKS + h).to(tl.float32) * C_LOG2E
         new = tl.maximum(m, sink)

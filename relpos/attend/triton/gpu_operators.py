@@ -9,11 +9,14 @@ from torch.nn import functional as F
 
 from relpos.attend.kernel_inputs import NOWHERE, Inputs
 from relpos.attend.kernel_operators import Results, empty_out, register
-from relpos.attend.triton import projected_tile, rank_one_tile, scaled_tile, toeplitz_tile
+from relpos.attend.triton import FEW, projected_tile, rank_one_tile, scaled_tile, toeplitz_tile
 from relpos.attend.triton.backward_kernels import grad_kv_kernel, grad_q_kernel
+from relpos.attend.triton.decoding_kernel import decode
+from relpos.attend.triton.decoding_state import PackedBias, RunningTotals
 from relpos.attend.triton.distance_kernel import distance_kernel
 from relpos.attend.triton.forward_kernel import forward_kernel
 from relpos.attend.triton.gpu_problem import GpuProblem
+from relpos.attend.triton.tile_sizes import TileSize
 from relpos.attend.triton.tiles import LOG2E
 
 TILES_PER_PROGRAM = 64  # of a block diagonal, about: more programs share a longer diagonal
@@ -22,14 +25,19 @@ TILES_PER_PROGRAM = 64  # of a block diagonal, about: more programs share a long
 class TritonKernel:
     """The Triton kernels, as their operators run them. The log-sum-exp for the backward has base 2."""
 
-    def run(self, inputs: Inputs) -> Results:
+    def run(self, inputs: Inputs, packed: PackedBias | RunningTotals | None = None) -> Results:
         problem = GpuProblem(inputs)
+        if packed is not None:
+            packed.fill(problem)
         q, out = inputs.q, empty_out(inputs)
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-        problem.set_strides("o", out)
-        size = problem.size("forward")
-        grid = (triton.cdiv(q.shape[2], size.BM), q.shape[0] * q.shape[1])
-        problem.launch(forward_kernel, grid, size, OUT=out, LSE=lse)
+        if q.shape[2] <= FEW:
+            decode(problem, out, lse)
+        else:
+            problem.set_strides("o", out)
+            size = problem.size("forward")
+            grid = (triton.cdiv(q.shape[2], size.BM), q.shape[0] * q.shape[1])
+            problem.launch(forward_kernel, grid, size, OUT=out, LSE=lse)
         return out, natural(lse) if inputs.return_lse else lse.new_empty(0), lse, lse.new_empty(0)
 
     def fake(self, inputs: Inputs) -> Results:
@@ -63,10 +71,17 @@ class Backward:
         moved = torch.zeros_like(self.lse)
         if grad_lse is not None:  # of a row that sees nothing, −inf is a constant
             moved = torch.where(self.lse == math.inf, 0.0, grad_lse.float()).contiguous()
-        self.delta = torch.empty_like(self.lse)
+        self.moved, self.delta = moved, torch.empty_like(self.lse)
         problem.set_strides("o", out)
         problem.set_strides("g", grad)
-        problem.arguments |= {"OUT": out, "GRAD": grad, "GRAD_LSE": moved, "LSE": self.lse, "DELTA": self.delta}
+        problem.arguments |= {"OUT": out, "GRAD": grad, "GRAD_LSE": moved, "DELTA": self.delta}
+
+    def launch(self, kernel, grid: tuple[int, ...], size: TileSize, **more: object) -> dict[str, Tensor]:
+        """Run a kernel with the log-sum-exp that it reads; returns what depends on the size of its tiles."""
+        values = self.problem.by_blocks(size)
+        level = rank_one_tile.levels(self.lse, values, self.inputs.symmetric) if values else self.lse
+        self.problem.launch(kernel, grid, size, LEVEL=level, **more)
+        return values
 
     def learns(self, *names: str) -> bool:
         """Whether a gradient of one of these inputs is wanted."""
@@ -106,21 +121,20 @@ class Backward:
         if ends:
             sums["FAR_SUMS"] = new((2, batch, heads, queries), dtype=single)
         size = self.problem.size("grad_q")
-        self.problem.launch(
+        values = self.launch(
             grad_q_kernel, (blocks, batch * heads), size, GRAD_Q=grads["q"], LEARNED=bits, HAS_ENDS=ends,
             far_low=inputs.far_low, far_high=inputs.far_high, **sums,
         )  # fmt: skip
         size = self.problem.size("grad_kv")
         ranges = row_ranges(self.problem.arguments["FIRST"], self.problem.arguments["END"], keys, size.BM, size.BN)
-        self.problem.launch(
+        self.launch(
             grad_kv_kernel, (triton.cdiv(keys, size.BN), batch * key_heads), size, GRAD_K=grads["k"], GRAD_V=grads["v"],
             LEARNED=bits, RANGES=ranges, range_b=ranges.stride(0) if len(ranges) > 1 else 0, **sums,
         )  # fmt: skip
         if bits & toeplitz_tile.BIT:
             grads["table"] = self.table_gradient(sums.get("FAR_SUMS"))
         if bits & rank_one_tile.BIT:
-            of_keys = sums["KEY_SUMS"] / LOG2E
-            grads |= rank_one_tile.gradients(inputs, sums["ROW_SUMS"], sums["ROW_GROWTH"], of_keys)
+            grads |= self.totals_gradients(sums, values)
         if bits & scaled_tile.BIT:
             matters = inputs.sinks is not None or self.grad_lse is not None
             by_distance = self.by_distance(scaled_tile.BIT)
@@ -130,9 +144,31 @@ class Backward:
                 of_tokens = sums[f"GRAD_{name.upper()}_VECTORS"]
                 grads |= projected_tile.gradients(inputs, name, of_tokens, self.by_distance(bit))
         if inputs.sinks is not None:
-            share = torch.exp2(inputs.sinks.float()[:, None] * LOG2E - self.lse)  # the weight of the sink in each row
-            grads["sinks"] = -(share * self.delta).sum((0, 2)).to(inputs.sinks.dtype)
+            grads["sinks"] = -(self.sink_share * self.delta).sum((0, 2)).to(inputs.sinks.dtype)
         return grads
+
+    @property
+    def sink_share(self) -> Tensor:
+        """The weight of the sink in each row, (batch, heads, queries)."""
+        assert self.inputs.sinks is not None
+        return torch.exp2(self.inputs.sinks.float()[:, None] * LOG2E - self.lse)
+
+    def totals_gradients(self, sums: dict[str, Tensor], values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients of running totals and weights. A row of ds has a known sum: its weights are 1 with the sink's."""
+        inputs = self.inputs
+        of_rows, of_keys, growth = self.moved, sums["KEY_SUMS"], sums.get("ROW_GROWTH")
+        if inputs.symmetric:
+            of_rows = sums["ROW_SUMS"]
+        else:
+            if inputs.sinks is not None:
+                of_rows = of_rows + self.sink_share * self.delta
+            if inputs.weight is not None:
+                assert growth is not None
+                since = values["QUERY_GROWTH"][:, : growth.shape[-1]].view_as(growth)
+                growth = growth + since * of_rows
+        if inputs.weight is not None or inputs.symmetric:  # the kernel's weights are times log2(e)
+            of_keys = of_keys / LOG2E
+        return rank_one_tile.gradients(inputs, of_rows, growth, of_keys)
 
     def table_gradient(self, far: Tensor | None) -> Tensor:
         """The gradient of a table, (heads, distances): by distance between its ends, of their sums at one column."""
@@ -175,7 +211,7 @@ class Backward:
         rank = problem.arguments["R"] if vectors else 1
         parts = inputs.q.new_empty(splits, heads, diagonals, ratio + 1, BN, rank, dtype=torch.float32)
         row_keys = block_keys(problem.arguments["FIRST"], problem.arguments["END"], BM)
-        problem.launch(
+        self.launch(
             distance_kernel, (diagonals, heads, splits), size, PARTS=parts, OF=bit, lowest=lowest, ROW_KEYS=row_keys,
             SKIPS=inputs.documents is not None, range_b=row_keys.stride(0) if len(row_keys) > 1 else 0,
         )  # fmt: skip

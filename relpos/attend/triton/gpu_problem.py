@@ -1,7 +1,7 @@
 """A problem for the Triton kernels: every argument by its name, so that a kernel takes those that it has."""
 
 import inspect
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -19,14 +19,16 @@ PROJECTED = projected_tile.QUERY_BIT | projected_tile.KEY_BIT
 RECENT: Recent[tuple[Tensor, Tensor]] = Recent(8)  # the layers of a model have few geometries
 # What a kernel without the form, or without a gradient of it, receives in place of these.
 ABSENT_POINTERS = (
-    "TABLE", "TOTALS", "CURVE", "INVERSE", "HINGES", "QUERY_VECTORS", "QUERY_RELATIVE", "KEY_VECTORS", "KEY_RELATIVE",
-    "ROW_SUMS", "ROW_GROWTH", "ROW_INVERSE", "KNOT_SUMS", "FAR_SUMS", "GRAD_QUERY_VECTORS", "GRAD_KEY_VECTORS",
-    "KEY_SUMS", "SINKS", "PADDING", "ROW_KEYS",
+    "TABLE", "TOTALS", "QUERY_GROWTH", "QUERY_BASES", "KEY_GROWTH", "KEY_BASES", "WEIGHTS", "CURVE", "INVERSE",
+    "HINGES", "QUERY_VECTORS", "QUERY_RELATIVE", "KEY_VECTORS", "KEY_RELATIVE", "ROW_SUMS", "ROW_GROWTH",
+    "ROW_INVERSE", "KNOT_SUMS", "FAR_SUMS", "GRAD_QUERY_VECTORS", "GRAD_KEY_VECTORS", "KEY_SUMS", "SINKS", "PADDING",
+    "ROW_KEYS",
 )  # fmt: skip
 ABSENT_NUMBERS = {
-    "zero": 0, "table_h": 0, "tokens": 1, "curve_zero": 0, "inverse_b": 0, "relative_zero": 0, "query_relative_h": 0,
-    "key_relative_h": 0, "KNOTS": 1, "R": 1, "BR": 16, "SYMMETRIC": False, "seed_high": 0, "seed_low": 0,
-    "threshold": 0, "kept_factor": 1.0, "range_b": 0,
+    "zero": 0, "table_h": 0, "query_width": 0, "key_width": 0, "tokens": 1, "WEIGHTED": False, "curve_zero": 0,
+    "inverse_b": 0, "inverse_start": 0, "relative_zero": 0, "query_relative_h": 0, "key_relative_h": 0, "KNOTS": 1,
+    "R": 1, "BR": 16, "SYMMETRIC": False, "seed_high": 0, "seed_low": 0, "threshold": 0, "kept_factor": 1.0,
+    "range_b": 0,
 }  # fmt: skip
 
 
@@ -48,6 +50,20 @@ def form_bits(inputs: Inputs) -> int:
     return sum(bit for bit, x in present.items() if x is not None)
 
 
+def pack_forms(inputs: Inputs, form: int) -> dict[str, Any]:
+    """The arguments of the forms with these bits."""
+    arguments: dict[str, Any] = {}
+    for bit, module in FORMS.items():
+        if form & bit:
+            module.pack(inputs, arguments)
+    return arguments
+
+
+def on_device(x: Tensor) -> AbstractContextManager[Any]:
+    """A context in which kernels run on the tensor's GPU."""
+    return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
+
+
 def padded_dim(size: int) -> int:
     """The width of a tile with this many columns: tensor cores multiply powers of two from 16 on."""
     return max(16, 1 << (size - 1).bit_length())
@@ -62,6 +78,12 @@ def target(device: torch.device) -> str:
         return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Number of streaming multiprocessors, or compute units."""
+    return 4 if target(device) == "interpreter" else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def seen_intervals(inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -111,9 +133,7 @@ class GpuProblem:
             self.arguments["SINKS"] = inputs.sinks.detach().contiguous()
         if inputs.dropout > 0:
             self.set_dropout(inputs)
-        for bit, module in FORMS.items():
-            if self.form & bit:
-                module.pack(inputs, self.arguments)
+        self.arguments |= pack_forms(inputs, self.form)
 
     def set_strides(self, prefix: str, x: Tensor) -> None:
         """Strides of batch, heads and rows."""
@@ -132,17 +152,24 @@ class GpuProblem:
             "kept_factor": 1.0 / (1.0 - threshold / 2**24),
         }  # fmt: skip
 
-    def size(self, kernel: str) -> tile_sizes.TileSize:
+    def size(self, kernel: str, rows: int = 16) -> tile_sizes.TileSize:
         """The tile of a kernel; square where vectors per distance are multiplied."""
         a = self.arguments
         dim = max(a["BD"], a["BE"], a["BR"] if self.form & PROJECTED else 16)
-        return tile_sizes.tile_size(kernel, self.target, dim, a["Q"].element_size() == 4, self.form)
+        return tile_sizes.tile_size(kernel, self.target, dim, a["Q"].element_size() == 4, self.form, rows)
+
+    def by_blocks(self, size: tile_sizes.TileSize) -> dict[str, Any]:
+        """The arguments that depend on the size of a tile: running totals by blocks."""
+        if not self.form & rank_one_tile.BIT:
+            return {}
+        values = rank_one_tile.by_blocks(self.arguments, size.BM, size.BN)
+        return values | {"query_width": values["QUERY_GROWTH"].shape[1], "key_width": values["KEY_GROWTH"].shape[1]}
 
     def launch(self, kernel: Any, grid: tuple[int, ...], size: tile_sizes.TileSize, **more: Any) -> None:
         """Run a kernel with the arguments that it has."""
-        arguments = self.arguments | more | {"BM": size.BM, "BN": size.BN}
-        device = self.arguments["Q"].device
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        blocks = self.by_blocks(size) if "QUERY_GROWTH" in names(kernel) else {}
+        arguments = self.arguments | blocks | more | {"BM": size.BM, "BN": size.BN}
+        with on_device(self.arguments["Q"]):
             kernel[grid](
                 **{name: arguments[name] for name in names(kernel)},
                 num_warps=size.num_warps,

@@ -26,12 +26,12 @@ def knots_inside(x, HINGES, KNOTS: tl.constexpr):
 
 
 @triton.jit
-def scaled_bias(x, HINGES, KNOTS: tl.constexpr):
-    """The bias of a tile in log2."""
-    low, high = knots_inside(x, HINGES, KNOTS)
+def scaled_bias(x, KNOT, HINGES, KNOTS: tl.constexpr):
+    """The bias of a tile in log2. All heads have the same knots, KNOT; HINGES may be a column, one head per row."""
+    low, high = knots_inside(x, KNOT, KNOTS)
     bias = x * tl.load(HINGES + 2 * KNOTS + low) + tl.load(HINGES + KNOTS + low)
     for s in range(low, high):
-        bias += tl.load(HINGES + 3 * KNOTS + s) * tl.maximum(x - tl.load(HINGES + s), 0.0)
+        bias += tl.load(HINGES + 3 * KNOTS + s) * tl.maximum(x - tl.load(KNOT + s), 0.0)
     return bias
 
 

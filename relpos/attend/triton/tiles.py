@@ -26,8 +26,9 @@ C_PLAIN_LOADS = tl.constexpr(
 # Numbers that change from call to call. Triton would compile a kernel again for a 1 and for multiples of 16.
 CHANGING = (
     "heads", "group", "batch", "queries", "keys", "start", "interval_b", "range_b", "zero", "table_h", "curve_zero",
-    "tokens", "inverse_b", "relative_zero", "query_relative_h", "key_relative_h", "far_low", "far_high", "lowest",
-    "seed_high", "seed_low", "threshold", "scale", "softcap", "kept_factor",
+    "query_width", "key_width", "tokens", "inverse_b", "inverse_start", "relative_zero", "query_relative_h",
+    "key_relative_h", "far_low", "far_high", "lowest", "splits", "seed_high", "seed_low", "threshold", "scale",
+    "softcap", "kept_factor",
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 import torch
 import triton
-import triton.language as tl  # noqa: F401  (Triton's interpreter looks for it)
+import triton.language as tl
 from torch.nn import functional as F
 
 from relpos.attend.triton.tiles import LOG2E, load_entries
@@ -12,9 +12,10 @@ PAD = 512  # columns on both sides of a table, so that no entry of a tile needs 
 
 
 @triton.jit
-def toeplitz_bias(TABLE, column):
-    """The bias of a tile in log2; TABLE is the head's, `column` = zero + i − j of each score."""
-    return load_entries(TABLE + column)
+def load_distances(TABLE, i, j):
+    """table[i − j] of a tile. Query and key are added to the address one after the other, in 64 bits: the compiler then
+    needs one address per row, and constant offsets from it."""
+    return load_entries(TABLE + i.to(tl.int64) - j.to(tl.int64))
 
 
 def pack(inputs, arguments):
