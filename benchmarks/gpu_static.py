@@ -16,6 +16,8 @@ import triton
 from gpu_counts import SHARED, TARGETS, Counts, Loop, compile_kernel
 from measure import made_by, option_parser, table, write
 
+from relpos.attend.triton.tile_sizes import tile_size
+
 FORMS = ("none", "Toeplitz without gradient", "Toeplitz", "RankOne")
 HEAD_DIMS = (64, 128)
 EXPLANATION = """
@@ -136,8 +138,30 @@ def flex_loops(counts: Counts, part: str, sizes: dict[str, int]) -> list[LoopRow
 
 
 def own_rows(target: str, head_dim: int) -> Iterator[Row]:
-    """Our own kernels: compile_kernel, loop_row and row for each."""
-    yield from ()
+    """Our own kernels. One loop serves full and partial tiles, and a branch leaves the mask out of the full ones."""
+    from own_kernels import compile_own
+
+    computes = {"forward": "out", "grad_q": "q", "grad_kv": "k, v", "distance": "table"}
+    changes: dict[str, dict[str, object]] = {
+        "Toeplitz without gradient": {"LEARNED": 0},
+        "RankOne without weights": {"WEIGHTED": False},
+    }
+    for form in (*FORMS, "RankOne without weights"):
+        bits = next(bits for name, bits in {"none": 0, "Toeplitz": 1, "RankOne": 2}.items() if form.startswith(name))
+        for kernel, result in computes.items():
+            if kernel == "distance" and form != "Toeplitz":
+                continue
+            counts = compile_own(kernel, target, head_dim, bits, **changes.get(form, {}))
+            size = tile_size(kernel, target, head_dim, False, bits)
+            loops = []
+            for loop in counts.loops:
+                tile = size.BM, size.BN
+                loops.append(loop_row(loop, result, tile, masked=True))
+                if kernel != "distance":  # it masks every tile
+                    loops.append(loop_row(loop, result, tile, masked=False, instructions=loop.shortest))
+                else:
+                    loops.append(loop_row(loop, result, tile, masked=False))
+            yield row(counts, "relpos", form, kernel, head_dim, loops)
 
 
 IMPLEMENTATIONS: dict[str, Callable[[str, int], Iterator[Row]]] = {"flex": flex_rows, "relpos": own_rows}

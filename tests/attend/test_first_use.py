@@ -5,6 +5,7 @@ with mistakes.
 """
 
 import json
+import math
 import threading
 
 import pytest
@@ -109,6 +110,7 @@ def test_nan_does_not_pass(monkeypatch):
     verdict = first_use.check(CPU, TABLE)
     assert not verdict.passed
     assert "differs from the definition by nan" in str(verdict)
+    assert not Verdict(math.nan, "out", 1e-5, repeats=True).passed  # by itself: NaN is not equal to NaN either
 
 
 def test_bits_that_change_from_run_to_run_do_not_pass(monkeypatch):

@@ -95,6 +95,15 @@ def test_two_runs_give_the_same_bits(name):
     assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
 
 
+@pytest.mark.parametrize("family", ["toeplitz", "scaled", "vectors of queries"])
+def test_several_programs_share_a_diagonal(family, monkeypatch):
+    from relpos.attend.triton import gpu_operators
+
+    monkeypatch.setattr(gpu_operators, "TILES_PER_PROGRAM", 1)
+    torch.manual_seed(7)
+    check(family, normal(2, 2, 2, 70, 70, 8), {}, kernel=triton.attention)
+
+
 @pytest.mark.skipif(not native.available()[0], reason=native.available()[1])
 def test_dropout_drops_the_weights_that_the_cpu_drops():
     torch.manual_seed(3)

@@ -54,6 +54,7 @@ def grad_q_kernel(
     BM: tl.constexpr, BN: tl.constexpr, KNOTS: tl.constexpr, FORM: tl.constexpr, LEARNED: tl.constexpr,
     WEIGHTED: tl.constexpr, SYMMETRIC: tl.constexpr, CAPPED: tl.constexpr, PADDED: tl.constexpr, DROPS: tl.constexpr,
     HAS_ENDS: tl.constexpr, PRECISION: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """GRAD_Q, and DELTA = Σ grad · out − grad_lse of each query, which the other kernels read; and sums per query.
 
@@ -107,7 +108,7 @@ def grad_q_kernel(
         s = add_bias(
             s, i, j, start + row0 - key0, weight[:, None], growth[:, None], inverse[:, None], u,
             growth_j[None, :], w, TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE,
-            zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, False, PRECISION,
+            zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, False, PRECISION, ASSEMBLY,
         )  # fmt: skip
         partial = (key0 < inner) | (key0 + BN > outer)
         s = masked(s, j, first[:, None], end[:, None], counts[None, :], partial, PADDED)
@@ -121,7 +122,7 @@ def grad_q_kernel(
             elif WEIGHTED:
                 growth_sums -= tl.sum(ds * growth_j[None, :], 1)
         if C_SCALED & LEARNED:
-            entry = load_distances(CURVE + curve_zero, i, j)
+            entry = load_distances(CURVE + curve_zero, i, j, ASSEMBLY)
             x = entry * inverse[:, None]
             inverse_sums += tl.sum(ds * scaled_slope(x, HINGES, KNOTS) * entry, 1)
             knot_sums = fold_knots(knot_sums, ds, x, HINGES, KNOTS)
@@ -162,6 +163,7 @@ def grad_kv_kernel(
     BM: tl.constexpr, BN: tl.constexpr, KNOTS: tl.constexpr, FORM: tl.constexpr, LEARNED: tl.constexpr,
     WEIGHTED: tl.constexpr, SYMMETRIC: tl.constexpr, CAPPED: tl.constexpr, PADDED: tl.constexpr, DROPS: tl.constexpr,
     PRECISION: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """GRAD_K, GRAD_V and sums per key. Tiles are (keys, queries): nothing is transposed but what is loaded.
 
@@ -206,7 +208,7 @@ def grad_kv_kernel(
                 s, i, j, start + row0 - key0, weight[None, :], growth[None, :], inverse[None, :], u,
                 growth_j[:, None], w, TABLE + h * table_h, CURVE, HINGES + h * (4 * KNOTS),
                 QUERY_RELATIVE + h * query_relative_h, KEY_RELATIVE + h * key_relative_h,
-                zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, True, PRECISION,
+                zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, True, PRECISION, ASSEMBLY,
             )  # fmt: skip
             first, end = row_interval(FIRST, END, b, r, queries, interval_b)
             partial = (row0 < inner) | (row0 + BM > outer)

@@ -70,6 +70,7 @@ def decoding_kernel(
     D: tl.constexpr, E: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, KNOTS: tl.constexpr, FORM: tl.constexpr, SYMMETRIC: tl.constexpr,
     CAPPED: tl.constexpr, PADDED: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """PARTS (splits, batch, heads, queries, E) and their log-sum-exp in log2, −inf where a split sees nothing.
 
@@ -113,12 +114,12 @@ def decoding_kernel(
         s = product(q, tl.trans(k), None, PRECISION)
         s, _ = capped(s, scale, softcap, CAPPED)
         if C_TOEPLITZ & FORM:
-            s += load_distances(table + zero, i, j)
+            s += load_distances(table + zero, i, j, ASSEMBLY)
         if C_RANK_ONE & FORM:
             high_j, low_j, _ = load_totals(TOTALS, head[:, None], j, tokens, batch * heads)
             s += bias_of_totals(high, low, weight, high_j, low_j, SYMMETRIC)
         if C_SCALED & FORM:
-            s += scaled_bias(load_distances(CURVE + curve_zero, i, j) * inverse, HINGES, hinges, KNOTS)
+            s += scaled_bias(load_distances(CURVE + curve_zero, i, j, ASSEMBLY) * inverse, HINGES, hinges, KNOTS)
         if C_QUERY_VECTORS & FORM:
             s = projected_rows(
                 s, QUERY_RELATIVE, QUERY_VECTORS, row0, rows, g, b, heads, group, queries, keys, start, key0,

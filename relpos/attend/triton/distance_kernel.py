@@ -65,6 +65,7 @@ def distance_kernel(
     WEIGHTED: tl.constexpr, SYMMETRIC: tl.constexpr, CAPPED: tl.constexpr, PADDED: tl.constexpr, DROPS: tl.constexpr,
     SKIPS: tl.constexpr,
     PRECISION: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """PARTS: the sums of one block diagonal, head and split; OF is the bit of the form whose gradient they are.
 
@@ -118,6 +119,7 @@ def distance_kernel(
                 s, i, j, start + row0 - key0, weight[:, None], growth[:, None], inverse[:, None], u,
                 growth_j[None, :], w, TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE,
                 zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, False, PRECISION,
+                ASSEMBLY,
             )  # fmt: skip
             first, end = row_interval(FIRST, END, b, r, queries, interval_b)
             s = tl.where(counts[None, :] & (j >= first[:, None]) & (j < end[:, None]), s, C_NEGATIVE_INFINITY)
@@ -138,7 +140,7 @@ def distance_kernel(
                 near_acc = product(tl.trans(near.to(w.dtype)), w, near_acc, PRECISION)
                 far_acc = product(tl.trans(far.to(w.dtype)), w, far_acc, PRECISION)
             elif OF == C_SCALED:
-                x = load_distances(CURVE + curve_zero, i, j) * inverse[:, None]
+                x = load_distances(CURVE + curve_zero, i, j, ASSEMBLY) * inverse[:, None]
                 acc += ds * scaled_slope(x, HINGES, KNOTS) * inverse[:, None]
             else:
                 acc += ds

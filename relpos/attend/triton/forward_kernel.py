@@ -47,6 +47,7 @@ def forward_kernel(
     BM: tl.constexpr, BN: tl.constexpr, KNOTS: tl.constexpr, FORM: tl.constexpr, WEIGHTED: tl.constexpr,
     SYMMETRIC: tl.constexpr,
     CAPPED: tl.constexpr, PADDED: tl.constexpr, HAS_SINKS: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """OUT (batch, heads, queries, E), and LSE (batch, heads, queries) in log2, +inf for a row that sees nothing."""
     row0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the longest rows first
@@ -82,7 +83,7 @@ def forward_kernel(
         s = add_bias(
             s, i, j, start + row0 - key0, weight[:, None], growth[:, None], inverse[:, None], u,
             growth_j[None, :], w, TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE,
-            zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, False, PRECISION,
+            zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, False, PRECISION, ASSEMBLY,
         )  # fmt: skip
         partial = (key0 < inner) | (key0 + BN > outer)
         s = masked(s, j, first[:, None], end[:, None], counts[None, :], partial, PADDED)

@@ -123,6 +123,7 @@ class GpuProblem:
             "FORM": self.form, "CAPPED": inputs.softcap > 0, "PADDED": inputs.padding is not None,
             "HAS_SINKS": inputs.sinks is not None, "DROPS": inputs.dropout > 0,
             # Three TF32 products are as exact as float32, on tensor cores; other GPUs multiply float32 as it is.
+            "ASSEMBLY": nvidia,
             "PRECISION": "tf32" if q.dtype != torch.float32 else "tf32x3" if nvidia else "ieee",
         }  # fmt: skip
         for prefix, x in (("q", q), ("k", k), ("v", v)):

@@ -87,18 +87,18 @@ def add_bias(s, i, j, apart, weight_i, growth_i, inverse_i, u, growth_j, w,
              TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE, zero, curve_zero, relative_zero,
              KNOTS: tl.constexpr, R: tl.constexpr, BR: tl.constexpr, B: tl.constexpr, FORM: tl.constexpr,
              WEIGHTED: tl.constexpr, SYMMETRIC: tl.constexpr, TRANSPOSED: tl.constexpr,
-             PRECISION: tl.constexpr):  # fmt: skip
+             PRECISION: tl.constexpr, ASSEMBLY: tl.constexpr):  # fmt: skip
     """Scores plus bias, in log2, but for one number per row (`shifted_rows`).
 
     `apart` is the distance of the tile's first query and key. Pointers are those of the head; u and w are the vectors
     of the tile's queries and keys.
     """
     if C_TOEPLITZ & FORM:
-        s += load_distances(TABLE + zero, i, j)
+        s += load_distances(TABLE + zero, i, j, ASSEMBLY)
     if C_RANK_ONE & FORM:
         s = rank_one_bias(s, weight_i, growth_i, growth_j, WEIGHTED, SYMMETRIC)
     if C_SCALED & FORM:
-        s += scaled_bias(load_distances(CURVE + curve_zero, i, j) * inverse_i, HINGES, HINGES, KNOTS)
+        s += scaled_bias(load_distances(CURVE + curve_zero, i, j, ASSEMBLY) * inverse_i, HINGES, HINGES, KNOTS)
     if C_QUERY_VECTORS & FORM:
         bias = projected_bias(u, QUERY_RELATIVE, relative_zero + apart - (B - 1), R, BR, B, False, PRECISION)
         s += tl.trans(bias) if TRANSPOSED else bias

@@ -7,7 +7,6 @@ Rules that hold in all kernels: logits are in units of log2, so that exp2 is the
 import math
 import os
 
-import torch
 import triton
 import triton.language as tl
 
@@ -19,10 +18,6 @@ C_INFINITY = tl.constexpr(float("inf"))
 C_NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
 C_LARGEST_INDEX = tl.constexpr(2**31 - 1)
 C_INTERPRETED = tl.constexpr(INTERPRETED)
-# Inline assembly is NVIDIA's. RELPOS_PLAIN_LOADS asks for plain loads when kernels are compiled for another GPU here.
-C_PLAIN_LOADS = tl.constexpr(
-    INTERPRETED or torch.version.hip is not None or os.environ.get("RELPOS_PLAIN_LOADS") == "1"
-)
 # Numbers that change from call to call. Triton would compile a kernel again for a 1 and for multiples of 16.
 CHANGING = (
     "heads", "group", "batch", "queries", "keys", "start", "interval_b", "range_b", "zero", "table_h", "curve_zero",
@@ -81,16 +76,16 @@ def store_tile(X, row, stride, limit, tile, ROWS: tl.constexpr, SIZE: tl.constex
 
 
 @triton.jit
-def load_entries(at):
+def load_entries(at, ASSEMBLY: tl.constexpr):
     """Entries of a table, one per score.
 
     A tl.load would be taken into Triton's software pipeline, as it feeds a product: one copy of 4 bytes per entry, a
-    tile of shared memory per stage and some 70 registers more. Inline assembly stays out of it.
+    tile of shared memory per stage and some 70 registers more. ASSEMBLY, which NVIDIA's GPUs have, stays out of it.
     """
-    if C_PLAIN_LOADS:
-        return tl.load(at)
-    else:  # noqa: RET505  (Triton compiles one of the two branches)
+    if ASSEMBLY:
         return tl.inline_asm_elementwise("ld.global.nc.f32 $0, [$1];", "=f,l", [at], tl.float32, is_pure=True, pack=1)
+    else:  # noqa: RET505  (Triton compiles one of the two branches)
+        return tl.load(at)
 
 
 @triton.jit

@@ -12,10 +12,10 @@ PAD = 512  # columns on both sides of a table, so that no entry of a tile needs 
 
 
 @triton.jit
-def load_distances(TABLE, i, j):
+def load_distances(TABLE, i, j, ASSEMBLY: tl.constexpr):
     """table[i − j] of a tile. Query and key are added to the address one after the other, in 64 bits: the compiler then
     needs one address per row, and constant offsets from it."""
-    return load_entries(TABLE + i.to(tl.int64) - j.to(tl.int64))
+    return load_entries(TABLE + i.to(tl.int64) - j.to(tl.int64), ASSEMBLY)
 
 
 def pack(inputs, arguments):
