@@ -5,7 +5,7 @@ To add a backend: write a module with what `Backend` asks for, and add its line 
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any, Protocol
@@ -42,10 +42,6 @@ class PackedBias(Protocol):
     """A bias that does not depend on the input, in a kernel's layout, for all tokens below a capacity."""
 
     @property
-    def names(self) -> Sequence[str]:
-        """The names of the classes of its terms."""
-
-    @property
     def scaled(self) -> bool:
         """Whether there is one factor per position, so that positions must not restart."""
 
@@ -55,10 +51,6 @@ class RunningTotals(Protocol):
 
     length: int
     fits: bool  # whether the kernel can run with the first tokens
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The names of the classes of its terms."""
 
     def append(self, step: Tensor, weight: Tensor | None) -> bool:
         """Add tokens, and return whether they fit; if not, all are to be packed again."""
@@ -167,9 +159,9 @@ def decoding_backend(backend: str | None, q: Tensor, v: Tensor, call: Call) -> D
     return next((candidate for candidate in DECODING if candidate is chosen), None)
 
 
-def runs_packed(backend: DecodingBackend, q: Tensor, v: Tensor, packed: PackedBias | RunningTotals) -> bool:
-    """Whether the backend may run with this bias: for Triton, its kernels for these forms have passed at first use."""
-    return backend is not triton or first_use.failure_of_terms(q, v, packed.names) is None
+def runs_packed(kernel: DecodingBackend, q: Tensor, v: Tensor, packed: Any) -> bool:
+    """Whether a kernel may run a packed bias here: those of Triton are checked at first use, form by form."""
+    return kernel is not triton or first_use.failure_of(q, v, packed.names) is None
 
 
 def attend(

@@ -8,14 +8,7 @@ from torch import Tensor
 
 from relpos.attend import native
 from relpos.attend.arguments import AttentionOptions, Position, check_finite, check_position, make_call, read_positions
-from relpos.attend.backends import (
-    DecodingBackend,
-    PackedBias,
-    RunningTotals,
-    attend,
-    decoding_backend,
-    runs_packed,
-)
+from relpos.attend.backends import DecodingBackend, PackedBias, RunningTotals, attend, decoding_backend, runs_packed
 from relpos.forms.call import Call, positions
 from relpos.forms.checks import check_shape, integer_at_least
 from relpos.forms.encoding import Encoding

@@ -18,8 +18,9 @@ pytestmark = [
     pytest.mark.skipif(not triton.available()[0], reason=triton.available()[1]),
 ]
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-# Bytes of spilled registers per thread, by target, head_dim, kernel and form; none elsewhere.
-SPILLS: dict[tuple[str, int, str, str], int] = {}
+# Bytes of spilled registers per thread that are allowed: to vectors per distance, and on GPUs that take sm_80's tiles.
+SPILLS = {"Projected": 256, "of keys": 384}
+SPILLS_OF_RELATIVES = {"sm_86": 32, "sm_120": 64}
 SHARE = [
     ("sm_90", "64", "Toeplitz,RankOne", "bf16"),
     ("gfx942", "128", "Toeplitz", "bf16"),
@@ -47,8 +48,7 @@ def test_every_kernel_compiles_and_fits(target, head_dim, forms, dtype):
     kernels = [json.loads(line) for line in run.stdout.splitlines()]
     assert len(kernels) >= 4
     for kernel in kernels:
-        budget = SPILLS.get((target, int(head_dim), kernel["kernel"], kernel["form"]), 0)
-        assert kernel["spills"] <= budget, kernel
+        assert kernel["spills"] <= SPILLS.get(kernel["form"], SPILLS_OF_RELATIVES.get(target, 0)), kernel
         # A compiler that gives up takes few registers and spills the rest.
         assert kernel["registers"] > 32, kernel
         assert kernel["fits"], kernel

@@ -314,21 +314,3 @@ def test_totals_stay_exact_over_many_tokens():
     expected = step.double().cumsum(-1)[0, :, :194]
     torch.testing.assert_close(high + low, expected - expected[:, :1], rtol=1e-12, atol=0)
     torch.testing.assert_close(factor / math.log2(math.e), weight.double()[0, :, :194], rtol=1e-6, atol=0)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("name", "form"), [("alibi", "Toeplitz"), ("fire", "Scaled"), ("cable", "RankOne")])
-def test_a_step_asks_for_the_verdict_on_its_form(name, form, monkeypatch):
-    """Kernels without a bias may be right on a GPU where those of a form are not."""
-    asked = []
-
-    def failure(q, v, names, size=0):
-        asked.append(list(names))
-        return "its kernels are wrong." if form in names else None
-
-    monkeypatch.setattr("relpos.attend.triton.first_use.failure_of_terms", failure)
-    layer, cache, x = contract_settings.Layer(encoding(name), backend="triton"), relpos.Cache(), hidden(3)
-    with pytest.raises(ValueError, match="'triton' cannot run this: its kernels are wrong"):
-        layer.step(x, cache)
-    assert [] in asked
-    assert [form] in asked

@@ -16,7 +16,7 @@ from relpos.attend.kernel_inputs import Inputs, describe
 from relpos.attend.native.library import Totals, constant, load
 from relpos.attend.native.problem import Fields
 from relpos.attend.piecewise import after_knots, hinge_gradients
-from relpos.forms.bias import Form, terms
+from relpos.forms.bias import Form
 from relpos.forms.call import Call
 
 LOG2E = math.log2(math.e)
@@ -219,7 +219,6 @@ class PackedBias(Fields):
         super().__init__()
         nothing = torch.empty(0)
         inputs = Inputs(nothing, nothing, nothing)
-        self.names = [type(term).__name__ for term in terms(form)]
         describe(form, Call(capacity, capacity), inputs)
         for kind in kinds(inputs):
             kind(inputs, self)
@@ -245,8 +244,6 @@ class RunningTotals:
     The unit of the totals is the one that suited the first tokens. If later ones leave its range, `append` says so, and
     the totals must be packed again.
     """
-
-    names = ("RankOne",)
 
     def __init__(self, step: Tensor, weight: Tensor | None, capacity: int) -> None:
         self.capacity, self.length, self.weighted = capacity, step.shape[2], weight is not None

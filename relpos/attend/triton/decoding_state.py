@@ -22,8 +22,8 @@ class PackedBias:
         _, numbers = next(form.tensors())
         nothing = numbers.new_empty(0)
         inputs = Inputs(nothing, nothing, nothing)
-        self.names = [type(term).__name__ for term in terms(form)]
         describe(form, Call(capacity, capacity, device=numbers.device), inputs)
+        self.names = "+".join(type(term).__name__ for term in terms(form))
         self.form = form_bits(inputs)
         self.arguments = pack_forms(inputs, self.form)
 
@@ -65,7 +65,7 @@ class RunningTotals:
     """
 
     fits = True
-    names = ("RankOne",)
+    names = "RankOne"
 
     def __init__(self, step: Tensor, weight: Tensor | None, capacity: int) -> None:
         self.capacity, self.length = capacity, step.shape[2]

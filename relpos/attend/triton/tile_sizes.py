@@ -137,7 +137,7 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
         "float32": [(TABLES, (32, 32, 4, 2))],
     },
     "grad_kv sm_90": {
-        64: [(TABLES, (64, 64, 8, 2)), (SCALED, (64, 64, 8, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (32, 32, 4, 1))],
+        64: [(TABLES, (64, 64, 8, 2)), (SCALED, (64, 64, 8, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (32, 32, 4, 2))],
         128: [
             (TOEPLITZ, (32, 128, 8, 2)),
             (TABLES, (32, 64, 8, 2)),
@@ -180,13 +180,13 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
         "float32": [(TABLES, (32, 32, 4, 2))],
     },
     "distance sm_90": {
-        64: [(TABLES, (128, 64, 8, 2)), (EACH, (64, 64, 8, 2)), (VECTORS, (64, 64, 8, 1))],
+        64: [(TABLES, (128, 64, 8, 2)), (EACH, (64, 64, 8, 2))],
         128: [(TABLES, (128, 64, 8, 2)), (EACH, (64, 64, 8, 2))],
         "wide": [(TABLES, (64, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
     },
     "distance sm_100": {
-        64: [(TABLES, (128, 64, 8, 2)), (EACH, (64, 32, 4, 2)), (VECTORS, (64, 64, 8, 1))],
+        64: [(TABLES, (128, 64, 8, 2)), (EACH, (64, 32, 4, 2))],
         128: [(TABLES, (128, 64, 8, 2)), (EACH, (64, 32, 4, 2))],
         "wide": [(TABLES, (64, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
