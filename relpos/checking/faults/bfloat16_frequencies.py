@@ -1,0 +1,40 @@
+"""Frequencies are rounded to bfloat16."""
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import torch
+
+from relpos.checking.faults.fault import ROTATED, Fault, with_frequencies, wrong_rotations
+from relpos.checking.report import Finding
+from relpos.checking.subject import ModelSubject
+
+
+def inject(subject: ModelSubject) -> AbstractContextManager[None]:
+    return with_frequencies(subject, lambda frequencies, module, name: frequencies.bfloat16().float())
+
+
+def claims(finding: Finding) -> bool:
+    for rotation in wrong_rotations(finding):
+        expected = rotation.expected
+        if expected is None:
+            return False
+        low = [expected.frequencies.float().to(dtype).double() for dtype in (torch.bfloat16, torch.float16)]
+        if not any(rotation.explained(rounded, rounded) for rounded in (replace(expected, frequencies=x) for x in low)):
+            return False
+    return True
+
+
+FAULT = Fault(
+    name="bfloat16 frequencies",
+    title="frequencies are rounded to bfloat16",
+    tests=("rotation",),
+    diagnosis=(
+        "The frequencies of the rotation are rounded to 16 bits, as model.to(torch.bfloat16) does with buffers: "
+        "angles drift with the position."
+    ),
+    remedy="Compute inv_freq in float32 after the model is cast, or keep it out of the cast.",
+    claims=claims,
+    inject=inject,
+    also=ROTATED,
+)
