@@ -4,18 +4,20 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from relpos.checking import configured, fingerprints, rotations
+from relpos.checking import configured, fingerprints, ports, rotations
 from relpos.checking.check_options import TESTS, CheckOptions
 from relpos.checking.faults import diagnosed
 from relpos.checking.outcomes import Outcome, Test
-from relpos.checking.report import FAILED, PASSED, Finding, Report
+from relpos.checking.report import FAILED, NOT_TESTED, PASSED, Finding, Report
 from relpos.checking.subject import FunctionSubject, ModelSubject, ModuleSubject, NotTestableError, Subject
+from relpos.pretrained.source import one_line
 from relpos.pretrained.use import unwrap
 from relpos.runs.run import Run, open_run
 from relpos.system.errors import unknown
@@ -57,17 +59,30 @@ def check(options: CheckOptions) -> Report:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            subject = subject_of(options)
+            subject = subject_of(options.model, options)
             findings = make_tests(subject, chosen_tests(options), say)
+            if options.against is not None:
+                say("comparing with the other port")
+                findings += compare_ports(subject, subject_of(options.against, options))
     finally:
         logging.set_verbosity(level)
     ordered = sorted(findings, key=lambda finding: (finding.status != FAILED, ORDER.get(finding.test, -1)))
     return Report(subject.name, tuple(diagnosed(ordered)), time.monotonic() - begun)
 
 
-def subject_of(options: CheckOptions) -> Subject:
+def compare_ports(subject: Subject, other: Subject) -> list[Finding]:
+    """The findings of a comparison with another port."""
+    with subject.prepared(), other.prepared():
+        try:
+            return ports.ports(subject, other)
+        except Exception as error:  # the code of either may raise anything
+            words = f"its code failed: {type(error).__name__}: {one_line(error)[:200]}"
+            return [Finding("ports", ports.TITLE, NOT_TESTED, words=words)]
+
+
+def subject_of(model: Any, options: CheckOptions) -> Subject:
     """What is checked, behind one interface."""
-    model, work = options.model, FULL_WORK if options.full else None
+    work = FULL_WORK if options.full else None
     if isinstance(model, str | Path):
         run = open_run(model, trust_remote_code=options.trust_remote_code)
         return ModelSubject(run.model, str(model), work)

@@ -19,6 +19,7 @@ from relpos.pretrained.positions import layer_numbers
 
 BIAS_CLOSE = 2e-3  # relative to the largest bias
 ROUNDED = {"falcon": 2e-2}  # model types that round their bias to bfloat16
+TYPES = (None, "full_attention", "sliding_attention", "chunked_attention")  # of layers whose reach is known
 SINK_MOVED = 2.0  # by which sinks are raised
 
 
@@ -53,7 +54,7 @@ def reaches(subject: ModelSubject) -> list[Reach]:
     seen = visibility(subject)
     found = []
     for layer in own_layers(subject):
-        if layer.name not in seen or subject.known[layer.name].kind == "unknown":
+        if layer.name not in seen or subject.known[layer.name].kind == "unknown" or layer.layer_type not in TYPES:
             continue
         query = length - 1 if causal else length // 2
         visible = seen[layer.name][query]

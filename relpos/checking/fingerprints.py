@@ -22,6 +22,7 @@ from relpos.checking.subject import (
     NotApplicableError,
     NotTestableError,
     Subject,
+    first_tensor,
 )
 
 PADDED = 5  # tokens of padding
@@ -98,16 +99,22 @@ def visibility(subject: Subject, length: int | None = None) -> dict[str, Tensor]
 
 
 def decoded(subject: ModelSubject, ids: Tensor, pieces: list[int], static: bool = False, crop: bool = False) -> Tensor:
-    """The outputs of all pieces of a text but the first, with a cache."""
-    cache = subject.new_cache(ids.shape[1] + 3 if static else None)
-    if crop and hasattr(cache, "activate_past_recording"):
-        cache.activate_past_recording()
+    """The outputs of all pieces of a text but the first, with a cache: the model's own, or a static one."""
+    cache: Any = subject.static_cache(ids.shape[1] + 3) if static else None
     outputs, done = [], 0
     for number, piece in enumerate(pieces):
         if crop and number == 1:  # other tokens are read, and removed again
+            if not all(getattr(layer, "is_croppable", True) for layer in getattr(cache, "layers", ())):
+                raise NotTestableError("its cache cannot be cropped")
+            if hasattr(cache, "activate_past_recording"):
+                cache.activate_past_recording()
             subject.run(subject.tokens(len(ids), CROPPED, 77), past_key_values=cache)
             cache.crop(-CROPPED)
-        outputs.append(subject.run(ids[:, done : done + piece], past_key_values=cache))
+        output = subject.output(ids[:, done : done + piece], past_key_values=cache, use_cache=True)
+        cache = getattr(output, "past_key_values", None) if cache is None else cache
+        if cache is None:
+            raise NotTestableError("it returns no cache of keys and values")
+        outputs.append(first_tensor(output))
         done += piece
     return torch.cat([output[0] for output in outputs[1:]])
 
@@ -115,11 +122,19 @@ def decoded(subject: ModelSubject, ids: Tensor, pieces: list[int], static: bool 
 def steps_of(subject: ModelSubject) -> list[int]:
     """A first piece, and then single tokens that cross the border of a window if there is one."""
     length = subject.length
+    if not subject.only_attention:  # recurrent layers and convolutions begin with a prompt
+        return [length // 2, *[1] * min(STEPS, length - length // 2)]
     if length <= 2 * STEPS:
         return [1] * length
     window = subject.window or length
     first = max(1, min(window - 4, length - STEPS))
     return [first, *[1] * STEPS]
+
+
+def no_selection(model: ModelSubject) -> None:
+    """Refuse a test in which layers select keys: equal scores may fall either way."""
+    if model.selected is not None and model.selected < model.length:
+        raise NotTestableError(f"its layers select {model.selected} keys, and equal scores may fall either way")
 
 
 def with_cache(subject: Subject, pieces: list[int] | None, **how: Any) -> Outcome:
@@ -129,6 +144,11 @@ def with_cache(subject: Subject, pieces: list[int] | None, **how: Any) -> Outcom
         raise NotApplicableError
     if not model.cache:
         raise NotTestableError("it has no cache of keys and values")
+    no_selection(model)
+    if pieces is not None and not model.only_attention:
+        raise NotTestableError("layers other than attention keep states, which need not be read in pieces")
+    if how.get("static") and not getattr(model.model, "_can_compile_fullgraph", False):
+        raise NotTestableError("transformers does not support a static cache for it")
     chosen = pieces or steps_of(model)
     total = sum(chosen)
 
@@ -161,17 +181,18 @@ def padding(subject: Subject, side: str) -> Outcome:
     if not subject.padding:
         raise NotTestableError("it takes no attention_mask")
     model = needs_model(subject)
-    if side == "left" and (model.two_stacks or not model.causal):
+    if side == "left" and (model.two_stacks or model.causal is False or not model.model.can_generate()):
         raise NotApplicableError  # an encoder is padded on the right
-    if side == "left" and model.kinds & set(ABSOLUTE) and not model.positions:
-        raise NotTestableError("its positions are absolute and it takes none: padding on the left moves them")
+    if side == "left" and not model.positions and not model.kinds <= set(RELATIVE):
+        raise NotTestableError("it takes no position_ids, and padding on the left may move its positions")
+    no_selection(model)
     length = subject.length
     real = length - PADDED
     pad = getattr(model.model.config.get_text_config(), "pad_token_id", None)
     pad = pad if isinstance(pad, int) and pad >= 0 else 0
     kept = slice(0, real) if side == "right" else slice(PADDED, None)
 
-    def pairs(seed: int) -> list[tuple[Tensor, Tensor, int]]:
+    def pairs(seed: int, given: bool = False) -> list[tuple[Tensor, Tensor, int]]:
         ids = model.tokens(2, length, seed)
         alone = ids[1:, :real]
         padded = torch.full_like(ids[1:], pad)
@@ -181,13 +202,16 @@ def padding(subject: Subject, side: str) -> Outcome:
         mask[1] = 0
         mask[1, kept] = 1
         inputs: dict[str, Tensor] = {"attention_mask": mask}
-        if side == "left" and model.positions:
+        if given:
             inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)  # as generate makes them
         if model.two_stacks:
             return [(_with_source(model, batch, mask)[1], _with_source(model, alone, None)[0], 0)]
         return [(model.run(batch, **inputs)[1, kept], model.run(alone)[0], 0)]
 
-    outcome = compared(pairs)
+    outcome = compared(lambda seed: pairs(seed, given=side == "left" and model.positions))
+    if outcome.wrong and side == "left" and model.positions:  # RoBERTa's positions begin after its padding
+        without = compared(pairs)
+        outcome = without if not without.wrong else outcome
     if not outcome.wrong:
         return outcome
     seen: list[bool] = []
@@ -226,6 +250,7 @@ def packing(subject: Subject) -> Outcome:
         raise NotTestableError("documents are packed by position_ids, which it does not take")
     if not separates_documents(model):
         raise NotTestableError("its code makes its mask without position_ids: packed documents see each other")
+    no_selection(model)
     if not model.only_attention:
         raise NotTestableError("layers other than attention carry states from one document to the next")
     sizes = [model.length // 2, model.length - model.length // 2]
@@ -272,6 +297,8 @@ def shift(subject: Subject) -> Outcome:
     if not subject.positions or subject.two_stacks:
         raise NotTestableError("it takes no position_ids")
     kinds = subject.kinds
+    if not kinds:
+        raise NotTestableError("it has no attention that relpos can see")
     scalings = {str(position.rotary.scaling.get("rope_type")) for position in subject.known.values() if position.rotary}
     if scalings & set(BY_LENGTH):
         raise NotTestableError("its frequencies depend on the length")

@@ -8,7 +8,7 @@ row of the batch has another one, up to thousands.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -28,11 +28,24 @@ LOW_CLOSE = 0.06  # in bfloat16, whose queries themselves are right to 0.01
 SAME_FACTOR = 5e-3
 
 
+class Layer(Protocol):
+    """What findings say of a layer."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def model_type(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class LayerRotation:
     """Queries and keys of one layer by position, and how the configuration says that they are turned."""
 
-    layer: ModelLayer
+    layer: Layer
     expected: Rotary | None  # None: not at all
     positions: Tensor  # (positions,), the first is 0
     q: Tensor  # (positions, heads, head_dim), of one content
@@ -108,7 +121,7 @@ def measured(subject: ModelSubject, own_dtype: bool = False) -> list[LayerRotati
             )
         raise NotApplicableError
     positions = choose_positions(subject)
-    calls, constant = repeated_token(subject, positions)
+    calls, constant = repeated_token(subject, positions, subject.positions, subject.tokens(1, 1, 0))
     length = int(positions.max()) + 1
     rotations = []
     for layer in subject.layers:
@@ -148,11 +161,19 @@ def _has_rows(subject: ModelSubject) -> bool:
 Content = tuple[Tensor, Tensor, list[Tensor]]
 
 
-def repeated_token(subject: ModelSubject, positions: Tensor) -> tuple[dict[str, Content], dict[str, bool]]:
-    """Queries and keys (positions, heads, head_dim) of each layer for one token; whether their content is constant."""
+def repeated_token(
+    subject: Subject, positions: Tensor, rows: bool, token: Tensor
+) -> tuple[dict[str, Content], dict[str, bool]]:
+    """Queries and keys (positions, heads, head_dim) of each layer for one token; whether their content is constant.
+
+    Args:
+        subject: What is checked.
+        positions: Those to look at; without `rows`, those of a text.
+        rows: Whether each position has a row of its own, which the subject must take.
+        token: The token that is repeated, (1, 1).
+    """
     calls: dict[str, Content] = {}
     constant: dict[str, bool] = {}
-    rows = subject.positions
 
     def by_position(x: Tensor) -> Tensor:
         """(positions, heads, head_dim)"""
@@ -174,7 +195,6 @@ def repeated_token(subject: ModelSubject, positions: Tensor) -> tuple[dict[str, 
             return x.new_zeros(1, 0).double()
         return (x[:, -1] if rows else x[0]).flatten(1).double()
 
-    token = subject.tokens(1, 1, 0)
     if rows:
         ids = token.expand(len(positions), REPEATED)
         inputs = {"position_ids": positions[:, None].expand(-1, REPEATED).to(ids.device)}
@@ -305,9 +325,14 @@ def describe(rotation: LayerRotation) -> str:
     found = estimate(rotation.q, rotation.positions, rotation.expected)
     if found is None:
         return "no rotation" if float(rotation.off(rotation.q, None).max()) <= CLOSE else "another rotation"
-    theta = theta_of(found)
+    return f"measured {rotary_words(found)}"
+
+
+def rotary_words(rotary: Rotary) -> str:
+    """A measured rotation in words."""
+    theta = theta_of(rotary)
     base = f", theta {theta:,.4g}" if theta is not None else ""
-    return f"measured {found.rotated} of {found.head_dim} dimensions, {found.layout} layout{base}"
+    return f"{rotary.rotated} of {rotary.head_dim} dimensions, {rotary.layout} layout{base}"
 
 
 def estimate(x: Tensor, positions: Tensor, expected: Rotary | None) -> Rotary | None:
@@ -379,21 +404,28 @@ def cached_positions(subject: ModelSubject, read: Callable[[Tensor], object], to
         ):
             rows.extend((ids.flatten() - table[1]).tolist())
 
+    ids = subject.tokens(1, total, 0)
     with subject.captured(listen, look):
-        read(subject.tokens(1, 1, 0).expand(1, total))
-    evidence: dict[str, Any] = {"visible": [visible for _, visible in seen]}
-    if layer is not None and seen:
+        read(ids)
+    cached, rows_read = list(seen), list(rows)
+    seen.clear()
+    with subject.captured(listen):
+        subject.run(ids)
+    evidence: dict[str, Any] = {"visible": [visible for _, visible in cached]}
+    if layer is not None and cached and len(seen) == 1:
         described = subject.known[layer.name].rotary
         rotary = None if described is None else expected_rotary(layer, described, total)
-        queries = torch.cat([q for q, _ in seen])
-        if rotary is not None and queries.shape[-1] == rotary.head_dim:
+        queries, whole = torch.cat([q for q, _ in cached]), seen[0][0]  # (total, heads, head_dim)
+        if rotary is not None and queries.shape == whole.shape and queries.shape[-1] == rotary.head_dim:
             places = torch.arange(2 * total, dtype=torch.float64)[:, None]
-            still = rotary.undo(queries[:1], torch.zeros(1, 1, dtype=torch.float64))
-            turned = rotary.apply(still.expand(len(places), -1, -1), places)
-            nearest = torch.cdist(queries.flatten(1), turned.flatten(1)).argmin(1)
-            evidence["positions"] = nearest.tolist()
-    elif rows:
-        evidence["positions"] = rows
+            nearest = []
+            for place, query in enumerate(queries):
+                content = rotary.undo(whole[place : place + 1], places[place : place + 1])
+                turned = rotary.apply(content.expand(len(places), -1, -1), places)
+                nearest.append(int((turned - query).flatten(1).norm(dim=1).argmin()))
+            evidence["positions"] = nearest
+    elif rows_read:
+        evidence["positions"] = rows_read
     return evidence
 
 

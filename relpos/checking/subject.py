@@ -18,7 +18,7 @@ from relpos.checking.capture import Listener, TableListener, attention_calls
 from relpos.pretrained.layer_position import LayerPosition, ModelLayer, model_layers
 from relpos.pretrained.positions import layer_positions, longest
 from relpos.pretrained.probe import evaluating, numbers_of, probe_tokens, tensors, token_ids
-from relpos.pretrained.reader import NEXT_TOKEN
+from relpos.pretrained.reader import MASKED, NEXT_TOKEN
 
 SHORT = 32  # tokens of a test, if no window needs more
 ROOM = 4  # rows of a table that are left free: RoBERTa's begins after its padding
@@ -27,6 +27,7 @@ ABSOLUTE = ("learned", "sinusoidal")
 LOW = (torch.bfloat16, torch.float16)
 HEADS, HEAD_DIM = 4, 16  # of the queries that a bare function gets
 VOCABULARY = 32
+SELECTIONS = ("index_topk", "keep_window_size")  # entries of configurations whose layers select keys
 
 
 class NotTestableError(Exception):
@@ -122,27 +123,47 @@ class ModelSubject(ModuleSubject):
         prefix = "decoder_" if self.two_stacks else ""
         self.padding = f"{prefix}attention_mask" in self.accepted
         self.positions = f"{prefix}position_ids" in self.accepted
-        self.cache = bool(self.causal) and "past_key_values" in self.accepted and model.can_generate()
+        self.cache = self.causal is not False and "past_key_values" in self.accepted and model.can_generate()
         limit = min(
             numbers_of(model, ("max_position_embeddings", "n_positions", "max_target_positions")), default=10**6
         )
         self.limit = limit - ROOM
         tokens = probe_tokens(model) if work is None else probe_tokens(model, work)
         self.length = min(max(SHORT, tokens), max(8, self.limit))
+        if self.selected is not None and self.selected >= SHORT:
+            self.length = min(self.length, self.selected)
 
-    def _is_causal(self) -> bool:
-        name = type(self.model).__name__
-        if self.two_stacks or name.endswith(NEXT_TOKEN):
+    def _is_causal(self) -> bool | None:
+        """Whether it must be causal; None for a model of a family that is not known, which may see a prefix."""
+        name, config = type(self.model).__name__, self.model.config
+        if "unknown" in self.kinds or not self.kinds:
+            return None
+        if self.two_stacks:
+            return bool(getattr(getattr(config, "decoder", None), "is_decoder", True))
+        if name.endswith(NEXT_TOKEN):
             return True
-        if name.endswith(("ForMaskedLM", "ForPreTraining")):
-            return bool(getattr(self.model.config, "is_decoder", False))
-        flags = [getattr(layer.module, "is_causal", None) for layer in self.layers]
-        return any(flags)
+        if name.endswith(MASKED):
+            return bool(getattr(config, "is_decoder", False))
+        return any(getattr(layer.module, "is_causal", None) for layer in self.layers)
 
     @cached_property
     def layers(self) -> list[ModelLayer]:
-        """Its self-attention layers."""
-        return [layer for layer in model_layers(self.model) if not layer.cross]
+        """Its self-attention layers that run for a text; without those of a vision tower, for example."""
+        layers = [layer for layer in model_layers(self.model) if not layer.cross]
+        seen: set[str] = set()
+        try:
+            with evaluating(self.model), self.captured(lambda call: seen.add(call.layer)):
+                self.run(self.tokens(1, 4, 0))
+        except Exception:  # which the first test reports
+            return layers
+        return [layer for layer in layers if layer.name in seen] or layers
+
+    @cached_property
+    def selected(self) -> int | None:
+        """How many keys its layers select; None if they see all. Equal scores may fall either way."""
+        numbers = numbers_of(self.model, SELECTIONS)
+        blocks = max(numbers_of(self.model, ("index_block_size",)), default=1)
+        return min(numbers) * blocks if numbers else None
 
     @cached_property
     def known(self) -> dict[str, LayerPosition]:
@@ -183,7 +204,7 @@ class ModelSubject(ModuleSubject):
     def output(self, ids: Tensor, **inputs: Any) -> Any:
         """What the model returns; for a model with two stacks, `ids` are those of the decoder."""
         if "use_cache" in self.accepted or self.cache:
-            inputs.setdefault("use_cache", "past_key_values" in inputs)
+            inputs.setdefault("use_cache", inputs.get("past_key_values") is not None)
         if not self.two_stacks:
             return self.model(input_ids=ids, **inputs)
         source = self.tokens(1, 12, 99).expand(len(ids), -1)
@@ -192,14 +213,10 @@ class ModelSubject(ModuleSubject):
         }
         return self.model(input_ids=source, decoder_input_ids=ids, **renamed)
 
-    def new_cache(self, static: int | None = None) -> Any:
-        """An empty cache; with `static`, one of a fixed number of tokens."""
-        config = self.model.config
-        if static is not None:
-            cache: Any = StaticCache(config=config, max_cache_len=static)
-            return EncoderDecoderCache(cache, DynamicCache(config=config)) if self.two_stacks else cache
-        cache = DynamicCache(config=config)
-        return EncoderDecoderCache(cache, DynamicCache(config=config)) if self.two_stacks else cache
+    def static_cache(self, tokens: int) -> Any:
+        """An empty cache of a fixed number of tokens."""
+        cache: Any = StaticCache(config=self.model.config, max_cache_len=tokens)
+        return EncoderDecoderCache(cache, DynamicCache()) if self.two_stacks else cache
 
 
 class FunctionSubject(Subject):

@@ -36,7 +36,7 @@ def diagnosed(findings: Sequence[Finding]) -> list[Finding]:
     for place, finding in enumerate(findings):
         if finding.status != FAILED:
             continue
-        cause = next((fault for fault in named if finding.test in fault.also), None)
+        cause = next((fault for fault in named if finding.test in (*fault.also, "ports")), None)
         if cause is not None:
             results[place] = replace(finding, diagnosis=f"Follows from: {cause.title}.", remedy="")
             continue

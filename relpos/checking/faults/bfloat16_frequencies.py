@@ -5,12 +5,15 @@ from dataclasses import replace
 
 import torch
 
-from relpos.checking.faults.fault import ROTATED, Fault, with_frequencies, wrong_rotations
+from relpos.checking.faults.fault import ROTATED, Fault, NotPossibleError, with_frequencies, wrong_rotations
 from relpos.checking.report import Finding
 from relpos.checking.subject import ModelSubject
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
+    rotaries = [position.rotary for position in subject.known.values() if position.rotary is not None]
+    if not rotaries or min(len(rotary.frequencies) for rotary in rotaries) < 2:
+        raise NotPossibleError("its only frequency is 1, which bfloat16 has")
     return with_frequencies(subject, lambda frequencies, module, name: frequencies.bfloat16().float())
 
 

@@ -11,7 +11,8 @@ from relpos.checking.subject import ModelSubject
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    reads_mask = subject.model.config.model_type in READS_MASK
+    reads_mask = subject.model.config.model_type in READS_MASK or not subject.only_attention
+    reads_mask |= any(layer.layer_type == "chunked_attention" for layer in subject.layers)
     if not subject.cache or subject.two_stacks or subject.window is not None or reads_mask:
         raise NotPossibleError("it has no cache of all tokens, or makes its masks itself")
 

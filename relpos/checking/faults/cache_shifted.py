@@ -12,8 +12,9 @@ from relpos.checking.subject import ModelSubject
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    if not subject.cache or not subject.positions or subject.two_stacks:
-        raise NotPossibleError("it takes no positions with a cache")
+    reads = subject.kinds & {"rotary", "learned", "sinusoidal"}
+    if not subject.cache or not subject.positions or subject.two_stacks or not reads:
+        raise NotPossibleError("it takes no positions with a cache, or does not read them")
 
     def change(keywords: dict[str, Any]) -> None:
         seen, length = seen_before(keywords), keywords["input_ids"].shape[1]

@@ -19,7 +19,7 @@ from relpos.checking.subject import ModelSubject
 
 Change = Callable[..., Any]
 APPLY = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_emb")  # functions that turn q and k
-READS_MASK = ("bloom", "falcon", "mpt", "opt")  # model types whose code needs a 2-D mask of padding
+READS_MASK = ("bloom", "esm", "falcon", "mpt", "opt")  # model types whose code needs a 2-D mask of padding
 SLOPES = ("_get_alibi_slopes",)
 ALIBI = ("build_alibi_tensor", "build_mpt_alibi_tensor")
 

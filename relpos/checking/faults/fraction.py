@@ -39,7 +39,7 @@ def claims(finding: Finding) -> bool:
         found = estimate(rotation.q, rotation.positions, rotation.expected)
         if rotation.expected is None or found is None or found.rotated == rotation.expected.rotated:
             return False
-        if found.layout != rotation.expected.layout:
+        if found.layout != rotation.expected.layout and found.rotated > 2:
             return False
     return True
 

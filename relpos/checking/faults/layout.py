@@ -20,8 +20,8 @@ def paired(size: int, like_halves: bool) -> Tensor:
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
     rotaries = [position.rotary for position in subject.known.values() if position.rotary is not None]
-    if not rotaries:
-        raise NotPossibleError("it is not rotary")
+    if not rotaries or min(rotary.rotated for rotary in rotaries) < 4:
+        raise NotPossibleError("it has no two pairs of dimensions that are rotated")
     layouts, rotated = {rotary.layout for rotary in rotaries}, rotaries[0].rotated
 
     def wrong(function: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **more: Any) -> Any:

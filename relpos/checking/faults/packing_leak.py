@@ -12,7 +12,8 @@ from relpos.checking.subject import ModelSubject
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    if not subject.positions or not subject.causal or subject.two_stacks or not separates_documents(subject):
+    promised = subject.positions and separates_documents(subject) and subject.only_attention
+    if not promised or not subject.causal or subject.two_stacks:
         raise NotPossibleError("it does not separate documents by positions")
 
     def change(keywords: dict[str, Any]) -> None:
