@@ -17,10 +17,13 @@ from relpos.checking.faults import diagnosed
 from relpos.checking.outcomes import Outcome, Test
 from relpos.checking.report import FAILED, NOT_TESTED, PASSED, Finding, Report
 from relpos.checking.subject import FunctionSubject, ModelSubject, ModuleSubject, NotTestableError, Subject
-from relpos.pretrained.source import one_line
+from relpos.model_catalogue import PREFIX
+from relpos.pretrained.open import open_model
+from relpos.pretrained.source import find_source, one_line, source_config
 from relpos.pretrained.use import unwrap
+from relpos.runs.results import ABOUT
 from relpos.runs.run import Run, open_run
-from relpos.system.errors import unknown
+from relpos.system.errors import check_not_empty, unknown
 from relpos.system.options import takes
 
 FULL_WORK = 10**12  # multiplications of a forward in a full check
@@ -84,8 +87,7 @@ def subject_of(model: Any, options: CheckOptions) -> Subject:
     """What is checked, behind one interface."""
     work = FULL_WORK if options.full else None
     if isinstance(model, str | Path):
-        run = open_run(model, trust_remote_code=options.trust_remote_code)
-        return ModelSubject(run.model, str(model), work)
+        return ModelSubject(open_original(model, options.trust_remote_code), str(model), work)
     if isinstance(model, Run):
         return ModelSubject(model.model, str(model.folder), work)
     if isinstance(model, PreTrainedModel):
@@ -98,6 +100,18 @@ def subject_of(model: Any, options: CheckOptions) -> Subject:
     if callable(model):
         return FunctionSubject(model)
     raise TypeError(f"relpos.check takes a model, a module, a function or a path, not {type(model).__name__}.")
+
+
+def open_original(what: str | Path, trust_remote_code: bool) -> PreTrainedModel:
+    """The model of a folder, file or hub name by the code that runs it: ours for a run, else that of transformers."""
+    check_not_empty("model", what)
+    source = find_source(what)
+    if source.gguf is None and (source.folder / ABOUT).exists():
+        return open_run(what).model
+    config = source_config(source, trust_remote_code)
+    if str(config.model_type).startswith(PREFIX):
+        return open_run(what).model
+    return open_model(source, config, trust_remote_code)
 
 
 def module_subject(model: nn.Module, options: CheckOptions) -> Subject:

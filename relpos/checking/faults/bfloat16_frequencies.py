@@ -40,4 +40,9 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=ROTATED,
+    threads=(
+        "https://github.com/huggingface/transformers/issues/25681",
+        "https://github.com/huggingface/transformers/issues/29496",
+        "https://github.com/EleutherAI/gpt-neox/issues/1003",
+    ),
 )

@@ -53,4 +53,8 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=ROTATED,
+    threads=(
+        "https://github.com/nkalyanv99/UNI-D2/pull/6",
+        "https://github.com/huggingface/diffusers/pull/13922",
+    ),
 )

@@ -55,4 +55,5 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=(),
+    threads=("https://github.com/huggingface/transformers/issues/10221",),
 )

@@ -43,4 +43,9 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=("crop",),
+    threads=(
+        "https://github.com/pytorch/pytorch/issues/144858",
+        "https://github.com/pytorch/pytorch/issues/103082",
+        "https://github.com/onnx/onnx/pull/8068",
+    ),
 )

@@ -41,4 +41,5 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=("pieces", "crop", "static cache"),
+    threads=("https://github.com/huggingface/transformers/pull/15751",),
 )

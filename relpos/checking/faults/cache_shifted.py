@@ -48,4 +48,5 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=("pieces", "crop", "static cache"),
+    threads=("https://github.com/skyzh/tiny-llm/pull/46",),
 )

@@ -47,4 +47,5 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=("pieces", "crop"),
+    threads=("https://github.com/ml-explore/mlx-lm/pull/390",),
 )

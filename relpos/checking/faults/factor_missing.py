@@ -40,4 +40,8 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=(),
+    threads=(
+        "https://github.com/turboderp-org/exllamav3/issues/259",
+        "https://github.com/vllm-project/vllm/pull/46280",
+    ),
 )

@@ -40,4 +40,5 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=(),
+    threads=("https://github.com/sgl-project/sglang/pull/33558",),
 )

@@ -58,4 +58,9 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=ROTATED,
+    threads=(
+        "https://github.com/AI-Hypercomputer/maxtext/issues/4616",
+        "https://github.com/vllm-project/vllm/pull/43770",
+        "https://github.com/ml-explore/mlx-lm/pull/1698",
+    ),
 )

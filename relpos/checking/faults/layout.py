@@ -64,4 +64,9 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=ROTATED,
+    threads=(
+        "https://github.com/vllm-project/vllm-ascend/pull/12820",
+        "https://github.com/EleutherAI/gpt-neox/issues/834",
+        "https://github.com/ggml-org/llama.cpp/pull/13260",
+    ),
 )

@@ -41,4 +41,8 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=ROTATED,
+    threads=(
+        "https://github.com/timtoole02/Camelid/pull/535",
+        "https://github.com/airockchip/rknn-llm/issues/501",
+    ),
 )

@@ -54,4 +54,8 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=ROTATED,
+    threads=(
+        "https://github.com/antonellof/ferrox/issues/39",
+        "https://github.com/ollama/ollama/pull/13452",
+    ),
 )

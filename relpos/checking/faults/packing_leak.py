@@ -41,4 +41,8 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=(),
+    threads=(
+        "https://github.com/huggingface/nanoVLM/pull/204",
+        "https://github.com/alex-hh/profam/issues/495",
+    ),
 )

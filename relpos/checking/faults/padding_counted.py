@@ -42,4 +42,8 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=(),
+    threads=(
+        "https://github.com/unslothai/unsloth/issues/3699",
+        "https://github.com/ndif-team/nnsight/pull/673",
+    ),
 )

@@ -35,4 +35,5 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=ROTATED,
+    threads=("https://github.com/huggingface/transformers/issues/43756",),
 )

@@ -50,4 +50,8 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=ROTATED,
+    threads=(
+        "https://github.com/Blaizzy/mlx-vlm/pull/1709",
+        "https://github.com/lablup/mlxcel/issues/1340",
+    ),
 )

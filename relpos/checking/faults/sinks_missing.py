@@ -40,4 +40,5 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=(),
+    threads=("https://github.com/vllm-project/vllm-metal/pull/550",),
 )

@@ -44,4 +44,8 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=(),
+    threads=(
+        "https://github.com/bigscience-workshop/Megatron-DeepSpeed/issues/227",
+        "https://github.com/flashinfer-ai/flashinfer/issues/1606",
+    ),
 )

@@ -67,4 +67,8 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=(),
+    threads=(
+        "https://github.com/EleutherAI/gpt-neox/pull/650",
+        "https://github.com/huggingface/transformers/issues/20761",
+    ),
 )

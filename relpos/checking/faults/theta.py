@@ -51,4 +51,8 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=ROTATED,
+    threads=(
+        "https://github.com/THUDM/slime/pull/1720",
+        "https://github.com/sgl-project/SpecForge/issues/265",
+    ),
 )

@@ -40,4 +40,9 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=("cache", "pieces", "crop", "static cache", "packing"),
+    threads=(
+        "https://github.com/huggingface/transformers/issues/39408",
+        "https://github.com/ml-explore/mlx-lm/pull/390",
+        "https://github.com/sgl-project/sglang/pull/26147",
+    ),
 )
