@@ -72,11 +72,11 @@ def causality(subject: Subject) -> Outcome:
         ahead = place - int((gap[:place] > UNMOVED).nonzero()[0]) if before > UNMOVED else 0
         words = f"changes by {before:.2g}" if before > UNMOVED else "no output depends on later tokens"
         begins = f"{ahead} {'token' if ahead == 1 else 'tokens'} before" if ahead else ""
-        evidence = {"ahead": ahead, "visible": visibility(subject)}
+        evidence = {"ahead": ahead, "visible": visibility(subject)} if ahead else {}
         return Outcome(before > UNMOVED, before, words, begins, evidence)
     blind = before <= UNMOVED
     words = "no output depends on later tokens" if blind else "outputs depend on tokens on both sides"
-    return Outcome(blind, before, words, "the first token" if blind else "", {"visible": visibility(subject)})
+    return Outcome(blind, before, words, "the first token" if blind else "")
 
 
 def visibility(subject: Subject, length: int | None = None) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from relpos.checking.capture import AttentionCall
 from relpos.checking.outcomes import Outcome, Test
-from relpos.checking.subject import ModelSubject, NotApplicableError, NotTestableError, Subject
+from relpos.checking.subject import LOW, ModelSubject, NotApplicableError, NotTestableError, Subject
 from relpos.forms.rotation import read_parameters
 from relpos.pretrained.families.rotary import BACKWARDS, INTERLEAVED
 from relpos.pretrained.layer_position import NORM_LAST, ModelLayer, Rotary
@@ -51,6 +51,7 @@ class LayerRotation:
     q: Tensor  # (positions, heads, head_dim), of one content
     k: Tensor
     factor: float | None  # of k after the rotation over before; None if it could not be measured
+    close: float = CLOSE  # the error that counts as none
 
     def off(self, x: Tensor, rotary: Rotary | None, positions: Tensor | None = None) -> Tensor:
         """How far q or k is from what a rotation makes of its content, by position, relative to its norm."""
@@ -66,7 +67,7 @@ class LayerRotation:
     def explained(self, q: Rotary | None, k: Rotary | None, positions: Tensor | None = None) -> bool:
         """Whether these rotations are the ones that run."""
         worst = max(float(self.off(self.q, q, positions).max()), float(self.off(self.k, k, positions).max()))
-        return worst <= CLOSE
+        return worst <= self.close
 
 
 def expected_rotary(layer: ModelLayer, described: Rotary, length: int) -> Rotary | None:
@@ -112,8 +113,15 @@ TRANSFORMERS_KEYS = {
 }
 
 
-def measured(subject: ModelSubject, own_dtype: bool = False) -> list[LayerRotation]:
-    """The queries and keys of each rotary or NoPE layer at some positions."""
+def measured(subject: ModelSubject) -> list[LayerRotation]:
+    """The queries and keys of each rotary or NoPE layer at some positions, in the dtype that the model has now."""
+    dtype = next(subject.model.parameters()).dtype
+    if dtype not in subject.rotations:
+        subject.rotations[dtype] = _measured(subject)
+    return subject.rotations[dtype]
+
+
+def _measured(subject: ModelSubject) -> list[LayerRotation]:
     if "rotary" not in subject.kinds:
         if "unknown" in subject.kinds:
             raise NotTestableError(
@@ -135,7 +143,8 @@ def measured(subject: ModelSubject, own_dtype: bool = False) -> list[LayerRotati
             if expected is None or q.shape[-1] != expected.head_dim:
                 continue
         factor = None if layer.model_type in NORM_LAST else factor_of(k, projections, expected)
-        rotations.append(LayerRotation(layer, expected, positions, q, k, factor))
+        low = next(subject.model.parameters()).dtype in LOW
+        rotations.append(LayerRotation(layer, expected, positions, q, k, factor, LOW_CLOSE if low else CLOSE))
     if not rotations:
         raise NotTestableError("no queries and keys could be seen, or their content differs by position")
     return rotations
@@ -301,7 +310,7 @@ def precision(subject: Subject) -> Outcome:
     """In the model's own dtype, the error of the rotation must not grow with the position."""
     if not isinstance(subject, ModelSubject):
         raise NotTestableError("there is no configuration to compare with")
-    with subject.prepared(own_dtype=True):
+    with subject.in_own_dtype():
         rotations = [each for each in measured(subject) if each.expected is not None]
     if not rotations:
         raise NotTestableError("no rotated queries and keys could be seen")
@@ -317,7 +326,8 @@ def precision(subject: Subject) -> Outcome:
     grows = bool(far > max(LOW_CLOSE, 4 * float(near)))
     words = f"error {near:.1g} up to position 65, {far:.2g} beyond 256, in {str(dtype).removeprefix('torch.')}"
     begins = int(first.positions[(worst > LOW_CLOSE).nonzero()[0]]) if grows else 0
-    return Outcome(grows, float(far), words, f"position {begins}" if grows else "", {"rotations": rotations})
+    evidence = {"rotations": rotations, "wrong": range(len(rotations))}
+    return Outcome(grows, float(far), words, f"position {begins}" if grows else "", evidence)
 
 
 def describe(rotation: LayerRotation) -> str:

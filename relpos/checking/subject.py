@@ -58,8 +58,8 @@ class Subject:
         raise NotImplementedError
 
     @contextlib.contextmanager
-    def prepared(self, own_dtype: bool = False) -> Iterator[None]:
-        """In evaluation mode without gradients; in float32, unless the dtype of the model is asked for."""
+    def prepared(self) -> Iterator[None]:
+        """In evaluation mode without gradients, and in float32."""
         with torch.no_grad():
             yield
 
@@ -78,6 +78,7 @@ class ModuleSubject(Subject):
         self.name = name or type(model).__name__
         self.causal = None
         self.example = dict(example or {})
+        self.casts: list[Cast] = []
         self.accepted = inspect.signature(model.forward).parameters
         self.padding = "attention_mask" in self.accepted
         self.positions = "position_ids" in self.accepted
@@ -102,9 +103,20 @@ class ModuleSubject(Subject):
         return first_tensor(output)
 
     @contextlib.contextmanager
-    def prepared(self, own_dtype: bool = False) -> Iterator[None]:
-        with evaluating(self.model), contextlib.nullcontext() if own_dtype else in_float32(self.model):
+    def prepared(self) -> Iterator[None]:
+        with evaluating(self.model), in_float32(self.model) as self.casts:
             yield
+
+    @contextlib.contextmanager
+    def in_own_dtype(self) -> Iterator[None]:
+        """Within `prepared`, in the dtype that the model came in."""
+        for cast in self.casts:
+            cast.owner.data = cast.data
+        try:
+            yield
+        finally:
+            for cast in self.casts:
+                cast.owner.data = cast.data.float()
 
 
 class ModelSubject(ModuleSubject):
@@ -118,6 +130,7 @@ class ModelSubject(ModuleSubject):
             raise ValueError(
                 f"{type(model).__name__} reads {model.main_input_name}; relpos check needs a model of text."
             )
+        self.rotations: dict[torch.dtype, list[Any]] = {}  # what `rotations.measured` found, by dtype
         self.two_stacks = bool(getattr(model.config, "is_encoder_decoder", False))
         self.causal = self._is_causal()
         prefix = "decoder_" if self.two_stacks else ""
@@ -245,23 +258,25 @@ class FunctionSubject(Subject):
 
 
 @dataclass(frozen=True)
-class _Cast:
+class Cast:
+    """A parameter or buffer that is in float32 for a while, and its own values."""
+
     owner: Tensor
     data: Tensor
 
 
 @contextlib.contextmanager
-def in_float32(model: nn.Module) -> Iterator[None]:
+def in_float32(model: nn.Module) -> Iterator[list[Cast]]:
     """A half-precision model in float32: two ways to the same numbers then differ by less than a fault makes.
 
     Afterwards all tensors are the same objects with the same values as before.
     """
     tensors_of = [*model.parameters(), *model.buffers()]
-    changed = [_Cast(x, x.data) for x in tensors_of if x.dtype in LOW]
+    changed = [Cast(x, x.data) for x in tensors_of if x.dtype in LOW]
     for cast in changed:
         cast.owner.data = cast.data.float()
     try:
-        yield
+        yield changed
     finally:
         for cast in changed:
             cast.owner.data = cast.data

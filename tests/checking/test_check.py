@@ -116,6 +116,22 @@ class TestPrecision:
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), values, strict=True))
         assert all(torch.equal(buffer, frequencies[id(buffer)]) for buffer in model.buffers())
 
+    def test_positions_in_the_dtype_of_the_model_are_a_fault_in_half_precision_only(self):
+        model = small_model("llama")
+        model.model.rotary_emb.register_forward_pre_hook(
+            lambda module, arguments, keywords: (
+                arguments,
+                {**keywords, "position_ids": keywords["position_ids"].to(arguments[0].dtype)},
+            ),
+            with_kwargs=True,
+        )
+        assert not relpos.check(model).failed
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16()
+        report = relpos.check(model)
+        assert [finding.test for finding in report.findings if finding.status == FAILED] == ["precision"]
+        assert report.faults == ["bfloat16 positions"]
+
     def test_a_cast_that_rounds_the_frequencies_is_one(self):
         model = small_model("llama", head_dim=16)
         model.to(torch.bfloat16)  # with its buffers

@@ -31,7 +31,7 @@ def claims(finding: Finding) -> bool:
 FAULT = Fault(
     name="bfloat16 frequencies",
     title="frequencies are rounded to bfloat16",
-    tests=("rotation",),
+    tests=("rotation", "precision"),
     diagnosis=(
         "The frequencies of the rotation are rounded to 16 bits, as model.to(torch.bfloat16) does with buffers: "
         "angles drift with the position."

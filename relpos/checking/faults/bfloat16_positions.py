@@ -44,7 +44,7 @@ def claims(finding: Finding) -> bool:
 FAULT = Fault(
     name="bfloat16 positions",
     title="positions are rounded to bfloat16",
-    tests=("rotation",),
+    tests=("rotation", "precision"),
     diagnosis=(
         "Positions are rounded to bfloat16, which has no odd integers beyond 256: neighbouring tokens get the "
         "same angle."
