@@ -11,14 +11,16 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from relpos.checking import configured, fingerprints, ports, rotations
+from relpos.checking import configured, fingerprints, ports, rotations, trained
 from relpos.checking.check_options import TESTS, CheckOptions
 from relpos.checking.faults import diagnosed
 from relpos.checking.outcomes import Outcome, Test
 from relpos.checking.report import FAILED, NOT_TESTED, PASSED, Finding, Report
 from relpos.checking.subject import FunctionSubject, ModelSubject, ModuleSubject, NotTestableError, Subject
 from relpos.model_catalogue import PREFIX
-from relpos.pretrained.open import open_model
+from relpos.pretrained.framing import framing_of
+from relpos.pretrained.open import open_model, open_tokenizer
+from relpos.pretrained.reader import predicts_next_token
 from relpos.pretrained.source import find_source, one_line, source_config
 from relpos.pretrained.use import unwrap
 from relpos.runs.results import ABOUT
@@ -73,6 +75,11 @@ def check(options: CheckOptions) -> Report:
     return Report(subject.name, tuple(diagnosed(ordered)), time.monotonic() - begun)
 
 
+def wants_text(options: CheckOptions) -> bool:
+    """Whether the tests on real text are asked for."""
+    return options.full or bool({"trained", "lengths"} & set(options.only or ()))
+
+
 def compare_ports(subject: Subject, other: Subject) -> list[Finding]:
     """The findings of a comparison with another port."""
     with subject.prepared(), other.prepared():
@@ -87,9 +94,12 @@ def subject_of(model: Any, options: CheckOptions) -> Subject:
     """What is checked, behind one interface."""
     work = FULL_WORK if options.full else None
     if isinstance(model, str | Path):
-        return ModelSubject(open_original(model, options.trust_remote_code), str(model), work)
+        model = open_original(model, options.trust_remote_code)
     if isinstance(model, Run):
-        return ModelSubject(model.model, str(model.folder), work)
+        subject = ModelSubject(model.model, str(model.folder), work)
+        if wants_text(options) and model.tokenizer is not None:
+            subject.text = trained.sample(model, options.data)
+        return subject
     if isinstance(model, PreTrainedModel):
         return ModelSubject(model, work=work)
     if isinstance(model, nn.Module):
@@ -102,16 +112,18 @@ def subject_of(model: Any, options: CheckOptions) -> Subject:
     raise TypeError(f"relpos.check takes a model, a module, a function or a path, not {type(model).__name__}.")
 
 
-def open_original(what: str | Path, trust_remote_code: bool) -> PreTrainedModel:
+def open_original(what: str | Path, trust_remote_code: bool) -> Run:
     """The model of a folder, file or hub name by the code that runs it: ours for a run, else that of transformers."""
     check_not_empty("model", what)
     source = find_source(what)
     if source.gguf is None and (source.folder / ABOUT).exists():
-        return open_run(what).model
+        return open_run(what)
     config = source_config(source, trust_remote_code)
     if str(config.model_type).startswith(PREFIX):
-        return open_run(what).model
-    return open_model(source, config, trust_remote_code)
+        return open_run(what)
+    model, tokenizer = open_model(source, config, trust_remote_code), open_tokenizer(source)
+    framing = framing_of(source, tokenizer, config, predicts_next_token(model))
+    return Run(Path(what), model, tokenizer, framing=framing)
 
 
 def module_subject(model: nn.Module, options: CheckOptions) -> Subject:
@@ -125,6 +137,8 @@ def module_subject(model: nn.Module, options: CheckOptions) -> Subject:
 def chosen_tests(options: CheckOptions) -> list[Test]:
     """The tests to be made, causes before consequences."""
     tests = [*rotations.TESTS, *configured.TESTS, *fingerprints.TESTS]
+    if wants_text(options):
+        tests += trained.TESTS
     if options.only is not None:
         tests = [test for test in tests if test.name in options.only]
     return sorted(tests, key=lambda test: ORDER[test.name])

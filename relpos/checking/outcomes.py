@@ -24,6 +24,7 @@ class Outcome:
     words: str = ""
     begins: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    diagnosis: str = ""  # in place of the test's own
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Test:
             words = f"{type(error).__name__}: {one_line(error)[:200]}"
             return Finding(self.name, self.title, NOT_TESTED, words=f"its code failed: {words}")
         status = FAILED if outcome.wrong else PASSED
-        texts = (self.diagnosis, self.remedy) if outcome.wrong else ("", "")
+        texts = (outcome.diagnosis or self.diagnosis, self.remedy) if outcome.wrong else ("", "")
         finding = Finding(self.name, self.title, status, outcome.amount, outcome.words, outcome.begins)
         return Finding(**{**vars(finding), "diagnosis": texts[0], "remedy": texts[1], "evidence": outcome.evidence})
 

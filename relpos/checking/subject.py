@@ -130,6 +130,7 @@ class ModelSubject(ModuleSubject):
             raise ValueError(
                 f"{type(model).__name__} reads {model.main_input_name}; relpos check needs a model of text."
             )
+        self.text: Any = None  # of `trained.sample`, for the tests on real text
         self.rotations: dict[torch.dtype, list[Any]] = {}  # what `rotations.measured` found, by dtype
         self.two_stacks = bool(getattr(model.config, "is_encoder_decoder", False))
         self.causal = self._is_causal()

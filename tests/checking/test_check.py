@@ -1,6 +1,9 @@
 """`relpos.check` on models, modules, functions, paths and things that are none; its report and its command."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -182,7 +185,32 @@ class TestCommand:
 
 
 def test_all_tests_are_listed_in_the_options():
-    from relpos.checking import configured, fingerprints, rotations
+    from relpos.checking import configured, fingerprints, rotations, trained
 
-    made = {test.name for part in (rotations, configured, fingerprints) for test in part.TESTS}
-    assert made <= set(TESTS)
+    made = {test.name for part in (rotations, configured, fingerprints, trained) for test in part.TESTS}
+    assert made | {"ports"} == set(TESTS)
+
+
+class TestPlugin:
+    """In a process of its own, by the name of the module: this repository need not be installed anew for it."""
+
+    def run_pytest(self, folder, *arguments):
+        plugin = ["-p", "no:cacheprovider", "-p", "relpos.checking.pytest_plugin"]
+        command = [sys.executable, "-m", "pytest", "-q", *plugin, *map(str, arguments)]
+        alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        return subprocess.run(command, cwd=folder, env=alone, capture_output=True, text=True, check=False)
+
+    @pytest.mark.heavy
+    def test_a_model_is_a_test(self, tmp_path):
+        folder = saved(small_model("qwen3"), tmp_path / "model")
+        (tmp_path / "tests").mkdir()
+        done = self.run_pytest(tmp_path, "tests", "--relpos-check", folder)
+        assert done.returncode == 0, done.stdout
+        assert "1 passed" in done.stdout
+
+    @pytest.mark.heavy
+    def test_a_model_that_cannot_be_opened_fails(self, tmp_path):
+        (tmp_path / "tests").mkdir()
+        done = self.run_pytest(tmp_path, "tests", "--relpos-check", tmp_path / "nothing")
+        assert done.returncode == 1
+        assert "there is no folder" in done.stdout
