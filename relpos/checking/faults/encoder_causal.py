@@ -10,7 +10,7 @@ from relpos.checking.subject import ModelSubject
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    if subject.causal:
+    if subject.causal is not False:
         raise NotPossibleError("it is causal")
     return with_mask(subject, lambda length: torch.ones(length, length, dtype=torch.bool).tril())
 
