@@ -61,13 +61,13 @@ def causality(subject: Subject) -> Outcome:
     before = float(gap[:place].max())
     if float(gap[place:].max()) <= UNMOVED:
         raise NotTestableError("a changed token changes no output at all")
+    moved = (gap > UNMOVED).nonzero().flatten()
     if subject.causal is None:
-        subject.causal = before <= UNMOVED
-        if not subject.causal and bool((gap[:place] > UNMOVED).all()):
+        behind, ahead = int(moved.max()) - place, place - int(moved.min())
+        if ahead > 0 and (ahead == place or behind <= ahead):  # everything, or as far to both sides
             subject.causal = False
             raise NotTestableError("it is bidirectional, and nothing says that it must not be")
-        if not subject.causal:
-            subject.causal = True
+        subject.causal = True
     if subject.causal:
         ahead = place - int((gap[:place] > UNMOVED).nonzero()[0]) if before > UNMOVED else 0
         words = f"changes by {before:.2g}" if before > UNMOVED else "no output depends on later tokens"
