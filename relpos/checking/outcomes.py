@@ -12,6 +12,7 @@ from relpos.checking.subject import NotApplicableError, NotTestableError, Subjec
 from relpos.pretrained.source import one_line
 
 TOLERANCE = 1e-3  # relative to the spread of the outputs
+LARGEST = 1e9  # difference that is reported: outputs may be infinite
 ATTEMPTS = 3  # inputs: a choice of experts or of top-k may flip by rounding, and not for other inputs
 
 
@@ -51,8 +52,20 @@ class Test:
             return Finding(self.name, self.title, NOT_TESTED, words=f"its code failed: {words}")
         status = FAILED if outcome.wrong else PASSED
         texts = (outcome.diagnosis or self.diagnosis, self.remedy) if outcome.wrong else ("", "")
-        finding = Finding(self.name, self.title, status, outcome.amount, outcome.words, outcome.begins)
-        return Finding(**{**vars(finding), "diagnosis": texts[0], "remedy": texts[1], "evidence": outcome.evidence})
+        gaps = outcome.evidence.get("gaps")
+        return Finding(
+            self.name,
+            self.title,
+            status,
+            outcome.amount,
+            outcome.words,
+            outcome.begins,
+            diagnosis=texts[0],
+            remedy=texts[1],
+            differences=() if gaps is None else tuple(gaps.clamp(max=LARGEST).tolist()),
+            losses=tuple(outcome.evidence.get("losses", ())),
+            evidence=outcome.evidence,
+        )
 
 
 def difference(computed: Tensor, expected: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
 """What a check found: one finding per test, and the report as a table, JSON and a self-contained page."""
 
 import dataclasses
+import html
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +40,8 @@ class Finding:
     fault: str | None = None  # name of the kind of fault, where the pattern is known
     diagnosis: str = ""  # what that usually means
     remedy: str = ""  # the line that mends it
+    differences: tuple[float, ...] = ()  # by position, for tests that compare outputs
+    losses: tuple[tuple[str, float, float, float], ...] = ()  # variant, loss, difference and its standard error
     evidence: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)  # what faults are told by
 
 
@@ -87,7 +91,7 @@ class Report:
             return f"{self.subject}: nothing could be tested."
         verdict = f"{counts[FAILED]} of {counts[FAILED] + counts[PASSED]} tests failed" if self.failed else "right"
         untested = f"; {counts[NOT_TESTED]} could not be made" if counts[NOT_TESTED] else ""
-        tests = "" if self.failed else f" in {counts[PASSED]} tests"
+        tests = "" if self.failed else f" in {counts[PASSED]} {'test' if counts[PASSED] == 1 else 'tests'}"
         return f"{self.subject}: {verdict}{tests}{untested}."
 
     def assert_right(self) -> None:
@@ -121,19 +125,17 @@ class Report:
         wrong = [finding for finding in self.findings if finding.status == FAILED]
         for finding in wrong:
             lines += [f"## {escaped(finding.title)}", "", escaped(f"{finding.diagnosis} {finding.remedy}"), ""]
+        for finding in self.findings:
+            if finding.losses:
+                cells = [[escaped(words), f"{a:.3f}", f"{b:+.3f} ± {c:.3f}"] for words, a, b, c in finding.losses]
+                lines += ["## Loss of each variant", "", table(["variant", "loss", "difference"], cells), ""]
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
         """The report for other programs."""
-        hidden = ("evidence",)
-        findings = [
-            {
-                name: value
-                for name, value in dataclasses.asdict(dataclasses.replace(f, evidence={})).items()
-                if name not in hidden
-            }
-            for f in self.findings
-        ]
+        findings = [dataclasses.asdict(dataclasses.replace(finding, evidence={})) for finding in self.findings]
+        for finding in findings:
+            del finding["evidence"]
         return {
             "subject": self.subject,
             "failed": self.failed,
@@ -145,7 +147,9 @@ class Report:
 
     def to_html(self) -> str:
         """The report as one page that needs no network, in the reader's light or dark colours."""
-        return to_html(self.to_markdown(), Path(), STYLE)
+        page = to_html(self.to_markdown(), Path(), STYLE)
+        curves = [curve(finding) for finding in self.findings if len(finding.differences) > 1]
+        return page.replace("</body>", "\n".join([*curves, "</body>"]))
 
     def save(self, file: str | Path) -> Path:
         """Write the report to a .json, .md or .html file."""
@@ -159,3 +163,21 @@ class Report:
             raise ValueError(f"a report cannot be written to {path.name!r}: the name must end in {', '.join(writers)}.")
         path.write_text(writers[path.suffix](), encoding="utf-8")
         return path
+
+
+def curve(finding: Finding) -> str:
+    """The differences of a finding by position, as a picture: logarithmic, from 1e-7 to the largest."""
+    width, height, left, bottom = 640, 160, 60, 24
+    top = max(0.0, math.log10(max(*finding.differences, 1e-6)))
+
+    def place(index: int, value: float) -> str:
+        x = left + (width - left - 8) * index / (len(finding.differences) - 1)
+        y = (height - bottom) * (top - max(-7.0, math.log10(max(value, 1e-7)))) / (top + 7.0) + 8
+        return f"{x:.1f},{y:.1f}"
+
+    points = " ".join(place(index, value) for index, value in enumerate(finding.differences))
+    labels = [f'<text x="0" y="14">10^{top:.1f}</text>', f'<text x="0" y="{height - bottom}">10^−7</text>']
+    labels.append(f'<text x="{left}" y="{height - 2}">position, of {len(finding.differences)} compared</text>')
+    line = f'<polyline fill="none" stroke="#c0392b" stroke-width="2" points="{points}"/>'
+    size = f'viewBox="0 0 {width} {height + 8}" width="{width}" role="img"'
+    return f"<h2>{html.escape(finding.title)}: difference by position</h2>\n<svg {size}>{line}{''.join(labels)}</svg>"

@@ -158,6 +158,13 @@ class TestCommand:
         assert "http" not in page.replace("http-equiv", "")
         assert "rotation as configured" in files[2].read_text()
 
+    def test_the_page_of_a_failed_check_has_the_differences_by_position(self):
+        report = relpos.check(Port("batch"))
+        page = report.to_html()
+        assert "<polyline" in page
+        assert "difference by position" in page
+        assert len(report.to_json()["findings"][0]["differences"]) == 32
+
     def test_lists_the_faults(self):
         done = self.invoke("--faults")
         assert done.exit_code == 0
