@@ -97,7 +97,7 @@ def clean(name: str, model: PreTrainedModel) -> dict[str, dict[str, str]]:
 
 
 def confusion(chosen: dict[str, PreTrainedModel], real: bool = False) -> dict[str, Any]:
-    """The table of faults, and the alarms on models that are right; of real ones in float32 only, which is slow enough."""
+    """The table of faults, and the alarms on models that are right; on real ones in float32 only, which is slow."""
     cells: list[dict[str, Any]] = []
     alarms: dict[str, dict[str, dict[str, str]]] = {}
     for name, model in chosen.items():
