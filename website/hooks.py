@@ -73,7 +73,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.generated_by is None:
         markdown = pages.complete(path, markdown)
     _markdown[path] = markdown
-    if not path.startswith("notebooks/"):
+    if not path.startswith(("notebooks/", "faults")):  # whose links lead to generated pages
         markdown = rewrite_links(markdown, path)
     if "<!-- pictures -->" in markdown:
         markdown = markdown.replace("<!-- pictures -->", pictures.markdown(page.file.name))

@@ -92,7 +92,7 @@ def compare_ports(subject: Subject, other: Subject) -> list[Finding]:
 
 def subject_of(model: Any, options: CheckOptions) -> Subject:
     """What is checked, behind one interface."""
-    work = FULL_WORK if options.full else None
+    work = FULL_WORK if options.full else 1 if options.quick else None
     if isinstance(model, str | Path):
         model = open_original(model, options.trust_remote_code)
     if isinstance(model, Run):

@@ -26,7 +26,7 @@ class CheckOptions:
     )
     _: KW_ONLY
     against: Any = option(None, "Another port of the same model, to compare with.", metavar="OTHER")
-    quick: bool = option(False, "Only the tests that take seconds: parts 1 and 2, on short texts.")
+    quick: bool = option(False, "On texts of 32 tokens, which need not leave windows.")
     full: bool = option(False, "Also what takes minutes: longer texts, variants on real text, loss by position.")
     only: Sequence[str] | None = option(None, "Only these tests.", metavar="TEST,TEST,...", complete=lambda: TESTS)
     data: str | None = option(

@@ -123,10 +123,9 @@ def measured(subject: ModelSubject) -> list[LayerRotation]:
 
 def _measured(subject: ModelSubject) -> list[LayerRotation]:
     if "rotary" not in subject.kinds:
-        if "unknown" in subject.kinds:
-            raise NotTestableError(
-                f"relpos does not know where models of type {subject.model.config.model_type!r} keep their position"
-            )
+        if subject.kinds & {"unknown", "relpos"} or not subject.kinds:
+            kind = subject.model.config.model_type
+            raise NotTestableError(f"relpos does not read the rotation of models of type {kind!r}")
         raise NotApplicableError
     positions = choose_positions(subject)
     calls, constant = repeated_token(subject, positions, subject.positions, subject.tokens(1, 1, 0))

@@ -42,6 +42,7 @@ class Text:
     ids: Tensor  # (documents, length), special tokens not included
     framing: Framing = NO_FRAMING
     run: Run | None = None  # for the loss by position
+    data: str | None = None
 
     def framed(self, framing: Framing) -> Tensor:
         return torch.stack([framing.around(row) for row in self.ids])
@@ -59,7 +60,7 @@ def sample(run: Run, data: str | None) -> Text:
         torch.from_numpy(tokens.ids[long[number] : long[number] + limit].astype("int64"))
         for number in spread(len(long), DOCUMENTS)
     ]
-    return Text(torch.stack(rows), run.framing, run)
+    return Text(torch.stack(rows), run.framing, run, data)
 
 
 def losses(subject: ModelSubject, ids: Tensor, skipped: int) -> Tensor:
@@ -152,6 +153,7 @@ def lengths(subject: Subject) -> Outcome:
                     text.run,
                     protocol="positions",
                     lengths=[2 * trained_length],
+                    data=text.data,
                     eval_tokens=8 * trained_length,
                     out=folder,
                     say=lambda line: None,

@@ -83,3 +83,15 @@ def test_the_command_measures_on_text(tmp_path):
         (tmp_path / "text" / f"{number}.txt").write_text(text)
     report = relpos.check(folder, only=["trained"], data=str(tmp_path / "text"))
     assert report.findings[0].status in (PASSED, FAILED), report.findings[0].words
+    assert len(report.findings[0].losses) >= 7
+
+
+def test_the_loss_by_position_is_one_line(tmp_path):
+    folder = saved(small_model("qwen3", max_position_embeddings=32), tmp_path / "model")
+    (tmp_path / "text").mkdir()
+    for number in range(12):
+        words = " ".join(f"w{(7 * number + j * j) % 50 + 5:02}" for j in range(200))
+        (tmp_path / "text" / f"{number}.txt").write_text(words)
+    report = relpos.check(folder, only=["lengths"], data=str(tmp_path / "text"))
+    assert [finding.status for finding in report.findings] == [PASSED], report.findings
+    assert "64 tokens" in report.findings[0].words or "beyond the trained 32" in report.findings[0].words
