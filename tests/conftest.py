@@ -8,6 +8,9 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="relpos-inductor
 # On some virtual machines the CPU claims AMX and has none: torch's products of bfloat16 matrices end the process there.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 
+# The Triton kernels run in Triton's interpreter, on CPU tensors.
+os.environ["TRITON_INTERPRET"] = "1"
+
 # Small tensors on a machine where pytest-xdist already uses every core; the processes that tests start inherit it. Two
 # threads that share a core with other work spend most of their time waiting for each other.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -3,6 +3,7 @@
 To add a backend: write a module with what `Backend` asks for, and add its line to `BACKENDS`.
 """
 
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,8 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from relpos.attend import chunks, flex, native, reference
+from relpos.attend import chunks, flex, native, reference, triton
 from relpos.attend.arguments import Position, check_finite
+from relpos.attend.triton import first_use
 from relpos.forms.bias import Form, locate, take_heads
 from relpos.forms.call import Call
 from relpos.forms.tracing import is_transformed
@@ -36,26 +38,125 @@ class Backend(Protocol):
         """
 
 
-BACKENDS: dict[str, Backend] = {"native": native, "flex": flex, "chunks": chunks, "reference": reference}
+class PackedBias(Protocol):
+    """A bias that does not depend on the input, in a kernel's layout, for all tokens below a capacity."""
+
+    @property
+    def scaled(self) -> bool:
+        """Whether there is one factor per position, so that positions must not restart."""
+
+
+class RunningTotals(Protocol):
+    """A RankOne bias in a kernel's layout, which grows with every decoded token."""
+
+    length: int
+    fits: bool  # whether the kernel can run with the first tokens
+
+    def append(self, step: Tensor, weight: Tensor | None) -> bool:
+        """Add tokens, and return whether they fit; if not, all are to be packed again."""
+
+    def crop(self, length: int) -> None:
+        """Forget all tokens from `length` on."""
+
+
+class DecodingBackend(Backend, Protocol):
+    """A backend for which a decoder keeps the bias packed between its steps."""
+
+    __name__: str
+    FEW: int  # queries of a step at most
+
+    def refuses_call(self, form: Form | None, call: Call) -> str | None:
+        """Why it cannot run a form, the masks or the positions of a call, as a sentence; None if it can."""
+
+    def packed_bias(self, form: Form, capacity: int) -> PackedBias | None:
+        """The form, of as many queries and keys as the capacity, packed; None if that cannot be kept."""
+
+    def running_totals(self, step: Tensor, weight: Tensor | None, capacity: int) -> RunningTotals:
+        """Steps and weights of the first tokens, (batch, heads, tokens), packed, with room for later ones."""
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, *, packed: Any = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute attention; `packed` is the bias in place of `form`, in a call without gradients."""
+
+
+DECODING: tuple[DecodingBackend, ...] = (native, triton)
+BACKENDS: dict[str, Backend] = {
+    "native": native,
+    "flex": flex,
+    "triton": triton,
+    "chunks": chunks,
+    "reference": reference,
+}
+
+
+GPU = "RELPOS_GPU"  # in the environment: the backend of all calls on CUDA and ROCm that name none
+GPU_BACKENDS = ("flex", "triton")
 
 
 def choose(backend: str | None, q: Tensor, v: Tensor, form: Form | None, call: Call) -> Backend:
-    """The backend for a call: the one asked for, or the fastest that can run it."""
+    """The backend for a call: the one asked for, or the first of the preferred ones that can run it.
+
+    No value of a tensor is read, except at the first use of the Triton kernels for a form.
+    """
     if backend is not None:
         if backend not in BACKENDS:
             raise unknown("backend", backend, BACKENDS)
-        reason = BACKENDS[backend].refuses(q, v, form, call)
+        chosen = BACKENDS[backend]
+        reason = chosen.refuses(q, v, form, call) or (first_use.failure(q, v, form) if chosen is triton else None)
         if reason:
             raise ValueError(f"the backend {backend!r} cannot run this: {reason}")
-        return BACKENDS[backend]
+        return chosen
     if q.dtype == torch.float64 or is_transformed():
         return reference
-    for candidate in BACKENDS.values():
-        if q.device.type in candidate.FASTEST_ON and not candidate.refuses(q, v, form, call):
+    for candidate in preferred(q.device.type, form):
+        if candidate.refuses(q, v, form, call):
+            continue
+        failure = first_use.failure(q, v, form) if candidate is triton else None
+        if failure is None:
             return candidate
-    if q.device.type == "cpu" and not torch.compiler.is_compiling():  # a traced graph cannot warn
+        if not torch.compiler.is_compiling():  # a traced graph cannot warn
+            notice_failure(failure)
+    if q.device.type == "cpu" and not torch.compiler.is_compiling():
         notice_missing_kernel()
     return chunks
+
+
+def preferred(device: str, form: Form | None) -> list[Backend]:
+    """The backends that are faster than `chunks` on a type of device, in the order in which they are tried."""
+    names = [name for name, candidate in BACKENDS.items() if device in candidate.FASTEST_ON]
+    if device == "cuda":
+        asked = gpu_backend()
+        if asked == "flex":
+            names = [name for name in names if name != "triton"]
+        elif asked == "triton":
+            names = ["triton", *(name for name in names if name != "triton")]
+        elif torch.are_deterministic_algorithms_enabled() and wants_gradient(form):
+            # FlexAttention adds these gradients by atomics, in any order, and does not say so.
+            names = [name for name in names if name != "flex"]
+    return [BACKENDS[name] for name in names]
+
+
+def gpu_backend() -> str | None:
+    """The backend that RELPOS_GPU asks for, "flex" or "triton"; None if it is not set."""
+    asked = os.environ.get(GPU)
+    if asked is not None and asked not in GPU_BACKENDS:
+        raise ValueError(
+            f"the environment variable {GPU} is {asked!r}: allowed are {' and '.join(GPU_BACKENDS)}; unset it, and "
+            "relpos chooses."
+        )
+    return asked
+
+
+def wants_gradient(form: Form | None) -> bool:
+    """Whether a gradient will flow to a number of the bias."""
+    return form is not None and torch.is_grad_enabled() and any(x.requires_grad for _, x in form.tensors())
+
+
+def decoding_backend(backend: str | None, q: Tensor, v: Tensor, call: Call) -> DecodingBackend | None:
+    """The backend that would run this call without a bias, if a decoder can keep a bias packed for it."""
+    chosen = choose(backend, q, v, None, call)
+    return next((candidate for candidate in DECODING if candidate is chosen), None)
 
 
 def attend(
@@ -121,7 +222,10 @@ def describe() -> Mapping[str, Any]:
     from relpos import __version__  # noqa: PLC0415  (relpos imports this module)
 
     available, reason = native.available()
+    has_triton, triton_reason = triton.available()
     cuda = torch.cuda.is_available()
+    asked = gpu_backend()
+    checks = first_use.known_verdicts() if cuda and has_triton else ()
     return {
         "relpos": __version__,
         "torch": torch.__version__,
@@ -130,8 +234,12 @@ def describe() -> Mapping[str, Any]:
         "instruction_set": native.isa() if available else None,
         "instruction_sets": list(native.isas()) if available else [],
         "threads": torch.get_num_threads(),
-        "cuda_backend": "flex" if cuda else None,
+        "cuda_backend": asked or "flex" if cuda else None,
         "cuda_device": torch.cuda.get_device_name() if cuda else None,
+        "triton_missing": None if has_triton else triton_reason,
+        "triton_first_use": [
+            {"kernels": str(subject), "passed": verdict.passed, "result": str(verdict)} for subject, verdict in checks
+        ],
     }
 
 
@@ -141,3 +249,12 @@ def notice_missing_kernel() -> None:
     available, reason = native.available()
     if not available:
         warnings.warn(f"relpos runs attention in plain torch, which is slower: {reason}", stacklevel=4)
+
+
+@cache
+def notice_failure(failure: str) -> None:
+    """Warn once that the Triton kernels are not used, and why."""
+    warnings.warn(
+        f"{failure} Another backend runs in their place. Please report it, with the output of `relpos gpu-report`.",
+        stacklevel=4,
+    )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from relpos.attend import native
 from relpos.attend.arguments import AttentionOptions, Position, check_finite, check_position, make_call, read_positions
-from relpos.attend.backends import attend
+from relpos.attend.backends import DecodingBackend, PackedBias, RunningTotals, attend, decoding_backend
 from relpos.forms.call import Call, positions
 from relpos.forms.checks import check_shape, integer_at_least
 from relpos.forms.encoding import Encoding
@@ -50,7 +50,8 @@ class Cache:
         self._memory: dict[str, Tensor] = {}  # k, v and gates: (batch, heads, room, size)
         self._writable = True  # whether no graph holds the memory
         self._rotated = False
-        self._totals: native.RunningTotals | None = None
+        self._totals: RunningTotals | None = None
+        self._totals_backend = ""  # its name
 
     @property
     def length(self) -> int:
@@ -132,13 +133,14 @@ class Cache:
         self._writable = plain
         options = {**options, "hidden": None, "gates": gates, "start": self.length}
         call = make_call(q, k, position, **options)
-        packed = None
-        if encoding is not None and plain and backend in (None, "native"):
-            packed = self._packed_bias(q, v, encoding, call)
-        if packed is None:
+        kernel = None
+        if encoding is not None and plain and _has_lasting_bias(encoding, call):
+            kernel = decoding_backend(backend, q, v, call)
+        packed = None if encoding is None or kernel is None else self._packed_bias(encoding, call, kernel)
+        if kernel is None or packed is None:
             result = attend(q, k, v, position, call, backend, rotated)
         else:
-            result = native.attention(q, k, v, None, call, packed=packed)
+            result = kernel.attention(q, k, v, None, call, packed=packed)
         self._length, self._rotated = total, rotated
         return result
 
@@ -184,21 +186,19 @@ class Cache:
         return turned_q.to(q.dtype), turned_k.to(k.dtype)
 
     def _packed_bias(
-        self, q: Tensor, v: Tensor, position: Encoding, call: Call
-    ) -> native.PackedBias | native.RunningTotals | None:
+        self, position: Encoding, call: Call, kernel: DecodingBackend
+    ) -> PackedBias | RunningTotals | None:
         """The bias in the kernel's layout, or None if that cannot serve this call."""
-        if call.queries > native.FEW or not call.causal or call.token_positions is not None:
+        if call.queries > kernel.FEW:
             return None
-        places = position.places
-        changes_queries = "query and key" in places and not position.rotates_by_position
-        if "score" not in places or changes_queries or native.refuses(q, v, None, call) is not None:
-            return None
-        self._totals = _extended_totals(self._totals, position, call.gates, call.queries)
+        if self._totals_backend != kernel.__name__:
+            self._totals, self._totals_backend = None, kernel.__name__
+        self._totals = _extended_totals(self._totals, kernel, position, call.gates, call.queries)
         if self._totals is not None:
             return self._totals
         if position.needs_hidden or position.needs_scores or position.depends_on_length:
             return None
-        bias = self._tables_of(position, call.length, call.dtype, call.device).bias
+        bias = self._tables_of(position, call.length, call.dtype, call.device).bias(kernel)
         # Where positions restart, there is not one factor per position.
         return None if bias is not None and bias.scaled and call.documents is not None else bias
 
@@ -223,9 +223,16 @@ def _is_plain(position: Encoding | None, *tensors: Tensor | None) -> bool:
     return position is None or not torch.is_grad_enabled() or not any(p.requires_grad for p in position.parameters())
 
 
+def _has_lasting_bias(position: Encoding, call: Call) -> bool:
+    """Whether there is a bias that a later step may read too: a causal one, of tokens whose positions are indices."""
+    places = position.places
+    changes_queries = "query and key" in places and not position.rotates_by_position
+    return call.causal and call.token_positions is None and "score" in places and not changes_queries
+
+
 def _extended_totals(
-    totals: native.RunningTotals | None, position: Encoding, gates: Tensor | None, new: int
-) -> native.RunningTotals | None:
+    totals: RunningTotals | None, kernel: DecodingBackend, position: Encoding, gates: Tensor | None, new: int
+) -> RunningTotals | None:
     """The running totals of all tokens, from those of earlier ones; None if the bias is not read from such totals."""
     if gates is None or gates.dtype != torch.float32:
         return None
@@ -239,8 +246,32 @@ def _extended_totals(
             return totals
     every = position.increments(gates)
     assert every is not None
-    packed = native.RunningTotals(*every, _with_room(tokens))
+    packed = kernel.running_totals(*every, _with_room(tokens))
     return packed if packed.fits else None
+
+
+class TensorMark:
+    """Detects changes to a tensor.
+
+    By its values: a change through `.data` leaves no other trace. Reading values would stall an accelerator: there by
+    its memory and its count of changes in place, and `parameter.data.mul_(2)` goes unnoticed.
+    """
+
+    def __init__(self, x: Tensor, by_value: bool | None = None) -> None:
+        self._by_value = x.device.type == "cpu" if by_value is None else by_value
+        self._by_value = self._by_value or x.is_inference()  # such a tensor does not count its changes
+        self._before = x.detach().clone() if self._by_value else x.detach()  # alive, so that no other has its memory
+        self._version = None if self._by_value else x._version
+
+    def holds(self, now: Tensor | None) -> bool:
+        """Whether this is the tensor as it was."""
+        before = self._before
+        if now is None or now.dtype != before.dtype or now.device != before.device:
+            return False
+        if self._by_value or now.is_inference():
+            return torch.equal(now, before)
+        same = now.data_ptr() == before.data_ptr() and (now.shape, now.stride()) == (before.shape, before.stride())
+        return same and now._version == self._version
 
 
 class DecodingTables:
@@ -248,10 +279,10 @@ class DecodingTables:
 
     def __init__(self, position: Encoding, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
         self.position, self.capacity, self.dtype, self.device = position, capacity, dtype, device
-        # Parameters are compared by value: a change through `.data` leaves no other trace.
+        self._biases: dict[str, PackedBias | None] = {}  # by kernel
         modules = list(position.modules())
         owners = [owner for part in modules for owner in (part._parameters, part._buffers, vars(part))]
-        self.tensors = [(o, name, x.detach().clone()) for o in owners for name, x in o.items() if isinstance(x, Tensor)]
+        self.tensors = [(o, name, TensorMark(x)) for o in owners for name, x in o.items() if isinstance(x, Tensor)]
         self.settings = [
             (vars(part), name, copy.deepcopy(value))
             for part in modules
@@ -263,26 +294,28 @@ class DecodingTables:
         """Whether these are the tables of this encoding, whose parameters, buffers and attributes have not changed."""
         if position is not self.position or dtype != self.dtype or device != self.device:
             return False
-        for owner, name, before in self.tensors:
-            now = owner.get(name)
-            if now is None or now.dtype != before.dtype or now.device != before.device or not torch.equal(now, before):
-                return False
+        if not all(mark.holds(owner.get(name)) for owner, name, mark in self.tensors):
+            return False
         return all(owner.get(name) == before for owner, name, before in self.settings)
 
     @property
     def _call(self) -> Call:
         return Call(self.capacity, self.capacity, dtype=self.dtype, device=self.device)
 
-    @cached_property
+    def bias(self, kernel: DecodingBackend) -> PackedBias | None:
+        """The bias in a kernel's layout, or None if the kernel does not run it."""
+        if kernel.__name__ not in self._biases:
+            self._biases[kernel.__name__] = self._packed(kernel)
+        return self._biases[kernel.__name__]
+
     @torch.no_grad()
-    def bias(self) -> native.PackedBias | None:
-        """The bias in the kernel's layout, or None if the kernel does not run it."""
+    def _packed(self, kernel: DecodingBackend) -> PackedBias | None:
         form = self.position.bias(self._call)
-        if form is None or native.refuses_call(form, self._call) is not None:
+        if form is None or kernel.refuses_call(form, self._call) is not None:
             return None
         for name, numbers in form.tensors():
             check_finite(name, numbers)
-        return native.PackedBias(form, self.capacity)
+        return kernel.packed_bias(form, self.capacity)
 
     @cached_property
     @torch.no_grad()

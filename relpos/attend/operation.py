@@ -82,7 +82,10 @@ def attention(
             If None, it is drawn from PyTorch's generator.
         scale: Factor of q·k; head_dim^−½ if None. The bias is not scaled.
         return_lse: Whether to return the log-sum-exp of each row too.
-        backend: "native", "flex", "chunks" or "reference"; if None, the fastest that can run this call.
+        backend: "native", "flex", "triton", "chunks" or "reference"; if None, the fastest that can run this call. On
+            CUDA and ROCm that is "flex"; "triton" where "flex" cannot run the call, where the environment has
+            RELPOS_GPU=triton, and where torch.use_deterministic_algorithms(True) is set and the bias wants a gradient,
+            which "flex" adds up in any order (docs/gpu.md).
         cache: A `relpos.Cache` of earlier tokens. Then q, k, v, and hidden or gates, are those of the new tokens, which
             are added to it, and the keys are all tokens so far, of which positions, documents and padding are.
         group: Processes of torch.distributed among which the sequence is divided: each passes its slice of q, k, v,

@@ -10,6 +10,7 @@ they can be traced.
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from relpos.forms.bias import Scaled
 
@@ -32,6 +33,29 @@ def hinges(form: Scaled, inverse: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     bend = out * slope.abs() * bends
     order = knot.detach().argsort()
     return knot[order], straight @ shift + offset, straight @ slope, bend[:, order]
+
+
+def after_knots(knot: Tensor, base: Tensor, gain: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:
+    """Base and gain that include the first s knots, s = 0, 1, …, for x beyond these: (heads, knots + 1) each."""
+    return base[:, None] - F.pad((bend * knot).cumsum(1), (1, 0)), gain[:, None] + F.pad(bend.cumsum(1), (1, 0))
+
+
+def hinge_gradients(sums: Tensor, knot: Tensor, bend: Tensor, constant_matters: bool) -> dict[str, Tensor]:
+    """Gradients of base, gain, bend and knot from a kernel's sums over tiles, (heads, 4, knots + 1).
+
+    With g the gradient of a score and p the number of knots below the range of x in a tile, the sums are Σ g and Σ g·x
+    by p; and, for the knots s inside the range only, Σ g·max(x − knot_s, 0) and Σ g·[x > knot_s]. If a constant that is
+    added to all logits does not matter, the sum for it is rounding error.
+    """
+    plain, times_x, above, passed = sums.double().unbind(1)  # (heads, knots + 1) each
+    # From the tiles that lie beyond a knot entirely.
+    later_plain, later_x = (x.flip(1).cumsum(1).flip(1)[:, 1:] for x in (plain, times_x))
+    return {
+        "base": plain.sum(1) if constant_matters else torch.zeros_like(plain[:, 0]),
+        "gain": times_x.sum(1),
+        "bend": above[:, :-1] + later_x - knot * later_plain,
+        "knot": -(bend * (passed[:, :-1] + later_plain)).sum(0),
+    }
 
 
 def value_range(table: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,6 +38,7 @@ for function in (tables.info, commands.draw, commands.figures, commands.explore,
     app.command(cls=Command)(function)
 for function in (commands.evaluate, commands.compare):
     app.command(cls=commands.ClusterCommand)(function)
+app.command(cls=Command)(commands.gpu_report)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The commands that work: draw, figures, explore, check, train, evaluate, compare. With the options of Python."""
+"""The commands that work: draw, figures, explore, check, train, evaluate, compare, gpu-report; options of Python."""
 
 import contextlib
 import json
@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,10 +18,11 @@ from relpos.checking.check_options import CheckOptions
 from relpos.cli.from_options import Command, Values, command
 from relpos.cli.tables import print_comparison, print_faults, print_report, print_results, print_scores
 from relpos.comparison.compare_options import CompareOptions
-from relpos.evaluation.evaluate_options import OUTPUT, EvaluateOptions
+from relpos.evaluation.evaluate_options import EvaluateOptions, of_output
 from relpos.explorer.explore_options import ExploreOptions
 from relpos.paper.figures_options import FigureOptions
-from relpos.pictures.draw_options import COLUMNS, LOOKS, SHOWN, DrawOptions
+from relpos.pictures.draw_options import COLUMNS, DrawOptions, of_looks, of_values
+from relpos.system.files import write_text, writing
 from relpos.system.options import COUNT, NOT_NEGATIVE, Range, option
 from relpos.system.progress import Countdown, LiveLine
 from relpos.training.train import TrainOptions
@@ -31,51 +33,47 @@ if TYPE_CHECKING:
 
 # -- Where the parts of a command run: processes of this machine, a Ray cluster, or SLURM
 
-PANEL = "Where the parts run (docs/scale.md)"  # group of these options in the help
+of_cluster = partial(option, panel="Where the parts run (docs/scale.md)")  # group in the help
 UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 ADDRESS = re.compile(r"auto|local|ray://.*|[\w.-]+:\d+|\[[\da-fA-F:]+\]:\d+")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, repr=False)
 class ClusterOptions:
     """Where the parts of a command run."""
 
-    workers: int | None = option(
+    workers: int | None = of_cluster(
         None,
         "Parts at a time. Those of this machine divide its cores among them.",
         shown="1; on a cluster as many as have a place",
         range=COUNT,
-        panel=PANEL,
     )
-    cores: int | None = option(
+    cores: int | None = of_cluster(
         None,
         "Cores of each part, and its threads: the same number gives the same result to the bit.",
         shown="cores ÷ workers; 1 on a cluster",
         range=COUNT,
-        panel=PANEL,
     )
-    memory: str | None = option(None, "Memory of each part on a cluster, as in 8GB.", metavar="SIZE", panel=PANEL)
-    gpus: int | None = option(
+    memory: str | None = of_cluster(None, "Memory of each part on a cluster, as in 8GB.", metavar="SIZE")
+    gpus: int | None = of_cluster(
         None,
         "GPUs of each part on a cluster. With several, it is trained by one process per GPU.",
         shown="0",
         range=NOT_NEGATIVE,
-        panel=PANEL,
     )
-    ray: str | None = option(
+    ray: str | None = of_cluster(
         None,
         "Run the parts on a Ray cluster: the one of this machine or of RAY_ADDRESS, the one at an address such as "
         "10.0.0.1:6379, or with local one that lasts as long as the command.",
         metavar="[ADDRESS]",
-        panel=PANEL,
     )
-    slurm: bool = option(False, "Run the parts as jobs of SLURM.", panel=PANEL)
-    slurm_partition: str | None = option(None, "Partition of the jobs of SLURM.", metavar="NAME", panel=PANEL)
-    slurm_minutes: int | None = option(
-        None, "Time limit of each job of SLURM, in minutes.", shown="60", range=COUNT, panel=PANEL
+    slurm: bool = of_cluster(False, "Run the parts as jobs of SLURM.")
+    slurm_partition: str | None = of_cluster(None, "Partition of the jobs of SLURM.", metavar="NAME")
+    slurm_minutes: int | None = of_cluster(
+        None, "Time limit of each job of SLURM, in minutes.", shown="60", range=COUNT
     )
-    slurm_option: Mapping[str, Any] | None = option(
-        None, "Any other option of sbatch, as in account=lab.", metavar="KEY=VALUE", panel=PANEL
+    slurm_option: Mapping[str, Any] | None = of_cluster(
+        None, "Any other option of sbatch, as in account=lab.", metavar="KEY=VALUE"
     )
 
 
@@ -159,11 +157,11 @@ def train(options: Values) -> None:
     train_model(settings)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, repr=False)
 class EvaluateOutput:
     """What only the command `relpos evaluate` has."""
 
-    json: bool = option(False, "Print JSON instead of the table.", panel=OUTPUT)
+    json: bool = of_output(False, "Print JSON instead of the table.")
 
 
 @command(EvaluateOptions, EvaluateOutput, ClusterOptions)
@@ -206,10 +204,10 @@ def evaluate(options: Values, output: Values, cluster: Values) -> None:
 class CheckOutput:
     """What only the command `relpos check` has."""
 
-    json: str | None = option(None, "Also write the report as JSON.", metavar="FILE", panel=OUTPUT)
-    html: str | None = option(None, "Also write the report as one self-contained page.", metavar="FILE", panel=OUTPUT)
-    markdown: str | None = option(None, "Also write the report as Markdown.", metavar="FILE", panel=OUTPUT)
-    faults: bool = option(False, "List the kinds of faults that are recognised, and check nothing.", panel=OUTPUT)
+    json: str | None = of_output(None, "Also write the report as JSON.", metavar="FILE")
+    html: str | None = of_output(None, "Also write the report as one self-contained page.", metavar="FILE")
+    markdown: str | None = of_output(None, "Also write the report as Markdown.", metavar="FILE")
+    faults: bool = of_output(False, "List the kinds of faults that are recognised, and check nothing.")
 
 
 @command(CheckOptions, CheckOutput)
@@ -277,7 +275,7 @@ def compare(options: Values, cluster: Values) -> None:
         raise typer.Exit(1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, repr=False)
 class DrawOutput:
     """What only the command `relpos draw` has."""
 
@@ -293,10 +291,8 @@ class DrawOutput:
         ".json file (docs/figures.md).",
         metavar="FILE",
     )
-    text_file: str | None = option(None, "File with text for the model to read.", metavar="FILE", panel=SHOWN)
-    columns: int = option(
-        COLUMNS, "Width in columns of a printed page: 1 or 2; or give --width.", range=Range(1, 2), panel=LOOKS
-    )
+    text_file: str | None = of_values(None, "File with text for the model to read.", metavar="FILE")
+    columns: int = of_looks(COLUMNS, "Width in columns of a printed page: 1 or 2; or give --width.", range=Range(1, 2))
 
 
 @command(DrawOptions, DrawOutput)
@@ -351,10 +347,10 @@ def figures(options: Values) -> None:
         )
 
 
-SERVER = "The server"  # group in the help
+of_server = partial(option, panel="The server")  # group in the help
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, repr=False)
 class ExploreOutput:
     """What only the command `relpos explore` has."""
 
@@ -362,19 +358,12 @@ class ExploreOutput:
     export: str | None = option(
         None, "Write one self-contained .html file instead, which needs no server.", metavar="FILE"
     )
-    port: int | None = option(
-        None,
-        "Port; the next free one if it is taken.",
-        shown="8123",
-        range=Range(0, 65535),
-        panel=SERVER,
-    )
-    host: str = option(
+    port: int | None = of_server(None, "Port; the next free one if it is taken.", shown="8123", range=Range(0, 65535))
+    host: str = of_server(
         "127.0.0.1",
         "Address to listen on. Any other than this machine's own makes a token, which is part of the printed URL.",
-        panel=SERVER,
     )
-    browser: bool = option(True, "Print the address, and open no browser.", flag="--no-browser", panel=SERVER)
+    browser: bool = of_server(True, "Print the address, and open no browser.", flag="--no-browser")
 
 
 @command(ExploreOptions, ExploreOutput)
@@ -399,6 +388,48 @@ def explore(options: Values, output: Values) -> None:
         return
     file = exploration.save(server.export, _progress("exporting"))
     typer.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB, one page that needs no server and no network")
+
+
+@dataclass(eq=False, repr=False)
+class GpuReportOptions:
+    """The options of `relpos gpu-report`."""
+
+    quick: bool = option(False, "Leave out float16, float32 and all but one size.")
+    out: str | None = option(
+        None, "Also write the report to a .md file, or its numbers to a .json file.", metavar="FILE"
+    )
+
+
+@command(GpuReportOptions)
+def gpu_report(options: Values) -> None:
+    """Try the GPU kernels on this machine, and print a report in Markdown: paste it into an issue.
+
+    It compares every form and argument with the definition; measures time and memory of forward and backward, beside
+    PyTorch's attention without a bias and FlexAttention with the same bias; and names GPU, driver and versions. On a
+    GPU that takes about ten minutes, mostly of compilers. Without one, Triton's interpreter runs the kernels on the
+    CPU, for correctness alone, in less than a minute.
+
+    - relpos gpu-report
+    - relpos gpu-report --quick --out report.json
+    """
+    from relpos.attend.gpu_report import gpu_report as make_report
+    from relpos.cli.tables import gpu_report_page
+
+    file = None if "out" not in options else Path(options["out"])
+    if file is not None and file.suffix.lower() not in (".md", ".json"):  # before the work
+        raise ValueError(f"cannot write a report to {file.name!r}: the name must end in .md or .json.")
+    if file is not None:
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+    report = make_report(quick=options.get("quick", False), progress=_progress("trying the kernels"))
+    page = gpu_report_page(report)
+    typer.echo(page)
+    if file is not None:
+        text = page if file.suffix.lower() == ".md" else json.dumps(report, indent=1)
+        write_text(file, text + "\n")
+        typer.echo(str(file), err=True)
+    if not all(row["passed"] for row in report["correctness"]):
+        raise typer.Exit(1)
 
 
 def _read_text(file: str) -> str:

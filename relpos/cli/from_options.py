@@ -22,7 +22,27 @@ LISTS = (Sequence, Iterable, list, tuple, Mapping)
 
 
 class Command(TyperCommand):
-    """A command whose options and arguments refuse empty strings, and numbers that are not finite."""
+    """A command whose options and arguments refuse empty strings, and numbers that are not finite.
+
+    Those of `command` are made when they are first asked for: `relpos --help` does not show them.
+    """
+
+    _params: list[Any]
+
+    @property
+    def params(self) -> list[Any]:
+        """The options and arguments."""
+        sign = getattr(inspect.unwrap(self.callback), "sign", None) if self.callback else None
+        if not self._params and sign is not None:
+            alone = typer.Typer(add_completion=False)
+            alone.command()(sign())
+            made = typer.main.get_command(alone)
+            self._params, self.callback = made.params, made.callback
+        return self._params
+
+    @params.setter
+    def params(self, params: list[Any]) -> None:
+        self._params = params
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Check the text of all options before it is converted: as a path, an empty text is the current folder."""
@@ -56,12 +76,15 @@ def command(*classes: type) -> Callable[[Callable[..., None]], Callable[..., Non
         def run(**texts: Any) -> None:
             function(*(parsed_options(cls, texts) for cls in classes))
 
-        parameters = [
-            _Parameter(*known).signature() for cls in classes for known in options_of(cls) if known[1].command
-        ]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        run.__doc__, run.__name__ = function.__doc__, function.__name__
+        def sign() -> Callable[..., None]:
+            """Give the command the parameters from which typer makes its options."""
+            parameters = [parameter.signature() for cls in classes for parameter in _parameters(cls)]
+            run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+            run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+            return run
+
+        run.__doc__, run.__name__, run.__annotations__ = function.__doc__, function.__name__, {}
+        run.__signature__, run.sign = inspect.Signature(), sign  # type: ignore[attr-defined]
         return run
 
     return decorate
@@ -69,8 +92,7 @@ def command(*classes: type) -> Callable[[Callable[..., None]], Callable[..., Non
 
 def parsed_options(cls: Any, texts: Mapping[str, Any]) -> Values:
     """The options of a dataclass that were given on the command line, parsed."""
-    parameters = [_Parameter(*known) for known in options_of(cls) if known[1].command]
-    given = {parameter: texts.get(parameter.field.name) for parameter in parameters}
+    given = {parameter: texts.get(parameter.field.name) for parameter in _parameters(cls)}
     values = {
         parameter.field.name: parameter.parse(text) for parameter, text in given.items() if text not in (None, [])
     }

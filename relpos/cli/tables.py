@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from relpos.checking.report import Report
+    from relpos.attend.gpu_report import Report as GpuReport
+    from relpos.checking.report import Report as CheckReport
     from relpos.runs.results import TaskResult, TextResult
 
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
@@ -172,7 +173,7 @@ def print_comparison(out: Path) -> None:
         typer.echo(note)
 
 
-def print_report(report: "Report") -> None:
+def print_report(report: "CheckReport") -> None:
     """Print the findings of a check; those that failed are bold, with what they mean below the table."""
     from rich.text import Text
 
@@ -336,10 +337,63 @@ def info(as_json: JSON = False) -> None:
         "torch": facts["torch"],
         "on a CPU": f"chunks of torch: {facts['native_missing']}" if facts["native_missing"] else native,
         "threads": facts["threads"],
-        "on CUDA": f"FlexAttention, compiled ({facts['cuda_device']})" if facts["cuda_device"] else "no device here",
+        "on CUDA": "no device here",
+        "Triton kernels": facts["triton_missing"] or "relpos gpu-report tries them: docs/gpu.md",
     }
+    if facts["cuda_device"]:
+        first = {"flex": "FlexAttention, compiled", "triton": "Triton kernels"}[facts["cuda_backend"]]
+        lines["on CUDA"] = f"{first} ({facts['cuda_device']})"
+    if facts["triton_first_use"]:
+        lines["Triton kernels"] = "checked at first use, by form:"
     if facts["instruction_set"]:
         supported = ", ".join(facts["instruction_sets"])
         lines["instruction set"] = f"{facts['instruction_set']} (this CPU supports {supported})"
     for title, value in lines.items():
         typer.echo(f"{title:16} {value}")
+        for check in facts["triton_first_use"] if title == "Triton kernels" else ():
+            word = "right" if check["passed"] else "not used"
+            typer.echo(f"{'':16} {check['kernels']}: {word}; {check['result']}")
+
+
+# -- relpos gpu-report
+
+NO_GPU = (
+    "There is no GPU here, or this PyTorch cannot use it. Triton's interpreter ran the kernels on the CPU: that shows "
+    "whether their arithmetic is right, and nothing of speed, of races between threads, or of compilers."
+)
+
+
+def gpu_report_page(report: "GpuReport") -> str:
+    """The report of the GPU kernels in Markdown."""
+    from relpos.pictures.markdown import table
+
+    rows, wrong = report["correctness"], [row for row in report["correctness"] if not row["passed"]]
+    versions = ", ".join(f"{name} {value}" for name, value in report["facts"].items())
+    lines = ["# relpos gpu-report", "", NO_GPU if report["interpreted"] else f"On {report['device']}.", ""]
+    lines += [f"{versions}. {report['seconds']:.0f} seconds.", "", "## Correctness", ""]
+    lines += [
+        f"{len(rows) - len(wrong)} of {len(rows)} cases are right: output, log-sum-exp and all gradients differ from "
+        "the definition in float64 by at most the limit, relative to the largest entry of the tensor.",
+        "",
+    ]
+    cells = []
+    for row in rows:
+        size = row["error"] if row["difference"] is None else f"{row['difference']:.1e}"
+        bits = {None: "", True: "same", False: "DIFFERENT"}[row["same_bits"]]
+        passed = "yes" if row["passed"] else "NO"
+        cells.append([row["case"], row["dtype"], passed, size, row["tensor"], f"{row['limit']:.0e}", bits])
+    lines.append(table(["case", "dtype", "right", "difference", "of", "limit", "bits of two runs"], cells))
+    if report["speed"]:
+        lines += ["", "## Speed", "", "bfloat16; best of several rounds, in turns; ratio to SDPA without a bias.", ""]
+        timed = []
+        for entry in report["speed"]:
+            what = [entry["form"], entry["what"], str(entry["head_dim"]), str(entry["length"]), entry["backend"]]
+            if entry["milliseconds"] is None:
+                timed.append([*what, entry["error"], "", "", ""])
+                continue
+            ratio = "" if entry["ratio"] is None else f"{entry['ratio']:.2f}"
+            other = "" if entry["difference"] is None else f"{entry['difference']:.0e}"
+            timed.append([*what, f"{entry['milliseconds']:.3f}", ratio, f"{entry['megabytes']:.0f}", other])
+        head = ["bias", "what", "head_dim", "length", "backend", "ms", "ratio", "MB", "differs from triton"]
+        lines.append(table(head, timed))
+    return "\n".join(lines)

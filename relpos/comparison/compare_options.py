@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relpos.encodings.registry import names
 from relpos.runs.settings import setting
-from relpos.system.options import COUNT, TOKENS, option
+from relpos.system.options import COUNT, EXECUTOR, TOKENS, option
 
 if TYPE_CHECKING:
     from relpos.system.executors import Executor
@@ -26,75 +27,59 @@ LENGTH = 256
 BATCH = 2
 STEPS = 1200  # of each training, if neither steps nor tokens nor minutes are chosen
 
-MODEL, TRAINING, EVALUATION, RUN = "Encodings and model", "Training", "Evaluation", "Run"  # groups in the help
+MODEL = "Encodings and model"  # groups in the help
+of_model, of_evaluation, of_run = (partial(option, panel=panel) for panel in (MODEL, "Evaluation", "Run"))
+model_setting, training_setting = (partial(setting, panel=panel) for panel in (MODEL, "Training"))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class CompareOptions:
     """The options of `relpos.compare` and `relpos compare`. Those of None keep the value stored in the folder."""
 
-    encodings: Sequence[str] | None = option(
+    encodings: Sequence[str] | None = of_model(
         None,
         "Encodings (`relpos ls`); options follow after colons: alibi, rope:base=500000.",
         shown=", ".join(ENCODINGS),
         metavar="NAME,NAME,...",
         complete=names,
-        panel=MODEL,
     )
     _: KW_ONLY
-    family: str | None = setting("model.family", panel=MODEL)
-    preset: str | None = setting("model.preset", panel=MODEL)
-    seeds: int | None = option(
-        None, "Trials per encoding, with seeds 0, 1, …", shown=f"{SEEDS}", range=COUNT, panel=MODEL
+    family: str | None = model_setting("model.family")
+    preset: str | None = model_setting("model.preset")
+    seeds: int | None = of_model(None, "Trials per encoding, with seeds 0, 1, …", shown=f"{SEEDS}", range=COUNT)
+    data: str | Path | None = training_setting("data.source")
+    length: int | None = training_setting("data.length", meaning="Tokens per training window.", shown=f"{LENGTH}")
+    steps: int | None = training_setting(
+        "run.steps", meaning="Train each for this many steps: equal data.", shown=f"{STEPS}"
     )
-    data: str | Path | None = setting("data.source", panel=TRAINING)
-    length: int | None = setting(
-        "data.length", meaning="Tokens per training window.", shown=f"{LENGTH}", panel=TRAINING
+    tokens: float | None = training_setting("run.tokens", meaning="Train each on this many tokens: equal data.")
+    minutes: float | None = training_setting(
+        "run.minutes", meaning="Train each for this many minutes: equal time. Faster encodings then see more data."
     )
-    steps: int | None = setting(
-        "run.steps", meaning="Train each for this many steps: equal data.", shown=f"{STEPS}", panel=TRAINING
-    )
-    tokens: float | None = setting("run.tokens", meaning="Train each on this many tokens: equal data.", panel=TRAINING)
-    minutes: float | None = setting(
-        "run.minutes",
-        meaning="Train each for this many minutes: equal time. Faster encodings then see more data.",
-        panel=TRAINING,
-    )
-    batch_size: int | None = setting("run.batch_size", shown=f"{BATCH}", panel=TRAINING)
-    lr: float | None = setting("optimizer.lr", shown="that of the preset and family", panel=TRAINING)
-    lengths: Sequence[int] | None = option(
+    batch_size: int | None = training_setting("run.batch_size", shown=f"{BATCH}")
+    lr: float | None = training_setting("optimizer.lr", shown="that of the preset and family")
+    lengths: Sequence[int] | None = of_evaluation(
         None,
         "Lengths to evaluate, in tokens.",
         shown=f"{', '.join(map(str, MULTIPLES))} × the trained length",
         metavar="N,N,...",
         range=TOKENS,
-        panel=EVALUATION,
     )
-    positions: int | None = option(
+    positions: int | None = of_evaluation(
         None,
         "Length at which loss by position is measured.",
         shown=f"{LONG} × the trained length, or the longest length if that is shorter",
         range=TOKENS,
-        panel=EVALUATION,
     )
-    eval_tokens: int | None = option(
-        None,
-        "Score at most this many tokens at each length.",
-        shown=f"{EVAL_TOKENS}",
-        range=COUNT,
-        panel=EVALUATION,
+    eval_tokens: int | None = of_evaluation(
+        None, "Score at most this many tokens at each length.", shown=f"{EVAL_TOKENS}", range=COUNT
     )
-    out: str | Path = option("runs/comparison", "The comparison's folder.", metavar="FOLDER", panel=RUN)
-    report_only: bool = option(False, "Write the report again from the finished trials, and run nothing.", panel=RUN)
+    out: str | Path = of_run("runs/comparison", "The comparison's folder.", metavar="FOLDER")
+    report_only: bool = of_run(False, "Write the report again from the finished trials, and run nothing.")
     workers: int = option(
         1, "Trials at a time on this machine; the cores are divided among them.", range=COUNT, command=False
     )
-    executor: "Executor | None" = option(
-        None,
-        "Where the trials run, instead of `workers` processes of this machine: a `RayExecutor` or a `SlurmExecutor` "
-        "(docs/scale.md).",
-        command=False,
-    )
+    executor: "Executor | None" = option(None, f"Where the trials run, {EXECUTOR}", command=False)
     overrides: Mapping[str, Any] | None = option(
         None,
         "Any other setting of every training by its dotted key, as in relpos train.",

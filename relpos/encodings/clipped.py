@@ -27,4 +27,4 @@ class Clipped(Encoding):
 
     def bias(self, call: Call) -> Toeplitz:
         column = call.distances.long().clamp(-self.limit, self.limit) + self.limit  # (distances,)
-        return Toeplitz(self.table.to(call.dtype)[:, column], call.zero)
+        return Toeplitz(self.table.to(call.dtype)[:, column], call.zero, ends=(-self.limit, self.limit))

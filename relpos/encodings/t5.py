@@ -49,4 +49,5 @@ class T5(Encoding):
 
     def bias(self, call: Call) -> Toeplitz:
         which = bucket(call.distances.long(), call.causal, self.buckets, self.max_distance)  # (distances,)
-        return Toeplitz(self.table.to(call.dtype)[:, which], call.zero)
+        ends = (-self.max_distance, self.max_distance)
+        return Toeplitz(self.table.to(call.dtype)[:, which], call.zero, ends=ends)

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from relpos.system.options import COUNT, SEED, TOKENS, option, required
+from relpos.maps import BOS
+from relpos.system.options import COUNT, EXECUTOR, SEED, TOKENS, option, required
+from relpos.text import SPLITS, SplitName
 from relpos.training.train import task_names
 
 if TYPE_CHECKING:
@@ -13,9 +16,7 @@ if TYPE_CHECKING:
     from relpos.system.executors import Executor
 
 ProtocolName = Literal["windows", "last", "sliding", "positions"]  # docs/evaluation.md
-SplitName = Literal["heldout", "all"]
 PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
-SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 MULTIPLES = (1, 2, 4, 8, 16)  # of the trained length: the lengths that are evaluated
 EVAL_TOKENS: dict[ProtocolName, int] = {  # scored at each length, at most
     "windows": 2**20,
@@ -28,10 +29,10 @@ ROPE_SCALINGS = ("linear", "ntk", "dynamic", "yarn", "llama3")  # those that nee
 SAMPLES = 100  # sequences of a task at each length
 LONGEST_TASK = 16384  # tokens: the longest default length of a task
 
-TEXT, TASK, OUTPUT = "Text", "Task", "Output"  # groups in the help
+of_text, of_task, of_output = (partial(option, panel=panel) for panel in ("Text", "Task", "Output"))  # in the help
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class EvaluateOptions:
     """The options of `relpos.evaluate` and `relpos evaluate`."""
 
@@ -52,81 +53,61 @@ class EvaluateOptions:
         range=TOKENS,
     )
     seed: int = option(0, "Seed of the bootstrap resamples; of a task, seed of its sequences.", range=SEED)
-    protocol: ProtocolName = option(
-        PROTOCOLS[0],
-        "Which tokens are scored, and with how much context: docs/evaluation.md.",
-        choices=PROTOCOLS,
-        panel=TEXT,
+    protocol: ProtocolName = of_text(
+        PROTOCOLS[0], "Which tokens are scored, and with how much context: docs/evaluation.md.", choices=PROTOCOLS
     )
-    data: str | Path | None = option(
-        None,
-        "Text to score: sotu, a file, a folder, or a hub name.",
-        shown="the data of the run",
-        metavar="NAME|PATH",
-        panel=TEXT,
+    data: str | Path | None = of_text(
+        None, "Text to score: sotu, a file, a folder, or a hub name.", shown="the data of the run", metavar="NAME|PATH"
     )
-    split: SplitName | None = option(
+    split: SplitName | None = of_text(
         None,
         "heldout: the part that training leaves out. all: every document.",
         shown="heldout for the data of the run, all for other data",
         choices=SPLITS,
-        panel=TEXT,
     )
-    eval_tokens: int | None = option(
+    eval_tokens: int | None = of_text(
         None,
         "Score at most this many tokens at each length, spread over the text.",
         shown=", ".join(f"{name}: {tokens:,}" for name, tokens in EVAL_TOKENS.items()),
         range=COUNT,
-        panel=TEXT,
     )
-    last: int | None = option(
+    last: int | None = of_text(
         None,
         "Tokens at the end of each window that the protocol last scores.",
         shown=f"{LAST}, or the shortest length if that is less",
         range=COUNT,
-        panel=TEXT,
     )
-    stride: int | None = option(
+    stride: int | None = of_text(
         None,
         "Tokens by which windows move, for the protocols sliding and positions.",
         shown="sliding: half the length, positions: a quarter of the trained length",
         range=COUNT,
-        panel=TEXT,
     )
-    rope_scaling: str | Sequence[str] | None = option(
+    rope_scaling: str | Sequence[str] | None = of_text(
         None,
         "RoPE scalings to apply without training, beside the model as it was trained, with a factor if wanted: "
         f"{', '.join(ROPE_SCALINGS)}, yarn:4.",
         metavar="NAME,NAME,...",
         complete=lambda: ROPE_SCALINGS,
-        panel=TEXT,
     )
-    task: str | None = option(
+    task: str | None = of_task(
         None,
         "Score answers to this synthetic task instead of text. The runs must have been trained on it.",
         metavar="NAME",
         complete=task_names,
-        panel=TASK,
     )
-    samples: int = option(SAMPLES, "Sequences of the task at each length.", range=COUNT, panel=TASK)
-    out: str | Path | None = option(
+    samples: int = of_task(SAMPLES, "Sequences of the task at each length.", range=COUNT)
+    out: str | Path | None = of_output(
         None,
         "Folder to write to; each run gets a folder in it.",
         shown="RUN/evaluation, and evaluation for the curve of several runs",
         metavar="FOLDER",
-        panel=OUTPUT,
     )
-    bos: bool = option(
-        True,
-        "Whether models that others trained see their special tokens, BOS or CLS and SEP, around each window: "
-        "docs/evaluation.md.",
-        panel=TEXT,
-    )
-    context_parallel: bool = option(
+    bos: bool = of_text(True, BOS)
+    context_parallel: bool = of_text(
         False,
         "Divide every window among the processes of a launch by torchrun, for lengths that do not fit into the memory "
         "of one: docs/scale.md.",
-        panel=TEXT,
     )
     workers: int | None = option(
         None,
@@ -136,12 +117,7 @@ class EvaluateOptions:
         range=COUNT,
         command=False,
     )
-    executor: "Executor | None" = option(
-        None,
-        "Where such parts run, instead of `workers` processes of this machine: a `RayExecutor` or a `SlurmExecutor` "
-        "(docs/scale.md).",
-        command=False,
-    )
+    executor: "Executor | None" = option(None, f"Where such parts run, {EXECUTOR}", command=False)
     say: Callable[[str], object] | None = option(
         None, "Called with lines about the progress.", shown="print them to standard error", command=False
     )

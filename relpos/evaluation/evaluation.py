@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from relpos.encodings.registry import card
 from relpos.evaluation import protocols
-from relpos.evaluation.evaluate_options import MULTIPLES, PROTOCOLS, EvaluateOptions, ProtocolName, SplitName
+from relpos.evaluation.evaluate_options import MULTIPLES, PROTOCOLS, EvaluateOptions, ProtocolName
 from relpos.evaluation.intervals import bin_edges, bins_of, row_of, units_of, warnings
 from relpos.evaluation.protocols import ScoredWindows, Window
 from relpos.evaluation.scoring import Losses, Processes, Scorer
@@ -31,6 +31,7 @@ from relpos.system.files import Entries, write_text
 from relpos.system.options import check_options
 from relpos.system.progress import Countdown
 from relpos.system.versions import versions
+from relpos.text import SplitName
 from relpos.text.tokenizers import token_bytes
 from relpos.text.tokens import MASKED_EVERY, Tokens, tokenize
 

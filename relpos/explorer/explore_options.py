@@ -5,7 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relpos.maps import LENGTH
+from relpos.maps import BOS, LENGTH, TENSOR
 from relpos.system.options import Range, option
 
 if TYPE_CHECKING:
@@ -31,16 +31,15 @@ SECONDS = 60.0  # of computing per request
 CSV_ENTRIES = 1_000_000
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class ExploreOptions:
     """The options of `relpos.explore` and `relpos explore`."""
 
     what: "str | Path | Run | Tensor | NDArray[Any] | Sequence[Any]" = option(
         (),
         "The name of an encoding (`relpos ls`), or a model: the folder of a run or checkpoint, a .gguf file, or a name "
-        "on the hub. Several are compared. With none, the pages of all encodings. In Python also an open `Run`, or a "
-        "tensor or array that you already have: (heads, tokens, tokens) or (layers, heads, tokens, tokens), rows are "
-        "queries, NaN and −inf are keys that are not seen; or one per layer, as the `attentions` of transformers.",
+        "on the hub. Several are compared. With none, the pages of all encodings. In Python also an open `Run`, or "
+        f"{TENSOR}",
         metavar="WHAT",
         argument=True,
     )
@@ -52,11 +51,7 @@ class ExploreOptions:
         range=Range(1, LONGEST),
     )
     text: str | None = option(None, "Text for the models to read.", shown="held-out text", command=False)
-    bos: bool = option(
-        True,
-        "Whether models that others trained see their special tokens, BOS or CLS and SEP, around each window: "
-        "docs/evaluation.md.",
-    )
+    bos: bool = option(True, BOS)
     show: str | None = option(None, "What a tensor holds: bias, scores or weights.", command=False)
     tokens: Sequence[str] | None = option(None, "Names of the tokens of a tensor.", command=False)
     server: bool = option(

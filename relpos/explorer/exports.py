@@ -27,8 +27,8 @@ from relpos.explorer.measures import (
 from relpos.explorer.scenes import ExplorerSubject, Scene
 from relpos.maps.subject import Show
 from relpos.maps.values import one_thread
-from relpos.pictures.colours import colour_map, linear_ticks, norm, tick_words
-from relpos.pictures.map_figures import ACROSS, DOWN, draw_bar
+from relpos.pictures.colours import linear_ticks, tick_words
+from relpos.pictures.map_figures import ACROSS, DOWN, draw_bar, draw_cells
 from relpos.pictures.printed_page import NAME, TICK, TITLE, Page, position_word, text_width, write
 
 MOST_BYTES = 38_000_000  # of the maps of an exported page, in base64
@@ -182,10 +182,8 @@ class Region:
         size = 1 << level
         row, column = self.first_query >> level, self.first_key >> level
         rows, columns = (self.last_query >> level) - row + 1, (self.last_key >> level) - column + 1
-        values = np.ma.masked_invalid(head_map.cells(level, row, rows, column, columns).planes[1].numpy())
-        left, top = column * size - 0.5, row * size - 0.5
+        values = head_map.cells(level, row, rows, column, columns).planes[1].numpy()
         scale = scales(head_map, self.show)[without_sink]
-        values = np.ma.maximum(values, scale.low) if scale.log else values
         queries, keys = self.shape
         wide, tall = SIDE * keys / max(self.shape), SIDE * queries / max(self.shape)
         cell = f" Each cell is the mean of {size} × {size} entries." if size > 1 else ""
@@ -195,14 +193,7 @@ class Region:
         caption = f"{sentence(self.show)}. {self.scene.caption}{cell}"
         page = Page(labels + wide + bar, 0.25 + tall + 0.45, 1.0, caption)
         axes = page.put(labels, 0.25, wide, tall)
-        image = axes.imshow(
-            values,
-            cmap=colour_map(scale),
-            norm=norm(scale),
-            extent=(left, left + columns * size, top + rows * size, top),
-            interpolation="auto",
-            aspect="auto",
-        )
+        image = draw_cells(axes, values, row * size, column * size, size, scale, aspect="auto")
         axes.set(xlim=(self.first_key - 0.5, self.last_key + 0.5), ylim=(self.last_query + 0.5, self.first_query - 0.5))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(nbins=6, integer=True))

@@ -100,6 +100,8 @@ class Toeplitz(Form):
         table: (heads, distances). Passed to attention, it may be (1, distances), and longer than the call needs.
         zero: Column of distance 0: 0 in causal attention, keys − 1 for a table of both directions.
         where: Positions with gaps, or None if the distance is i − j; attention fills it in.
+        ends: (low, high) if the entries of all distances up to `low` are one number, and those from `high` on another.
+            Then the gradient of their sums is enough: a GPU kernel sums by distance only between them.
 
     Example:
         >>> table = torch.zeros(12, 512, requires_grad=True)  # column d: a key d tokens before the query
@@ -111,6 +113,7 @@ class Toeplitz(Form):
     table: Tensor
     zero: int = 0
     where: Positions | None = None
+    ends: tuple[int, int] | None = None
 
     def block(self, i: Tensor, j: Tensor, scores: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
         column = distances(self.where, i, j) + self.zero  # (1 or batch, rows, keys)
@@ -122,7 +125,7 @@ class Toeplitz(Form):
         _check_distances("the table of Toeplitz", table.shape[1], self.zero, call)
         first = max(0, self.zero + call.lowest)
         end = min(table.shape[1], self.zero + call.highest + 1)
-        return Toeplitz(table[:, first:end].expand(call.heads, -1), self.zero - first)
+        return Toeplitz(table[:, first:end].expand(call.heads, -1), self.zero - first, ends=self.ends)
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ class RankOne(Form):
     @classmethod
     def of_steps(cls, step: Tensor, weight: Tensor | None, dtype: torch.dtype, symmetric: bool = False) -> "RankOne":
         """The bias whose total is the running sum of steps (batch, heads, keys), which the native kernel computes."""
-        return cls(step.double().cumsum(-1), weight, dtype, symmetric, step)
+        return cls(running_sum(step.double()), weight, dtype, symmetric, step)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield ("total", self.total) if self.step is None else ("step", self.step)
@@ -372,6 +375,24 @@ class Scored(Form):
                 f"the function of Scored must be callable, (i, j, scores, visible) -> bias, not {self.function!r}."
             )
         return self
+
+
+def running_sum(x: Tensor) -> Tensor:
+    """x.cumsum(-1), also on CUDA in deterministic mode, in which PyTorch refuses it."""
+    if not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
+        return x.cumsum(-1)
+    return blockwise_running_sum(x)
+
+
+def blockwise_running_sum(x: Tensor, block: int = 64) -> Tensor:
+    """x.cumsum(-1) by products with a triangle, in a fixed order: inside blocks, then over the sums of blocks."""
+    length = x.shape[-1]
+    parts = F.pad(x, (0, -length % block)).reshape(*x.shape[:-1], -1, block)  # (…, blocks, block)
+    inside: Tensor = parts @ torch.ones(block, block, dtype=x.dtype, device=x.device).triu()
+    if parts.shape[-2] > 1:
+        before = F.pad(blockwise_running_sum(inside[..., -1], block)[..., :-1], (1, 0))  # (…, blocks)
+        inside = inside + before[..., None]
+    return inside.flatten(-2)[..., :length]
 
 
 def terms(form: Form | None) -> tuple[Form, ...]:

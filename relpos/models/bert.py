@@ -20,7 +20,7 @@ from relpos.models.attention import SelfAttention, split_heads
 from relpos.models.base import RelposModel, Tokens, read_tokens
 from relpos.models.family import Family, Output, PositionedConfig
 from relpos.models.loss import masked_token_loss
-from relpos.models.plan import PositionEntry, Positions, read_position
+from relpos.models.plan import PositionEntry, Positions
 
 
 @strict
@@ -36,7 +36,7 @@ class RelposBertConfig(PositionedConfig, BertConfig):
         >>> config = RelposBertConfig.preset("nano", position="cable", vocab_size=4096)
     """
 
-    model_type = "relpos_bert"
+    model_type, table = "relpos_bert", "max_position_embeddings"
 
     position: PositionEntry | str | None = None
     share_position: bool = False
@@ -45,9 +45,8 @@ class RelposBertConfig(PositionedConfig, BertConfig):
     attention_probs_dropout_prob: float | int = 0.0
     max_position_embeddings: int = 512  # of learned positions; no other encoding has a limit
 
-    def __post_init__(self, auto_map: object = None, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        position = read_position(self.position, {"name": "learned", "length": self.max_position_embeddings})
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not a multiple of the {self.num_attention_heads} heads."
@@ -56,10 +55,6 @@ class RelposBertConfig(PositionedConfig, BertConfig):
             raise ValueError("this BERT is an encoder: leave is_decoder and add_cross_attention at False.")
         if self.hidden_act != "gelu":
             raise ValueError(f"hidden_act is {self.hidden_act!r}, but BERT has gelu only.")
-        if position["name"] == "learned":
-            position = {"length": self.max_position_embeddings, **position}
-            self.max_position_embeddings = position["length"]  # where transformers' BERT reads the size of the table
-        self.position = position
 
 
 class Embeddings(nn.Module):

@@ -20,7 +20,14 @@ from relpos.attend.arguments import LayerCall
 from relpos.forms.encoding import Encoding
 from relpos.model_catalogue import FAMILIES, PREFIX, Preset, entry, family_of_type, metric, preset
 from relpos.models.attention import SelfAttention
-from relpos.models.plan import PositionEntry, Positions, layer_encodings, make_encoding, make_positions
+from relpos.models.plan import (
+    PositionEntry,
+    Positions,
+    layer_encodings,
+    make_encoding,
+    make_positions,
+    read_position,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig as _Config
@@ -36,6 +43,20 @@ class PositionedConfig(_Config):
 
     position: PositionEntry | str | None
     share_position: bool
+    table: ClassVar[str] = ""  # the entry in which transformers' own model has the size of its learned table, if it has
+
+    def __post_init__(self, auto_map: object = None, **kwargs: Any) -> None:
+        # auto_map names a module in the folder of a run, for people without relpos. It is dropped here, because a copy
+        # saved elsewhere would name a file that does not exist there.
+        super().__post_init__(**kwargs)
+        self.position = read_position(self.position, self.own_position())
+        if self.table and self.position["name"] == "learned":
+            self.position = {"length": getattr(self, self.table), **self.position}
+            setattr(self, self.table, self.position["length"])
+
+    def own_position(self) -> PositionEntry:
+        """The encoding of transformers' own model, which is the default."""
+        return {"name": "learned", "length": getattr(self, self.table)}
 
     @classmethod
     def preset(cls, name: str, **entries: Any) -> Self:

@@ -20,7 +20,7 @@ from relpos.model_catalogue import Preset
 from relpos.models.attention import SelfAttention
 from relpos.models.decoder import CausalLM, Decoder
 from relpos.models.family import Family, PositionedConfig
-from relpos.models.plan import PositionEntry, read_position
+from relpos.models.plan import PositionEntry
 
 
 @strict
@@ -36,7 +36,7 @@ class RelposGPT2Config(PositionedConfig, GPT2Config):
         >>> config = RelposGPT2Config.preset("nano", position="cable", vocab_size=4096)
     """
 
-    model_type = "relpos_gpt2"
+    model_type, table = "relpos_gpt2", "n_positions"
 
     n_positions: int = 1024  # of learned positions; no other encoding has a limit
     position: PositionEntry | str | None = None
@@ -48,19 +48,12 @@ class RelposGPT2Config(PositionedConfig, GPT2Config):
     bos_token_id: int | None = None  # set from the tokenizer
     eos_token_id: int | list[int] | None = None
 
-    def __post_init__(self, auto_map: object = None, **kwargs: Any) -> None:
-        # auto_map names a module in the folder of a run, for people without relpos. It is dropped here, because a copy
-        # saved elsewhere would name a file that does not exist there.
+    def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        position = read_position(self.position, {"name": "learned", "length": self.n_positions})
         if self.n_embd % self.n_head:
             raise ValueError(f"the width {self.n_embd} (n_embd) is not a multiple of the {self.n_head} heads (n_head).")
         if self.add_cross_attention:
             raise ValueError("this GPT-2 has no cross-attention: leave add_cross_attention at False.")
-        if position["name"] == "learned":
-            position = {"length": self.n_positions, **position}
-            self.n_positions = position["length"]  # where transformers' GPT-2 reads the size of the table
-        self.position = position
 
     @property
     def head_dim(self) -> int:
@@ -72,11 +65,11 @@ class Attention(SelfAttention):
     """GPT-2's projections."""
 
     def __init__(self, config: RelposGPT2Config, layer: int, position: Encoding | None) -> None:
-        scale = config.head_dim**-0.5 if config.scale_attn_weights else 1.0
+        scale = config.size_of_head**-0.5 if config.scale_attn_weights else 1.0
         if config.scale_attn_by_inverse_layer_idx:
             scale /= layer + 1
         heads = config.n_head
-        super().__init__(heads, heads, config.head_dim, position, scale, dropout=config.attn_pdrop)
+        super().__init__(heads, heads, config.size_of_head, position, scale, dropout=config.attn_pdrop)
         self.c_attn = Conv1D(3 * config.n_embd, config.n_embd)
         self.c_proj = Conv1D(config.n_embd, config.n_embd)
         self.drop = nn.Dropout(config.resid_pdrop)

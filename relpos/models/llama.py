@@ -18,7 +18,7 @@ from relpos.model_catalogue import Preset
 from relpos.models.attention import SelfAttention, split_heads
 from relpos.models.decoder import CausalLM, Decoder
 from relpos.models.family import Family, PositionedConfig
-from relpos.models.plan import PositionEntry, read_position
+from relpos.models.plan import PositionEntry
 
 
 @strict
@@ -41,10 +41,12 @@ class RelposLlamaConfig(PositionedConfig, LlamaConfig):
     bos_token_id: int | None = None  # set from the tokenizer
     eos_token_id: int | list[int] | None = None
 
-    def __post_init__(self, auto_map: object = None, **kwargs: Any) -> None:
-        super().__post_init__(**kwargs)
+    def own_position(self) -> PositionEntry:
         rope = {"max_position_embeddings": self.max_position_embeddings, **(self.rope_parameters or {})}
-        self.position = read_position(self.position, {"name": "rope", "rope_parameters": rope})
+        return {"name": "rope", "rope_parameters": rope}
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "

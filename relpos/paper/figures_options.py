@@ -12,7 +12,7 @@ from relpos.system.options import COUNT, POSITIVE, SEED, option
 STEPS = 240  # per model; steps and not minutes, so that everyone gets the same picture
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class FigureOptions:
     """The options of `relpos.figures` and `relpos figures`."""
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from relpos.maps import HEAD_DIM, HEADS, LENGTH
+from relpos.maps import BOS, HEAD_DIM, HEADS, LENGTH, TENSOR
 from relpos.system.options import COUNT, SEED, Range, option, required
 
 if TYPE_CHECKING:
@@ -19,10 +20,12 @@ Show = Literal["bias", "scores", "weights", "profile", "mass", "position"]
 SHOWS: tuple[Show, ...] = get_args(Show)
 MOST_LABELS = 64  # tokens that can be named on the axes
 COLUMNS = 2  # of a printed page: the width of a picture
-SHOWN, LOOKS, UNTRAINED = "What is shown", "How it looks", "An untrained encoding"  # groups in the help
+of_values, of_looks, of_encoding = (  # groups in the help
+    partial(option, panel=panel) for panel in ("What is shown", "How it looks", "An untrained encoding")
+)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class DrawOptions:
     """The options of `relpos.draw` and `relpos draw`."""
 
@@ -30,36 +33,28 @@ class DrawOptions:
         metadata=required(
             "The name of an encoding (`relpos ls`), drawn untrained; or a model: the folder of a run or checkpoint, a "
             ".gguf file, or a name on the hub. Several are drawn together as profiles. In Python also an encoding, "
-            "an open `Run`, or a tensor or array that you already have: (heads, tokens, tokens) or (layers, heads, "
-            "tokens, tokens), rows are queries, NaN and −inf are keys that are not seen; or one per layer, as the "
-            "`attentions` of transformers.",
+            f"an open `Run`, or {TENSOR}",
             metavar="WHAT...",
             argument=True,
         )
     )
     _: KW_ONLY
-    show: Show | None = option(
+    show: Show | None = of_values(
         None,
         "bias; scores, before the softmax; weights, after the softmax; profile, value against distance; mass, "
         "attention against distance, with the class of each head; position, the positional part of the scores.",
         shown="bias, or scores if the encoding adds no bias",
         choices=SHOWS,
-        panel=SHOWN,
     )
-    layer: int | Literal["last", "all"] = option(
+    layer: int | Literal["last", "all"] = of_values(
         "last",
         "Layer of a trained model; 1 is the first, all gives a contact sheet.",
         metavar="last|all|N",
         complete=lambda: ("last", "all"),
-        panel=SHOWN,
     )
-    head: Sequence[int] = option((), "Head to draw; 1 is the first.", shown="all", range=COUNT, panel=SHOWN)
-    length: int | None = option(
-        None,
-        "Number of tokens.",
-        shown=f"the trained length; {LENGTH} for an untrained encoding",
-        range=COUNT,
-        panel=SHOWN,
+    head: Sequence[int] = of_values((), "Head to draw; 1 is the first.", shown="all", range=COUNT)
+    length: int | None = of_values(
+        None, "Number of tokens.", shown=f"the trained length; {LENGTH} for an untrained encoding", range=COUNT
     )
     causal: bool | None = option(
         None,
@@ -68,33 +63,24 @@ class DrawOptions:
         shown="True for an untrained encoding",
         command=False,
     )
-    text: str | None = option(None, "Text for the model to read.", shown="held-out text", panel=SHOWN)
+    text: str | None = of_values(None, "Text for the model to read.", shown="held-out text")
     text_name: str = option("the text", "Name of the text in the caption.", command=False)
-    seed: int = option(
+    seed: int = of_values(
         0,
         "Seed that chooses the window of held-out text; for an untrained encoding, of its initial values.",
         range=SEED,
-        panel=SHOWN,
     )
-    bos: bool = option(
-        True,
-        "Whether models that others trained see their special tokens, BOS or CLS and SEP, around each window: "
-        "docs/evaluation.md.",
-        panel=SHOWN,
+    bos: bool = of_values(True, BOS)
+    label_tokens: bool = of_looks(False, f"Name the tokens on the axes (at most {MOST_LABELS}).")
+    shared_scale: bool = of_looks(False, "One colour scale for all panels.")
+    log: bool = of_looks(False, "Logarithmic distance axis, for a profile, mass or position.")
+    width: float | None = of_looks(
+        None, f"Width in inches, instead of {COLUMNS} columns of a printed page.", range=Range(1, 40)
     )
-    label_tokens: bool = option(False, f"Name the tokens on the axes (at most {MOST_LABELS}).", panel=LOOKS)
-    shared_scale: bool = option(False, "One colour scale for all panels.", panel=LOOKS)
-    log: bool = option(False, "Logarithmic distance axis, for a profile, mass or position.", panel=LOOKS)
-    width: float | None = option(
-        None,
-        f"Width in inches, instead of {COLUMNS} columns of a printed page.",
-        range=Range(1, 40),
-        panel=LOOKS,
-    )
-    heads: int | None = option(None, "Number of heads.", shown=f"{HEADS}", range=COUNT, panel=UNTRAINED)
-    head_dim: int | None = option(None, "Size of each head.", shown=f"{HEAD_DIM}", range=COUNT, panel=UNTRAINED)
-    options: Mapping[str, Any] | None = option(
-        None, "An option of the encoding.", flag="--option", metavar="KEY=VALUE", panel=UNTRAINED
+    heads: int | None = of_encoding(None, "Number of heads.", shown=f"{HEADS}", range=COUNT)
+    head_dim: int | None = of_encoding(None, "Size of each head.", shown=f"{HEAD_DIM}", range=COUNT)
+    options: Mapping[str, Any] | None = of_encoding(
+        None, "An option of the encoding.", flag="--option", metavar="KEY=VALUE"
     )
     tokens: Sequence[str] | None = option(
         None, f"Names of the tokens of a tensor; up to {MOST_LABELS} are written on the axes.", command=False

@@ -80,19 +80,27 @@ def draw_heads(layer_map: Map, look: Look) -> Figure:
 
 def draw_map(axes: Axes, layer_map: Map, head: int, scale: ColourScale) -> Any:
     """Draw the mean of every cell of one head: row 0 on top, blank where a query sees no key of the cell."""
-    values: NDArray[np.float32] = np.ma.masked_invalid(layer_map.mean[head])
-    if scale.log:  # a weight may be 0
-        values = np.ma.maximum(values, scale.low)
-    end = len(values) * layer_map.cell - 0.5
-    image = axes.imshow(
-        values,
-        cmap=colour_map(scale),
-        norm=norm(scale),
-        extent=(-0.5, end, end, -0.5),
-        interpolation="auto",  # cells that are smaller than a dot are averaged, larger ones stay sharp
-    )
+    image = draw_cells(axes, layer_map.mean[head], 0, 0, layer_map.cell, scale)
     axes.set(xlim=(-0.5, layer_map.length - 0.5), ylim=(layer_map.length - 0.5, -0.5))
     return image
+
+
+def draw_cells(
+    axes: Axes, values: NDArray[np.float32], query: int, key: int, size: int, scale: ColourScale, aspect: str = "equal"
+) -> Any:
+    """Draw cells of size × size entries, the first of which begins at a query and a key; NaN stays blank."""
+    cells: NDArray[np.float32] = np.ma.masked_invalid(values)
+    if scale.log:  # a weight may be 0
+        cells = np.ma.maximum(cells, scale.low)
+    left, top, (rows, columns) = key - 0.5, query - 0.5, cells.shape
+    return axes.imshow(
+        cells,
+        cmap=colour_map(scale),
+        norm=norm(scale),
+        extent=(left, left + columns * size, top + rows * size, top),
+        interpolation="auto",  # cells that are smaller than a dot are averaged, larger ones stay sharp
+        aspect=aspect,  # type: ignore[arg-type]
+    )
 
 
 def draw_bar(page: Page, left: float, top: float, height: float, image: Any, scale: ColourScale) -> None:

@@ -18,7 +18,7 @@ PATIENCE = 2.0  # seconds to wait on Windows for readers of a file that is repla
 
 
 def cache_folder() -> Path:
-    """The folder for token ids and trained tokenizers: RELPOS_CACHE, or `relpos` in the user's cache folder."""
+    """The folder for token ids, tokenizers and checks of GPU kernels: RELPOS_CACHE, or `relpos` in the user's cache."""
     folder = os.environ.get("RELPOS_CACHE")
     return Path(folder) if folder else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "relpos"
 

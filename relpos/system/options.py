@@ -1,7 +1,8 @@
 """Options, written once: a dataclass per operation, whose fields know their meaning, default and allowed values.
 
 From it come the arguments of the Python function (`takes`), the command line (relpos/cli/from_options.py), the settings
-file (relpos/runs/settings.py) and the reference pages. Imports nothing heavy.
+file (relpos/runs/settings.py) and the reference pages. Imports nothing heavy. The dataclasses are made at every
+`relpos --help`, so they have no `==` and no repr.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ Options = TypeVar("Options")
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Range:
     """Allowed numbers."""
 
@@ -47,9 +48,11 @@ POSITIVE = Range(above=True)
 COUNT = Range(1)
 TOKENS = Range(2)  # of a window: one token predicts the next
 SEED = Range(below=2**32)  # as numpy takes it
+# Ends of sentences of several operations.
+EXECUTOR = "instead of `workers` processes of this machine: a `RayExecutor` or a `SlurmExecutor` (docs/scale.md)."
 
 
-@dataclass(frozen=True)
+@dataclass
 class Option:
     """What is known of an option beside its name, type and default."""
 

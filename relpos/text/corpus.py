@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Literal
 
 from relpos.system.errors import unknown
+from relpos.text import SPLITS
 from relpos.text.documents import FILES, Document, plain_line_ends, read_file
 
 Portion = Literal["train", "heldout"]
 PORTIONS: tuple[Portion, ...] = ("train", "heldout")
-SPLITS = ("heldout", "all")  # which documents are evaluated
 HELDOUT_SHARE = 10  # one document in ten is held out, except in sotu
 FEWEST_ENTRIES, MOST_ENTRIES = 257, 2**20  # of a tokenizer trained on the data
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ from relpos.system.options import option, takes
 if TYPE_CHECKING:
     from relpos.runs.run import Run
 
-MODEL, DATA, TRAINING, RUN = "Model", "Data", "Training", "Run"  # groups in the help
+MODEL, RUN = "Model", "Run"  # groups in the help
+of_model, of_data, of_training, of_run = (partial(setting, panel=panel) for panel in (MODEL, "Data", "Training", RUN))
 
 
 def task_names() -> list[str]:
@@ -22,29 +24,29 @@ def task_names() -> list[str]:
     return tasks()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class TrainOptions:
     """The options of `relpos.train` and `relpos train`. Those of None are settings with their default."""
 
-    encoding: str | None = setting("model.encoding", metavar="NAME", complete=names, panel=MODEL)
+    encoding: str | None = of_model("model.encoding", metavar="NAME", complete=names)
     _: KW_ONLY
     options: Mapping[str, Any] | None = option(
         None, "Options of the encoding by name, as in scaling=yarn.", flag="--option", metavar="KEY=VALUE", panel=MODEL
     )
-    from_model: str | Path | None = setting("model.start", flag="--from", metavar="MODEL", panel=MODEL)
-    family: str | None = setting("model.family", panel=MODEL)
-    preset: str | None = setting("model.preset", panel=MODEL)
-    data: str | Path | None = setting("data.source", panel=DATA)
-    task: str | None = setting("data.task", metavar="NAME", complete=task_names, panel=DATA)
-    tokenizer: str | None = setting("data.tokenizer", panel=DATA)
-    length: int | None = setting("data.length", panel=DATA)
-    steps: int | None = setting("run.steps", panel=TRAINING)
-    tokens: float | None = setting("run.tokens", panel=TRAINING)
-    minutes: float | None = setting("run.minutes", panel=TRAINING)
-    batch_size: int | None = setting("run.batch_size", panel=TRAINING)
-    lr: float | None = setting("optimizer.lr", panel=TRAINING)
-    seed: int | None = setting("run.seed", shown="0", panel=RUN)
-    out: str | Path | None = setting("run.out", panel=RUN)
+    from_model: str | Path | None = of_model("model.start", flag="--from", metavar="MODEL")
+    family: str | None = of_model("model.family")
+    preset: str | None = of_model("model.preset")
+    data: str | Path | None = of_data("data.source")
+    task: str | None = of_data("data.task", metavar="NAME", complete=task_names)
+    tokenizer: str | None = of_data("data.tokenizer")
+    length: int | None = of_data("data.length")
+    steps: int | None = of_training("run.steps")
+    tokens: float | None = of_training("run.tokens")
+    minutes: float | None = of_training("run.minutes")
+    batch_size: int | None = of_training("run.batch_size")
+    lr: float | None = of_training("optimizer.lr")
+    seed: int | None = of_run("run.seed", shown="0")
+    out: str | Path | None = of_run("run.out")
     config: str | Path | None = option(
         None,
         f"A YAML file with settings, or a recipe: {', '.join(recipes())} (as in the CABLE paper, except for the "

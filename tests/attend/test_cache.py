@@ -9,6 +9,7 @@ from contract_settings import Layer
 
 import relpos
 from relpos.attend import native
+from relpos.attend.cache import TensorMark
 
 HEADS, HEAD_DIM, WIDTH = 4, 8, 32
 BIASES = ["nope", "alibi", "kerple_log", "t5", "fire"]
@@ -111,6 +112,23 @@ def test_tables_follow_the_encoding(name, change):
         position.load_state_dict({key: 2.0 * value for key, value in position.state_dict().items()})
     out = layer.step(x[:, 8:9], cache)
     torch.testing.assert_close(out, layer(x[:, :9])[:, :, 8:], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("by_value", [True, False])
+def test_changes_to_a_tensor_are_detected(by_value):
+    x = torch.nn.Parameter(torch.arange(4.0))
+    mark = TensorMark(x, by_value)
+    assert mark.holds(x)
+    assert not mark.holds(None)
+    assert not mark.holds(x.double())
+    x.mul_(2.0)
+    assert not mark.holds(x)
+    mark = TensorMark(x, by_value)
+    x.data = x.data + 1.0
+    assert not mark.holds(x)
+    mark = TensorMark(x, by_value)
+    x.data.mul_(2.0)
+    assert mark.holds(x) == (not by_value)  # what an accelerator does not notice
 
 
 def test_tables_are_used_between_steps_and_not_made_again(monkeypatch):

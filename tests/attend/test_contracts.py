@@ -16,6 +16,7 @@ RUNS = [
     (backend, contract, variant)
     for backend, setting in SETTINGS.items()
     for variant in VARIANTS
+    if backend != "triton" or not variant[1]  # the interpreter is slow, and tests/attend/test_triton.py has the forms
     if runs(make(*variant).to(setting.dtype), setting)  # the others run in chunks
     for contract in contracts_for(setting, make(*variant))
 ]
@@ -33,10 +34,20 @@ def _small_blocks(monkeypatch):
     monkeypatch.setattr(chunks, "block_size", lambda q, form, call: 5)
 
 
+INTERPRETED = {
+    "cable": "values_and_gradients_are_those_of_the_reference",
+    "t5": "packed_documents_are_separate_documents",
+}
+
+
 def cost(run):
-    """Chunks run the variants of an encoding like its default, which `make test` tries: the variants are slow tests."""
-    backend, _, (_, options) = run
-    return pytest.mark.slow if backend == "chunks" and options else ()
+    """Chunks run the variants of an encoding like its default, which `make test` tries: the variants are slow tests.
+
+    So are most of the Triton kernels', which Triton's interpreter runs; tests/attend/test_triton.py has more of them.
+    """
+    backend, contract, (name, options) = run
+    slow = options if backend == "chunks" else INTERPRETED.get(name) != contract.__name__ if backend == "triton" else ()
+    return pytest.mark.slow if slow else ()
 
 
 @pytest.mark.parametrize(

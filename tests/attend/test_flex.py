@@ -1,8 +1,8 @@
 """The backend "flex" on the CPU: FlexAttention's own dense implementation of our functions, against the definition.
 
 PyTorch's compiler runs with a backend that executes the graph as it is, forward and backward; FlexAttention then
-materialises the scores. What the compiler makes of the functions on a CPU is in test_flex_compiled.py. The Triton
-kernels need a GPU and are not run.
+materialises the scores. What the compiler makes of the functions on a CPU is in test_flex_compiled.py, the Triton
+kernels in test_flex_interpreted.py.
 """
 
 import pytest

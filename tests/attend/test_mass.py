@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from native_cases import FAMILIES, documents, normal, rotation
+from kernel_cases import FAMILIES, documents, normal, rotation
 from torch import Tensor
 
 import relpos

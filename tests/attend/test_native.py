@@ -5,9 +5,21 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_cases import FAMILIES, LOGIT, Family, assert_close, check, compare, documents, normal, rotation
+from kernel_cases import (
+    ARGUMENTS,
+    FAMILIES,
+    FUZZ,
+    LOGIT,
+    Family,
+    assert_close,
+    calls,
+    check,
+    compare,
+    laid_out,
+    normal,
+)
 
 from relpos.attend import native
 from relpos.attend.native import library
@@ -28,54 +40,6 @@ SHAPES = {  # batch, heads, key heads, queries, keys, head_dim
     "few rows": (2, 4, 2, 3, 2100, 20),  # three pieces of 1024 keys, the last neither full nor a multiple of a vector
 }
 WINDOW = {"window": (130, 5), "causal": False}
-SINKS = torch.tensor([1.0, -2.0, 9.0, 0.0], dtype=torch.float64)
-
-
-def packed(keys: int) -> torch.Tensor:
-    return torch.stack([documents(keys // 2 - 50, 50, keys - keys // 2), documents(5, keys - 7, 2)])
-
-
-def lse_gradient(queries: int) -> torch.Tensor:
-    return torch.randn(2, 4, queries, dtype=torch.float64)
-
-
-ARGUMENTS = {  # by the numbers of queries and keys
-    "plain": lambda n, m: {},
-    "documents": lambda n, m: {"documents": packed(m)},
-    "padding": lambda n, m: {"padding": torch.rand(2, m) > 0.3},
-    "left padding": lambda n, m: {"padding": torch.arange(m) >= torch.tensor([[2 * m // 3], [0]])},
-    "nothing to see": lambda n, m: {"padding": torch.arange(m) >= torch.tensor([[m], [0]])},
-    "documents and padding": lambda n, m: {"documents": packed(m), "padding": torch.rand(2, m) > 0.5},
-    "start": lambda n, m: {"start": (m - n) // 3},
-    "window": lambda n, m: {"window": (m // 4, 10)},
-    "a window of one token": lambda n, m: {"window": (0, 0)},
-    "a window over tiles": lambda n, m: {"window": (70, 70), "start": (m - n) // 2},
-    "sinks": lambda n, m: {"sinks": SINKS},
-    "sinks and no key": lambda n, m: {
-        "sinks": SINKS,
-        "padding": torch.zeros(2, m, dtype=torch.bool),
-        "grad_lse": lse_gradient(n),
-    },
-    "lse": lambda n, m: {"grad_lse": lse_gradient(n)},
-    "lse and sinks": lambda n, m: {"grad_lse": lse_gradient(n), "sinks": SINKS},
-    "softcap": lambda n, m: {"softcap": 1.5},
-    "a high softcap": lambda n, m: {"softcap": 50.0},
-    "dropout": lambda n, m: {"dropout": 0.3, "seed": torch.tensor(2**62 + 12345)},
-    "rotation": lambda n, m: {"rotation": rotation(2, n, m, 8, "half", stretch=0.3 / m)},
-    "rotation of some dimensions": lambda n, m: {"rotation": rotation(1, n, m, 5, "interleaved", stretch=0.3 / m)},
-    "all of them": lambda n, m: {
-        "start": (m - n) // 2,
-        "window": (m // 3, 20),
-        "sinks": SINKS,
-        "grad_lse": lse_gradient(n),
-        "softcap": 2.0,
-        "dropout": 0.2,
-        "seed": torch.tensor(7),
-        "rotation": rotation(2, n, m, 8, "half", start=(m - n) // 2, stretch=0.3 / m),
-        "padding": torch.rand(2, m) > 0.3,
-        "documents": packed(m),
-    },
-}
 
 
 def slow(shape: str, causal: bool, argument: str) -> bool:
@@ -179,85 +143,26 @@ def test_few_rows_far_apart_and_transposed_are_read_where_they_lie(family, layou
     check(family, laid_out(normal(2, 4, 2, 2, 150, 20), layout), {}, isas=ISAS)
 
 
-def laid_out(tensors: list[torch.Tensor], layout: str) -> list[torch.Tensor]:
-    """The tensors with other strides."""
-    if layout == "packed":  # (batch, length, 2, heads, head_dim) in memory
-        return [torch.stack([x.transpose(1, 2)] * 2, 2)[:, :, 1].transpose(1, 2) for x in tensors]
-    if layout == "transposed":
-        return [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in tensors]
-    if layout == "expanded gradient":
-        return [*tensors[:3], torch.ones((), dtype=torch.float64).expand(tensors[3].shape)]
-    return tensors
-
-
-@st.composite
-def softmax_options(draw, batch, heads, queries):
-    options = {"softcap": draw(st.sampled_from([None, None, 0.5, 3.0, 30.0]))}
-    if draw(st.booleans()):
-        options["sinks"] = torch.randn(heads).double()
-    if draw(st.booleans()):
-        options["grad_lse"] = torch.randn(batch, heads, queries).double()
-    if draw(st.booleans()):
-        options["dropout"] = draw(st.sampled_from([0.05, 0.1, 0.5]))
-        options["seed"] = torch.tensor(draw(st.integers(0, 2**63 - 1)))
-    return options
-
-
-@st.composite
-def calls(draw):
-    """A family, tensors, options, whether to skip, an instruction set, a dtype and a number of threads."""
-    batch, key_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    heads = key_heads * group
-    keys = draw(st.integers(1, 220))
-    family = draw(st.sampled_from(list(FAMILIES)))
-    torch.manual_seed(draw(st.integers(0, 2**31)))
-    options = {"causal": draw(st.booleans())}
-    packed = draw(st.booleans())
-    if packed:
-        cuts = torch.rand(batch, keys) < draw(st.sampled_from([0.01, 0.05, 0.5]))
-        options["documents"] = cuts.long().cumsum(1)
-    if packed or "rank one" in family or family == "sum" or draw(st.booleans()):  # the queries are tokens
-        queries = draw(st.integers(1, keys))
-        if draw(st.booleans()):
-            options["start"] = draw(st.integers(0, keys - queries))
-    else:
-        queries, options["start"] = draw(st.integers(1, 220)), draw(st.integers(0, 300))
-    if draw(st.booleans()):
-        options["padding"] = torch.rand(batch, keys) < draw(st.sampled_from([0.0, 0.5, 0.95]))
-    if draw(st.booleans()):
-        options["window"] = draw(st.tuples(st.integers(0, 150), st.integers(0, 150)))
-    options |= draw(softmax_options(batch, heads, queries))
-    head_dim, value_dim = draw(st.integers(1, 72)), draw(st.integers(1, 72))
-    pairs = draw(st.integers(0, head_dim // 2))
-    if pairs:
-        layout, rows = draw(st.sampled_from(["half", "interleaved"])), draw(st.sampled_from([1, batch]))
-        options["rotation"] = rotation(rows, queries, keys, pairs, layout, options.get("start"))
-    tensors = normal(batch, heads, key_heads, queries, keys, head_dim, value_dim)
-    tensors = laid_out(tensors, draw(st.sampled_from(["contiguous", "packed", "transposed", "expanded gradient"])))
-    dtype = draw(st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]))
-    return family, tensors, options, draw(st.booleans()), draw(st.sampled_from(ISAS)), dtype, draw(st.integers(1, 3))
-
-
-def check_call(drawn):
-    family, tensors, options, skip, isa, dtype, threads = drawn
+def check_call(drawn, skip, isa, threads):
+    family, tensors, options, dtype = drawn
     torch.set_num_threads(threads)
     check(family, tensors, options, skip, logit=12.0, isas=[isa], dtype=dtype)
 
 
-FUZZ = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
+ANY_CALL = (calls(list(FAMILIES), 220, 72), st.booleans(), st.sampled_from(ISAS), st.integers(1, 3))
 
 
 @settings(max_examples=150, **FUZZ)
-@given(calls())
-def test_any_shape_stride_form_and_mask(drawn):
-    check_call(drawn)
+@given(*ANY_CALL)
+def test_any_shape_stride_form_and_mask(*drawn):
+    check_call(*drawn)
 
 
 @pytest.mark.slow
 @settings(max_examples=10_000, **FUZZ)
-@given(calls())
-def test_any_shape_stride_form_and_mask_many_times(drawn):
-    check_call(drawn)
+@given(*ANY_CALL)
+def test_any_shape_stride_form_and_mask_many_times(*drawn):
+    check_call(*drawn)
 
 
 def test_a_scaled_bias_may_have_any_units():

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from native_cases import FAMILIES, assert_close, compare, documents, normal
+from kernel_cases import FAMILIES, assert_close, compare, documents, normal
 from torch import Tensor
 
 from relpos.attend import native, reference
+from relpos.attend.kernel_inputs import Inputs
 from relpos.attend.native import operators
-from relpos.attend.native.problem import Inputs
 from relpos.forms.bias import RankOne, Sum, Toeplitz
 from relpos.forms.call import Call
 

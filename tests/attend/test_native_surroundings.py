@@ -12,8 +12,9 @@ from torch import Tensor
 
 import relpos
 from relpos.attend import native
+from relpos.attend.kernel_inputs import Inputs
 from relpos.attend.native import library, operators
-from relpos.attend.native.problem import Inputs, Problem
+from relpos.attend.native.problem import Problem
 from relpos.forms.bias import RankOne, Scaled, Scored, Sum, Toeplitz
 from relpos.forms.call import Call
 

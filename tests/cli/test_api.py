@@ -5,8 +5,6 @@ import inspect
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -82,16 +80,6 @@ class TestTrain:
         settings = options.settings()
         assert (settings.data.length, settings.run.steps, settings.run.seed) == (64, 7, 5)
 
-    def test_refuses_wrong_settings_before_torch_is_imported(self):
-        code = """
-import sys, relpos
-try: relpos.train("kerpel_log")
-except ValueError as error: print(error)
-assert not {"torch", "transformers"} & set(sys.modules)
-"""
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert "Did you mean 'kerple_log'" in done.stdout
-
 
 class TestEvaluate:
     def test_is_what_the_command_prints_and_writes(self, trained, tmp_path):
@@ -156,17 +144,6 @@ def test_draw_is_what_the_command_writes(trained, tmp_path):
     picture = relpos.draw(run, length=12, label_tokens=True)
     assert picture.save(tmp_path / "python.png").read_bytes() == (tmp_path / "command.png").read_bytes()
     assert picture.caption in printed
-
-
-def test_figures_are_what_the_command_writes(tmp_path):
-    printed = run_command("figures", "--figure", 12, "--out", tmp_path / "command")
-    said = []
-    assert relpos.figures(tmp_path / "python", [12], say=said.append) == []
-    python, command = (sorted((tmp_path / name).iterdir()) for name in ("python", "command"))
-    assert [file.name for file in python] == [file.name for file in command]
-    for file, other in zip(python, command, strict=True):
-        assert file.read_bytes() == other.read_bytes(), file.name
-    assert "\n".join(said).replace(str(tmp_path / "python"), str(tmp_path / "command")) == printed.strip()
 
 
 def test_a_function_has_the_names_defaults_and_documentation_of_its_options():

@@ -28,7 +28,6 @@ from torch.testing import assert_close
 
 import relpos
 from relpos.forms.parameters import PositiveParameter
-from relpos.forms.rotation import SCALINGS
 
 # The bias of head h, query i and key j. A formula receives the encoding and the layer's input x (length, width).
 
@@ -306,16 +305,6 @@ def test_a_static_bias_is_added_after_the_scaling_and_the_same_for_any_input(nam
         assert_close(written, (scale * (q @ k.mT) + fixed).masked_fill(~SEEN, -torch.inf), **CLOSE)
 
 
-@pytest.mark.parametrize("name", [name for name in SCORE if name not in STATIC])
-def test_a_bias_from_the_input_differs_with_the_input(name):
-    position = build(name, base="cable") if name.startswith("dape") else build(name)
-    q, k, _ = qkv()
-    x = hidden()
-    first = position.map(hidden=x, q=q, k=k)
-    other = position.map(hidden=x.flip(1), q=q.flip(2), k=k.flip(2))
-    assert (first - other)[:, :, SEEN].abs().max() > 1e-3
-
-
 @pytest.mark.parametrize("name", [*SCORE, "nope"])
 def test_a_map_is_the_mask_that_makes_pytorchs_attention_the_same(name):
     position = build(name)
@@ -332,33 +321,6 @@ def test_a_map_is_the_mask_that_makes_pytorchs_attention_the_same(name):
             assert_close(out, expected, **tolerance)
             if name == "nope":
                 assert_close(relpos.attention(q, k, v, causal=causal, scale=scale), expected, **CLOSE)
-
-
-@pytest.mark.parametrize("name", ["cable", "cable_nw", "forgetting"])
-@torch.no_grad()
-def test_one_more_dimension_of_queries_and_keys_does_the_same(name):
-    # Softmax over j does not see terms of i alone, so −g_i·(S_i − S_j) acts as g_i·S_j.
-    position, x = build(name), hidden()
-    q, k, v = qkv()
-    gates = position.gates(x)
-    S = -gates[..., 0].cumsum(-1) if name == "forgetting" else gates[..., 0].cumsum(-1)
-    g = gates[..., 1] if name == "cable" else torch.ones_like(S)
-    wider_q = torch.cat([q * HEAD_DIM**-0.5, g[..., None]], dim=-1)
-    wider_k = torch.cat([k, S[..., None]], dim=-1)
-    expected = F.scaled_dot_product_attention(wider_q, wider_k, v, is_causal=True, scale=1.0)
-    assert_close(relpos.attention(q, k, v, position, hidden=x), expected, **CLOSE)
-
-
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize("scaling", sorted(SCALINGS))
-def test_rope_scores_do_not_see_a_common_shift(scaling, layout):
-    q, k, _ = qkv(40)  # within the trained length of 64, where a longer sequence changes nothing
-    factors = {"rope_parameters": {"short_factor": [1, 2, 3, 4], "long_factor": [2, 3, 4, 5]}}
-    more = factors if scaling == "longrope" else {}
-    position = build("rope", layout=layout, scaling=scaling, factor=4.0, length=64, **more)
-    late = relpos.scores(q, k, position, causal=False)[:, :, 17:, 17:]
-    assert_close(late, relpos.scores(q[:, :, 17:], k[:, :, 17:], position, causal=False), **CLOSE)
-    assert (late - relpos.scores(q, k, causal=False)[:, :, 17:, 17:]).abs().max() > 0.1
 
 
 def test_xpos_scores_of_equal_tokens_depend_on_the_distance_alone():

@@ -1,11 +1,11 @@
-"""The same numbers as transformers: T5's buckets, ALiBi, every RoPE, temperatures, and attention layers as a whole."""
+"""The same numbers as transformers: buckets, ALiBi, every RoPE, temperatures. Whole models are in tests/attend."""
 
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import BloomConfig, GPTNeoXConfig, Llama4TextConfig, LlamaConfig, T5Config
+from transformers import GPTNeoXConfig, Llama4TextConfig, LlamaConfig, T5Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gptj import modeling_gptj
 from transformers.models.inkling import modeling_inkling
@@ -70,7 +70,7 @@ def test_t5_buckets_are_those_of_transformers(causal, buckets, limit):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("buckets", "limit"), [(32, 128), (16, 40)])
 @torch.no_grad()
-def test_t5s_bias_and_attention_layer_are_those_of_transformers(causal, buckets, limit):
+def test_t5s_bias_is_that_of_transformers(causal, buckets, limit):
     torch.manual_seed(0)
     sizes = {"relative_attention_num_buckets": buckets, "relative_attention_max_distance": limit}
     config = eager(T5Config(d_model=32, d_kv=8, num_heads=4, is_decoder=causal, dropout_rate=0.0, **sizes))
@@ -80,11 +80,6 @@ def test_t5s_bias_and_attention_layer_are_those_of_transformers(causal, buckets,
     ours.table.copy_(theirs.relative_attention_bias.weight.T)
     expected = theirs.compute_bias(300, 300)[0] + (future(300)[0] if causal else 0)
     assert torch.equal(ours.map(300, causal=causal), expected)  # a table read at the same places: exact
-    x = normal(2, 40, 32)
-    mask = future(40, torch.finfo(torch.float32).min) if causal else torch.zeros(1, 1, 40, 40)
-    q, k, v = (projection(x).view(2, 40, 4, 8).transpose(1, 2) for projection in (theirs.q, theirs.k, theirs.v))
-    out = relpos.attention(q, k, v, ours, causal=causal, scale=1.0)  # T5 does not scale its scores
-    assert_close(theirs.o(out.transpose(1, 2).reshape(2, 40, 32)), theirs(x, mask=mask)[0], **OUTPUT)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 20, 25, 32, 40, 71, 112])
@@ -96,20 +91,6 @@ def test_press_slopes_are_those_of_bloom_and_mpt(heads):
     assert_close(last - last[:, :1], bloom[:, 0] - bloom[:, 0, :1], rtol=0.0, atol=1e-5)
     mpt = build_mpt_alibi_tensor(heads, length)  # (heads, 1, length), distances of the last query
     assert_close(last, mpt[:, 0], rtol=1e-6, atol=0.0)
-
-
-@torch.no_grad()
-def test_blooms_attention_layer_is_that_of_transformers():
-    heads, head_dim, length = 6, 8, 30
-    torch.manual_seed(0)
-    theirs = BloomAttention(BloomConfig(hidden_size=heads * head_dim, n_head=heads), layer_idx=0).eval()
-    x = normal(2, length, heads * head_dim)
-    alibi = build_alibi_tensor(torch.ones(2, length), heads, torch.float32)
-    mask = future(length, torch.finfo(torch.float32).min)
-    expected = theirs(x, torch.zeros_like(x), alibi=alibi, attention_mask=mask)[0]
-    q, k, v = theirs.query_key_value(x).view(2, length, heads, 3, head_dim).permute(3, 0, 2, 1, 4)
-    out = relpos.attention(q, k, v, relpos.encoding("alibi", heads, head_dim, slopes="press"))
-    assert_close(theirs.dense(out.transpose(1, 2).reshape(2, length, -1)), expected, **OUTPUT)
 
 
 # RoPE: frequencies and amplitude under every scaling
@@ -251,34 +232,6 @@ def test_partial_rotation_in_halves_is_that_of_gpt_neox(fraction):
     theirs = modeling_gpt_neox.apply_rotary_pos_emb(q, k, cos, sin)
     for ours, expected in zip(rotated(rope(parameters), q, k), theirs, strict=True):
         assert_close(ours, expected, **ROTATED)
-
-
-DOCUMENTS = torch.tensor([[5] * 20 + [2] + [8] * 39, [5] * 33 + [2] * 17 + [8] * 10])
-RESTARTING = torch.tensor([[*range(20), 0, *range(39)], [*range(33), *range(17), *range(10)]])
-
-
-@pytest.mark.parametrize("which", [*ROTATIONS, "packed"])
-@torch.no_grad()
-def test_llamas_attention_layer_is_that_of_transformers(which):
-    torch.manual_seed(0)
-    parameters = ROTATIONS.get(which, ROTATIONS["default"])
-    config = llama_config(parameters)
-    layer = modeling_llama.LlamaAttention(config, layer_idx=0).eval()
-    x = normal(2, 60, HEADS * HEAD_DIM)
-    documents = DOCUMENTS if which == "packed" else None
-    ids, mask = torch.arange(60)[None], future(60)
-    if documents is not None:  # position ids that start anew
-        same = documents[:, None, :, None] == documents[:, None, None, :]
-        ids, mask = RESTARTING, mask.expand(2, -1, -1, -1).masked_fill(~same, -torch.inf)
-    waves = modeling_llama.LlamaRotaryEmbedding(config)(x, ids)
-    expected = layer(x, position_embeddings=waves, attention_mask=mask)[0]
-    q, k, v = project(layer, x, HEAD_DIM)
-    assert k.shape[1] == 2  # grouped heads: two key heads serve four
-    out = relpos.attention(q, k, v, rope(parameters), documents=documents)
-    assert_close(output(layer, out), expected, rtol=0.0, atol=1e-5)
-    if documents is not None:  # scores do not see a common shift, so the rotated queries are compared too
-        theirs, _ = modeling_llama.apply_rotary_pos_emb(q, q, *waves)
-        assert_close(rotated(rope(parameters), q, q, documents)[0], theirs, **ROTATED)
 
 
 # Temperatures: 4 heads, 2 key heads, head_dim 16

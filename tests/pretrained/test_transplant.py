@@ -8,6 +8,7 @@ import torch
 import transformers
 import yaml
 from conftest import SMALL_RUN
+from interrupted_training import interrupted_after, same_weights
 from small_models import DECODERS, SIZES, TOKENS
 from torch import nn
 from transformers import CONFIG_MAPPING, GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -18,7 +19,6 @@ from relpos.models import RelposBertConfig, RelposBertForMaskedLM, RelposLlamaFo
 from relpos.runs.settings import load_settings
 from relpos.text.corpus import open_corpus
 from relpos.text.tokenizers import load_tokenizer
-from relpos.training import trainer as trainer_module
 from relpos.training.model_and_data import open_data
 from relpos.training.training import train
 
@@ -57,8 +57,8 @@ def ids(*shape):
     return torch.randint(3, TOKENS["vocab_size"], shape, generator=torch.Generator().manual_seed(1))
 
 
-def same_weights(one, other):
-    """The weights that both have are equal; the names of the others."""
+def not_shared(one, other):
+    """The names of the weights that only one of two models has; those of both are equal."""
     ours, theirs = (dict(model.named_parameters()) for model in (one, other))
     for name in ours.keys() & theirs.keys():
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=0, msg=name)
@@ -89,7 +89,7 @@ class TestTheModelsOwnPositions:
     def test_logits_and_gradients_are_those_of_the_model(self, family, entries):
         model = build(family, **entries)
         ours = relpos.transplant(model, OWN[family])
-        assert same_weights(ours, model) == set()
+        assert not_shared(ours, model) == set()
         tokens = ids(2, 29)
         expected, got = (each(tokens, labels=tokens, logits_to_keep=0) for each in (model, ours))
         torch.testing.assert_close(got.logits, expected.logits, rtol=1e-4, atol=2e-6)
@@ -131,7 +131,7 @@ class TestWhatStays:
         model, options = build(family), {"length": 48} if name == "learned" else {}
         before = {key: value.clone() for key, value in model.state_dict().items()}
         ours = relpos.transplant(model, name, **options)
-        other = same_weights(ours, model)
+        other = not_shared(ours, model)
         assert all(any(word in key for word in POSITION) for key in other)
         assert any("wpe" in key for key in other) == (family == "gpt2" and name != "learned")
         assert not {p.data_ptr() for p in ours.parameters()} & {p.data_ptr() for p in model.parameters()}
@@ -169,7 +169,7 @@ class TestNewParameters:
     def test_have_their_start_values_by_seed(self):
         model = build("llama")
         one, same, other = (relpos.transplant(model, "fire", seed=seed) for seed in (1, 1, 2))
-        assert same_weights(one, same) == set()
+        assert not_shared(one, same) == set()
         first = dict(one.named_parameters())
         new = {name: parameter for name, parameter in other.named_parameters() if "position" in name}
         assert any(not torch.equal(parameter, first[name]) for name, parameter in new.items())
@@ -186,7 +186,7 @@ class TestNewParameters:
         ours = relpos.transplant(trained, {"name": "kerple_log", "plan": plan})
         assert encodings(ours) == ["KerpleLog", "Nope", "Fire"]
         kept, before = ours.model.layers[0].self_attn.position, trained.model.layers[0].self_attn.position
-        assert same_weights(kept, before) == set()
+        assert not_shared(kept, before) == set()
 
     def test_of_one_encoding_for_all_layers(self):
         ours = relpos.transplant(build("gpt2"), "kerple_log", share_position=True)
@@ -199,15 +199,6 @@ class TestNewParameters:
         ours = relpos.transplant(model, {"name": "rope", "plan": [{"every": 2, "name": "nope"}]})
         assert encodings(ours) == ["Rope", "Nope", "Rope"]
         assert ours.config.position["rope_parameters"]["rope_theta"] == model.config.rope_parameters["rope_theta"]
-
-
-@pytest.mark.parametrize("family", CLASSES)
-def test_a_saved_folder_opens_with_the_auto_class_and_from_a_run(family, tmp_path):
-    ours = relpos.transplant(build(family), "kerple_log", share_position=family == "gpt2")
-    ours.save_pretrained(tmp_path)
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(again) is type(ours)
-    torch.testing.assert_close(again(ids(1, 29)).logits, ours(ids(1, 29)).logits, rtol=0, atol=0)
 
 
 def changed(family, change):
@@ -335,22 +326,11 @@ class TestTrainingFromAModel:
         assert about["about"]["start"] == {"model": str(source), "checksum": relpos.open(source).checksum}
         assert (about["model"]["family"], about["model"]["preset"], about["data"]["tokenizer"]) == ("llama", None, None)
 
-    def test_that_was_interrupted_ends_with_the_same_weights(self, settings, tuned, tmp_path, monkeypatch):
-        step, calls = trainer_module.RelposTrainer.training_step, []
-
-        def counted(self, *args, **kwargs):
-            calls.append(0)
-            if len(calls) == 2 * 3 + 2:  # in the middle of the fourth step
-                raise KeyboardInterrupt
-            return step(self, *args, **kwargs)
-
-        monkeypatch.setattr(trainer_module.RelposTrainer, "training_step", counted)
-        with pytest.raises(KeyboardInterrupt):
+    def test_that_was_interrupted_ends_with_the_same_weights(self, settings, tuned, tmp_path):
+        with interrupted_after(3):
             train(settings(tmp_path))
-        monkeypatch.undo()
         train(settings(tmp_path))
-        weights = "model.safetensors"
-        assert (tmp_path / weights).read_bytes() == (tuned / weights).read_bytes()
+        assert same_weights(tmp_path, tuned)
 
     def test_is_not_resumed_from_other_weights(self, source, settings, tuned, tmp_path):
         folder, out = tmp_path / "source", tmp_path / "out"

@@ -21,6 +21,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
         ("explore.py", ["--only", "first"]),
         ("families.py", ["--families", "bloom,wav2vec2-bert relative", "--no-file"]),
         ("images.py", ["--no-file"]),
+        ("gpu_static.py", ["--targets", "sm_80", "--head-dims", "64", "--no-file"]),
         ("scale.py", ["--length", "64", "--rounds", "1", "--encodings", "kerple_log", "--no-file"]),
     ],
 )

@@ -58,7 +58,15 @@ def test_the_documents_have_what_is_tested_here():
     assert {"README.md", "CONTRIBUTING.md", "docs/training.md"} <= set(map(documents.name, documents.DOCUMENTS))
     assert (len(COMMANDS) > 25, len(INLINE) > 10) == (True, True)
     assert {words[0] for words in COMMANDS.values()} >= {"ls", "draw", "figures", "train", "evaluate", "compare"}
-    assert {words[0] for words in EXAMPLES.values()} == {"train", "evaluate", "check", "compare", "draw", "explore"}
+    assert {words[0] for words in EXAMPLES.values()} == {
+        "train",
+        "evaluate",
+        "check",
+        "compare",
+        "draw",
+        "explore",
+        "gpu-report",
+    }
     assert sum(len(documents.links(document)) for document in documents.DOCUMENTS) > 20
 
 

@@ -263,7 +263,6 @@ def test_broken_files_of_a_comparison_are_named(tmp_path, text, sentence):
     ("words", "sentence"),
     [
         (["train", "data.length=["], "'data.length=[' is not a setting: '[' is not a YAML value"),
-        (["train", "--tokenizer", "bpe-99999999999999999999"], "bpe-N with N entries, 257 (bytes and separator) to"),
         (["train", "--tokenizer", "bpe-²"], "unknown tokenizer 'bpe-²'"),
         (["train", "--config", "nowhere.yaml"], "there is no file nowhere.yaml: --config takes a YAML file"),
         (["train", "--config", "."], "is a folder"),
@@ -271,7 +270,6 @@ def test_broken_files_of_a_comparison_are_named(tmp_path, text, sentence):
         (["train", "--encoding", "rope", "--option", "base=-3"], "base must be a positive number"),
         (["draw", "alibi", "--text-file", "nowhere.txt"], "there is no file nowhere.txt"),
         (["draw", "alibi", "--text-file", "."], ". is a folder"),
-        (["compare", "--encodings", "alibi,rope:bass=3"], "Did you mean 'base'?"),
     ],
 )
 def test_what_is_wrong_with_a_command_is_one_sentence(tmp_path, monkeypatch, capsys, words, sentence):

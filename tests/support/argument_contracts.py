@@ -93,8 +93,8 @@ def positions_are_what_distances_are_measured_by(make: Make, setting: Setting) -
 
 
 def backend_for_gaps(setting: Setting) -> str | None:
-    """The native kernel runs some of these calls only; None takes it where it can, and chunks elsewhere."""
-    return None if setting.backend == "native" else setting.backend
+    """The compiled kernels run some of these calls only; None takes the native one where it can, else chunks."""
+    return None if setting.backend in ("native", "triton") else setting.backend
 
 
 def gaps_between_positions_are_hidden_tokens(make: Make, setting: Setting) -> None:

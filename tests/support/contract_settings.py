@@ -34,8 +34,10 @@ SETTINGS = {
     "chunks": Setting("chunks", torch.float64, 1e-11, 1e-10),
     # float32, rounding 6e-8: logits up to 30 carry errors up to 2e-6, which the softmax passes on; gradients sum them.
     "native": Setting("native", torch.float32, 1e-5, 3e-5),
+    # The same in Triton's interpreter.
+    "triton": Setting("triton", torch.float32, 1e-5, 3e-5),
 }
-EVERY_ARGUMENT = ("reference", "chunks", "native")  # backends that take every argument of attention
+EVERY_ARGUMENT = ("reference", "chunks", "native", "triton")  # backends that take every argument of attention
 
 
 def tokens(length: int, setting: Setting, batch: int = 2) -> Tensor:

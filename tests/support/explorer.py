@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from dense_layers import reduce_cells
 from starlette.testclient import TestClient
 
 from relpos.explorer.explorer import Explorer
@@ -45,12 +46,7 @@ def reduced_tile(dense, level: int, row: int, column: int):
     block = dense[row * wide : (row + 1) * wide, column * wide : (column + 1) * wide]
     padded = np.full((wide, wide), np.nan)
     padded[: block.shape[0], : block.shape[1]] = block
-    cells = padded.reshape(TILE, size, TILE, size)
-    seen = np.isfinite(cells)
-    number = seen.sum(axis=(1, 3))
-    mean = np.where(seen, cells, 0.0).sum(axis=(1, 3)) / np.maximum(number, 1)
-    low, high = np.where(seen, cells, np.inf).min(axis=(1, 3)), np.where(seen, cells, -np.inf).max(axis=(1, 3))
-    return np.where(number > 0, np.stack([low, mean, high]), np.nan)
+    return reduce_cells(padded, size)
 
 
 def levels(length: int) -> range:

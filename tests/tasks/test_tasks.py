@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -199,28 +197,6 @@ class TestSettings:
     def test_what_cannot_be_is_refused_with_a_sentence(self, given, sentence):
         with pytest.raises(ValueError, match=sentence):
             load_settings(None, given)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["train", "--task", "passkeys"], "Did you mean 'passkey'?"),
-        (["train", "--task", "copy", "--data", "sotu"], "a task or on text"),
-        (["ls", "--tasks", "flipflop"], "Did you mean 'flip_flop'?"),
-    ],
-)
-def test_the_command_refuses_before_torch_is_imported(arguments, sentence):
-    code = f"""
-import sys
-from relpos.cli import main
-sys.argv[1:] = {arguments!r}
-try: main()
-finally: assert not {{"torch", "transformers"}} & set(sys.modules)
-"""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert run.returncode == 2
-    assert sentence in run.stderr
-    assert len(run.stderr.splitlines()) == 1
 
 
 def test_the_page_about_tasks_shows_each_as_it_is():

@@ -9,8 +9,9 @@ import pytest
 import torch
 import transformers
 import yaml
+from conftest import SMALL_RUN
+from interrupted_training import interrupted_after, same_weights
 from task_scores import score_task
-from test_train import interrupted_after, same_weights
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
@@ -28,18 +29,9 @@ from relpos.training.training import train
 
 pytestmark = pytest.mark.heavy
 
-SMALL = {
-    "model.encoding": "alibi",
-    "data.task": "copy",
-    "data.length": 16,
-    "run.steps": 9,
-    "run.batch_size": 4,
-    "run.micro_batch_size": 2,
-    "run.log_every": 1,
-    "run.eval_every": 4,
-    "run.eval_windows": 4,
-    "run.save_every": 3,
-}
+OF_TEXT = ("data.tokenizer", "model.dropout")
+SMALL = {**{key: SMALL_RUN[key] for key in SMALL_RUN if key not in OF_TEXT}, "data.task": "copy"}
+SMALL["model.encoding"] = "alibi"
 
 
 def settings(out: Path, **overrides: object):

@@ -9,11 +9,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from relpos.attend import kernel_inputs
+from relpos.attend.kernel_inputs import TENSORS, Inputs, columns
+from relpos.attend.kernel_operators import needs_operator
 from relpos.attend.native import library, operators
 from relpos.attend.native.library import FEW, MAX_DIM, isa, isas
-from relpos.attend.native.operators import needs_operator, skipped_fraction
-from relpos.attend.native.packing import PackedBias, RunningTotals, describe
-from relpos.attend.native.problem import DTYPES, TENSORS, Inputs, Problem, columns
+from relpos.attend.native.operators import skipped_fraction
+from relpos.attend.native.packing import PackedBias, RunningTotals
+from relpos.attend.native.problem import DTYPES, Problem
 from relpos.forms.bias import Form, RankOne, Scaled, Toeplitz, terms
 from relpos.forms.call import Call
 from relpos.forms.tracing import is_transformed
@@ -31,9 +34,11 @@ __all__ = [
     "isas",
     "mass",
     "needs_operator",
+    "packed_bias",
     "refuses",
     "refuses_call",
     "refuses_mass",
+    "running_totals",
     "skipped_fraction",
 ]
 
@@ -105,6 +110,16 @@ def _refuses_beyond_keys(parts: Sequence[Form], call: Call) -> str | None:
     return None
 
 
+def packed_bias(form: Form, capacity: int) -> PackedBias:
+    """A bias that does not depend on the input, packed for all tokens below a capacity."""
+    return PackedBias(form, capacity)
+
+
+def running_totals(step: Tensor, weight: Tensor | None, capacity: int) -> RunningTotals:
+    """A RankOne bias that grows with every decoded token, from steps and weights (batch, heads, tokens)."""
+    return RunningTotals(step, weight, capacity)
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -126,7 +141,7 @@ def attention(
         problem = Problem(inputs)
         packed.fill(problem.fields)
         out, lse, _, _ = operators.run_problem(inputs, problem)
-    elif operators.needs_operator(getattr(inputs, name) for name in TENSORS):
+    elif needs_operator(getattr(inputs, name) for name in TENSORS):
         out, lse, _, _ = operators.forward(*inputs.values())
     else:
         out, lse, _, _ = operators.run(inputs)
@@ -173,33 +188,14 @@ def mass(q: Tensor, k: Tensor, form: Form | None, call: Call) -> tuple[Tensor, T
 
 
 def make_inputs(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, skip: bool) -> Inputs:
-    """The kernel's inputs for a call that it can run."""
+    """The kernel's inputs for a call that it can run, with the rotation."""
     rotation = call.rotation
     if rotation is not None and any(x.requires_grad for x in (rotation.q_cos, rotation.q_sin)):
         q, k = rotation.apply(q, k)  # the kernel has no gradient of the angles
         rotation = None
-    inputs = Inputs(
-        q,
-        k.to(q.dtype),
-        v.to(q.dtype),
-        sinks=call.sinks,
-        documents=call.documents,
-        padding=call.padding,
-        start=call.first,
-        zero=columns(call)[0],
-        causal=call.causal,
-        skip=skip,
-        return_lse=call.return_lse,
-        scale=call.scale,
-        softcap=call.softcap or 0.0,
-        dropout=call.dropout,
-        seed=call.seed,
-    )
-    if call.window is not None:
-        inputs.window_left, inputs.window_right = call.window
+    inputs = kernel_inputs.make_inputs(q, k, v, form, call, skip)
     if rotation is not None:
         inputs.q_cos, inputs.q_sin = rotation.q_cos, rotation.q_sin
         inputs.k_cos, inputs.k_sin = rotation.k_cos, rotation.k_sin
         inputs.interleaved = rotation.layout == "interleaved"
-    describe(form, call, inputs)
     return inputs

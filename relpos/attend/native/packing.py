@@ -1,7 +1,7 @@
 """The bias in the kernel's layout: how each form is packed, and its gradients read from the kernel's sums.
 
-Each form has one class. `describe` converts the form to the kernel's inputs by differentiable torch; an instance packs
-these inputs into a problem. `PackedBias` and `RunningTotals` stay packed between decoding steps.
+Each form has one class: an instance packs the inputs of a form into a problem. `PackedBias` and `RunningTotals` stay
+packed between decoding steps.
 """
 
 import ctypes
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from relpos.attend.kernel_inputs import Inputs, describe
 from relpos.attend.native.library import Totals, constant, load
-from relpos.attend.native.problem import Fields, Inputs, columns
-from relpos.attend.piecewise import hinges
-from relpos.forms.bias import Form, RankOne, Scaled, Toeplitz, terms
+from relpos.attend.native.problem import Fields
+from relpos.attend.piecewise import after_knots, hinge_gradients
+from relpos.forms.bias import Form
 from relpos.forms.call import Call
 
 LOG2E = math.log2(math.e)
@@ -25,8 +26,8 @@ LARGEST_BIAS = 2.0**126  # in units of log2; larger ones, which float32 can hold
 class Packing:
     """A form of the bias, packed into a problem.
 
-    `describe` sets the inputs of a form, `present` finds it in them, `fill` sets the fields of the problem, `buffers`
-    is memory for the kernel's sums by field, and `gradients` are those of the inputs, from these sums.
+    `present` finds the form in the inputs, `fill` sets the fields of the problem, `buffers` is memory for the kernel's
+    sums by field, and `gradients` are those of the inputs, from these sums.
     """
 
     form: ClassVar[str]  # its constant in api.h
@@ -48,18 +49,8 @@ class TablePacking(Packing):
     form = "TOEPLITZ"
 
     @staticmethod
-    def describe(form: Toeplitz, call: Call, inputs: Inputs) -> None:
-        """Set the table over the distances of the call, (heads, distances); several tables are added."""
-        zero, distances = columns(call)
-        table = form.table.float()
-        if table.shape[1] != distances or form.zero != zero:
-            column = torch.arange(distances) - zero + form.zero
-            table = table[:, column.clamp(0, table.shape[1] - 1)]
-        inputs.table = table if inputs.table is None else inputs.table + table
-
-    @staticmethod
     def present(inputs: Inputs) -> bool:
-        return inputs.table is not None and inputs.knot is None
+        return inputs.table is not None
 
     def fill(self, p: Any) -> None:
         assert self.inputs.table is not None
@@ -72,34 +63,28 @@ class TablePacking(Packing):
         p.table, p.distances, p.zero = padded.data_ptr(), table.shape[-1], self.inputs.zero + pad
         p.table_stride = padded.shape[-1] if table.dim() == 2 else 0
 
-    def buffers(self, slots: int) -> dict[str, Tensor]:
+    @property
+    def columns(self) -> int:
+        """Columns of the padded table."""
         assert self.inputs.table is not None
-        padded = self.inputs.table.shape[-1] + 2 * constant("TABLE_PAD")
-        return {"grad_table": torch.zeros(slots, self.inputs.q.shape[1], padded, dtype=torch.float32)}
+        return self.inputs.table.shape[-1] + 2 * constant("TABLE_PAD")
+
+    def buffers(self, slots: int) -> dict[str, Tensor]:
+        return {"grad_table": torch.zeros(slots, self.inputs.q.shape[1], self.columns, dtype=torch.float32)}
 
     def gradients(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        assert self.inputs.table is not None
+        return {"table": self.by_head(sums).contiguous()}
+
+    def by_head(self, sums: dict[str, Tensor]) -> Tensor:
+        """The kernel's sums per distance, (heads, distances)."""
         pad = constant("TABLE_PAD")
-        by_head = sums["grad_table"].sum(0)[:, pad:-pad]  # (heads, distances)
-        return {"table": by_head.contiguous() if self.inputs.table.dim() == 2 else by_head.sum(0)}
+        return sums["grad_table"].sum(0)[:, pad:-pad]
 
 
 class TotalsPacking(Packing):
     """RankOne: running totals as sums of two floats, and weights (native/src/totals.cpp)."""
 
     form = "RANK_ONE"
-
-    @staticmethod
-    def describe(form: RankOne, call: Call, inputs: Inputs) -> None:
-        """Set step or total, and weight, (batch, heads, tokens): of the keys, and of queries that come after them."""
-        shape = (inputs.q.shape[0], inputs.q.shape[1], form.total.shape[-1])
-        if form.step is None:
-            inputs.total = form.total.double().expand(shape)
-        else:
-            inputs.step = form.step.float().expand(shape)
-        inputs.weight = None if form.weight is None else form.weight.float().expand(shape)
-        inputs.symmetric = form.symmetric
-        inputs.skip = inputs.skip and call.among_keys  # what may be skipped is bounded by the totals of the keys
 
     @staticmethod
     def present(inputs: Inputs) -> bool:
@@ -171,22 +156,12 @@ class HingePacking(TablePacking):
     skips = False
 
     @staticmethod
-    def describe(form: Scaled, call: Call, inputs: Inputs) -> None:  # type: ignore[override]
-        """Set the table, (distances,), the factor of each query, (1 or batch, queries), and the hinges."""
-        inputs.inverse = 1.0 / form.row.double()
-        inputs.knot, inputs.base, inputs.gain, inputs.bend = hinges(form, inputs.inverse)
-        zero, distances = columns(call)
-        # The distance of a key after the query counts as 0.
-        column = (torch.arange(distances) - zero).clamp(0, len(form.table) - 1)
-        inputs.table = form.table.float() if len(form.table) == distances and zero == 0 else form.table.float()[column]
-
-    @staticmethod
     def present(inputs: Inputs) -> bool:
         return inputs.knot is not None
 
     def _tensors(self) -> tuple[Tensor, ...]:
         inputs = self.inputs
-        tensors = (inputs.table, inputs.inverse, inputs.knot, inputs.base, inputs.gain, inputs.bend)
+        tensors = (inputs.curve, inputs.inverse, inputs.knot, inputs.base, inputs.gain, inputs.bend)
         assert all(x is not None for x in tensors)
         return tensors  # type: ignore[return-value]
 
@@ -194,10 +169,7 @@ class HingePacking(TablePacking):
         table, inverse, knot, base, gain, bend = self._tensors()
         self.set_table(p, table)
         knot, keep = knot.float(), self.problem.keep
-        # Base and gain for each number of knots already passed, for a strip that lies beyond some of them.
-        passed_base = base[:, None] - F.pad((bend * knot.double()).cumsum(1), (1, 0))  # (heads, knots + 1)
-        passed_gain = gain[:, None] + F.pad(bend.cumsum(1), (1, 0))
-        numbers = [knot, *((x * LOG2E).float() for x in (passed_base, passed_gain, bend))]
+        numbers = [knot, *((x * LOG2E).float() for x in (*after_knots(knot.double(), base, gain, bend), bend))]
         p.knots = len(knot)
         p.knot, p.base, p.gain, p.bend = (keep(x).data_ptr() for x in numbers)
         rows = keep(F.pad(inverse.float(), (0, constant("ROW_PAD"))))
@@ -211,38 +183,30 @@ class HingePacking(TablePacking):
             "grad_scaled_sums": torch.zeros(slots, heads, 4, len(knot) + 1, dtype=torch.float64),
         }
 
+    @property
+    def columns(self) -> int:
+        return len(self._tensors()[0]) + 2 * constant("TABLE_PAD")
+
     def gradients(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
         """Gradients from the kernel's sums (native/src/scaled.h)."""
         _, inverse, knot, _, _, bend = self._tensors()
         p: Any = self.problem.fields
         by_batch = sums["grad_inverse"].double().sum(1)  # (batch, queries)
-        plain, times_x, above, passed = sums["grad_scaled_sums"].sum(0).unbind(1)  # (heads, knots + 1) each
-        # The gradient of a knot from strips that lie entirely beyond it.
-        later_plain, later_x = (x.flip(1).cumsum(1).flip(1)[:, 1:] for x in (plain, times_x))
         # A constant added to all logits changes nothing without these: the kernel's sum for it is rounding error.
         constant_matters = p.sinks is not None or p.grad_lse is not None
-        return super().gradients(sums) | {
+        return {
+            "curve": self.by_head(sums).sum(0),
             "inverse": by_batch if len(inverse) > 1 else by_batch.sum(0, keepdim=True),
-            "base": plain.sum(1) if constant_matters else torch.zeros(len(plain), dtype=torch.float64),
-            "gain": times_x.sum(1),
-            "bend": above[:, :-1] + later_x - knot * later_plain,
-            "knot": -(bend * (passed[:, :-1] + later_plain)).sum(0),
-        }
+        } | hinge_gradients(sums["grad_scaled_sums"].sum(0), knot, bend, constant_matters)
 
 
 Kind = type[TablePacking | TotalsPacking]
-PACKINGS: dict[type[Form], Kind] = {Toeplitz: TablePacking, RankOne: TotalsPacking, Scaled: HingePacking}
-
-
-def describe(form: Form | None, call: Call, inputs: Inputs) -> None:
-    """Set the inputs of a bias that the kernel runs."""
-    for term in terms(form):
-        PACKINGS[type(term)].describe(term, call, inputs)  # type: ignore[arg-type]
+PACKINGS: tuple[Kind, ...] = (TablePacking, TotalsPacking, HingePacking)
 
 
 def kinds(inputs: Inputs) -> list[Kind]:
     """The forms that the inputs have."""
-    return [kind for kind in PACKINGS.values() if kind.present(inputs)]
+    return [kind for kind in PACKINGS if kind.present(inputs)]
 
 
 class PackedBias(Fields):

@@ -1,75 +1,19 @@
-"""The inputs of the kernel's operators, and the problem that the kernel receives: padded, scaled, kept alive."""
+"""The problem that the native kernel receives: padded, scaled, kept alive."""
 
 import ctypes
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from relpos.attend.kernel_inputs import Inputs
 from relpos.attend.native import library
 from relpos.attend.native.library import FEW, Array
-from relpos.forms.call import Call, document_ends
+from relpos.forms.call import document_ends
 
 WORK_FOR_A_THREAD = 1 << 21  # multiplications of q·k, about 0.1 ms: starting a thread for less costs more than it saves
 READ_BY_A_THREAD = 1 << 17  # numbers of keys and values that are worth a thread where the queries are FEW
 DTYPES = {torch.float32: "FLOAT32", torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}
-
-
-@dataclass(slots=True)
-class Inputs:
-    """The arguments of the operator, in its order."""
-
-    q: Tensor  # (batch, heads, queries, head_dim)
-    k: Tensor  # (batch, key_heads, keys, head_dim)
-    v: Tensor  # (batch, key_heads, keys, value_dim)
-    # The bias: see packing.py.
-    table: Tensor | None = None
-    total: Tensor | None = None
-    step: Tensor | None = None
-    weight: Tensor | None = None
-    inverse: Tensor | None = None
-    knot: Tensor | None = None
-    base: Tensor | None = None
-    gain: Tensor | None = None
-    bend: Tensor | None = None
-    sinks: Tensor | None = None  # (heads,)
-    # What has no gradient.
-    q_cos: Tensor | None = None  # (1 or batch, queries, pairs)
-    q_sin: Tensor | None = None
-    k_cos: Tensor | None = None  # (1 or batch, keys, pairs)
-    k_sin: Tensor | None = None
-    documents: Tensor | None = None  # (batch, keys)
-    padding: Tensor | None = None  # (batch, keys)
-    seed: Tensor | None = None  # of the dropout, 0-d
-    start: int = 0  # index of the first query
-    zero: int = 0  # column of distance 0
-    window_left: int = -1  # −1: no limit
-    window_right: int = -1
-    causal: bool = True
-    symmetric: bool = False
-    interleaved: bool = False
-    skip: bool = True
-    return_lse: bool = False
-    scale: float = 1.0
-    softcap: float = 0.0  # 0: none
-    dropout: float = 0.0
-
-    def values(self) -> tuple[Any, ...]:
-        """All arguments, in order."""
-        return tuple(getattr(self, name) for name in NAMES)
-
-
-NAMES = tuple(item.name for item in fields(Inputs))
-TENSORS = tuple(item.name for item in fields(Inputs) if "Tensor" in str(item.type))
-LEARNED = TENSORS[: TENSORS.index("sinks") + 1]  # those with a gradient
-BIAS = LEARNED[3:-1]
-
-
-def columns(call: Call) -> tuple[int, int]:
-    """Column of distance 0 of a table over the differences of indices, and number of its columns."""
-    zero = 0 if call.causal else max(0, call.keys - 1 - call.first)
-    return zero, zero + call.first + call.queries
 
 
 class Fields:

@@ -1,0 +1,108 @@
+"""The bias of a tile, of every form that the constant FORM has a bit of, added to its scores.
+
+Index and row values broadcast to the tile, so that one function serves tiles (queries, keys) and (keys, queries).
+"""
+
+import triton
+import triton.language as tl
+
+from relpos.attend.triton import projected_tile, rank_one_tile, scaled_tile, toeplitz_tile
+from relpos.attend.triton.projected_tile import projected_bias
+from relpos.attend.triton.rank_one_tile import between, rank_one_bias
+from relpos.attend.triton.scaled_tile import scaled_bias
+from relpos.attend.triton.tiles import load_tile
+from relpos.attend.triton.toeplitz_tile import load_distances
+
+C_TOEPLITZ = tl.constexpr(toeplitz_tile.BIT)
+C_RANK_ONE = tl.constexpr(rank_one_tile.BIT)
+C_SCALED = tl.constexpr(scaled_tile.BIT)
+C_QUERY_VECTORS = tl.constexpr(projected_tile.QUERY_BIT)
+C_KEY_VECTORS = tl.constexpr(projected_tile.KEY_BIT)
+
+
+@triton.jit
+def load_rows(QUERY_GROWTH, WEIGHTS, INVERSE, QUERY_VECTORS, b, head, row0, queries, query_width, inverse_b,
+              R: tl.constexpr, BR: tl.constexpr, BM: tl.constexpr, FORM: tl.constexpr,
+              WEIGHTED: tl.constexpr):  # fmt: skip
+    """What a block of queries needs of the forms: weight, growth in its block, inverse factor, vectors.
+
+    What no form needs are indices.
+    """
+    r = row0 + tl.arange(0, BM)
+    weight, growth, inverse, vectors = r, r, r, r
+    if C_RANK_ONE & FORM:
+        growth = tl.load(QUERY_GROWTH + head * query_width + r)
+        if WEIGHTED:
+            weight = tl.load(WEIGHTS + head * query_width + r)
+    if C_SCALED & FORM:
+        inverse = tl.load(INVERSE + b * inverse_b + tl.minimum(r, queries - 1))
+    if C_QUERY_VECTORS & FORM:
+        vectors = load_tile(QUERY_VECTORS + head * queries * R, row0, R, queries, BM, R, BR)
+    return weight, growth, inverse, vectors
+
+
+@triton.jit
+def load_columns(KEY_GROWTH, KEY_VECTORS, head, key0, apart, keys, key_width,
+                 R: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, FORM: tl.constexpr):  # fmt: skip
+    """What a block of keys needs of the forms: growth since a token whose total is larger by `apart`; vectors."""
+    j = key0 + tl.arange(0, BN)
+    growth, vectors = j, j
+    if C_RANK_ONE & FORM:
+        growth = tl.load(KEY_GROWTH + head * key_width + j) - apart
+    if C_KEY_VECTORS & FORM:
+        vectors = load_tile(KEY_VECTORS + head * keys * R, key0, R, keys, BN, R, BR)
+    return growth, vectors
+
+
+@triton.jit
+def totals_apart(QUERY_BASES, KEY_BASES, head, row0, key0, query_width, key_width, BM: tl.constexpr, BN: tl.constexpr,
+                 FORM: tl.constexpr):  # fmt: skip
+    """The total of a tile's first query minus that of its first key."""
+    apart = 0.0
+    if C_RANK_ONE & FORM:
+        apart = between(QUERY_BASES, KEY_BASES, head, row0 // BM, key0 // BN, query_width // BM, key_width // BN)
+    return apart
+
+
+@triton.jit
+def shifted_rows(x, weight, growth, FORM: tl.constexpr, WEIGHTED: tl.constexpr, SYMMETRIC: tl.constexpr):
+    """A value per row plus what `add_bias` leaves out of its logits, weight · growth."""
+    if (C_RANK_ONE & FORM) and not SYMMETRIC:
+        if WEIGHTED:
+            growth = growth * weight
+        x += growth
+    return x
+
+
+@triton.jit
+def growth_since_key(growth, apart, FORM: tl.constexpr, SYMMETRIC: tl.constexpr):
+    """The growth of queries counted from a tile's first key, which only a symmetric bias reads."""
+    if (C_RANK_ONE & FORM) and SYMMETRIC:
+        growth += apart
+    return growth
+
+
+@triton.jit
+def add_bias(s, i, j, apart, weight_i, growth_i, inverse_i, u, growth_j, w,
+             TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE, zero, curve_zero, relative_zero,
+             KNOTS: tl.constexpr, R: tl.constexpr, BR: tl.constexpr, B: tl.constexpr, FORM: tl.constexpr,
+             WEIGHTED: tl.constexpr, SYMMETRIC: tl.constexpr, TRANSPOSED: tl.constexpr,
+             PRECISION: tl.constexpr, ASSEMBLY: tl.constexpr):  # fmt: skip
+    """Scores plus bias, in log2, but for one number per row (`shifted_rows`).
+
+    `apart` is the distance of the tile's first query and key. Pointers are those of the head; u and w are the vectors
+    of the tile's queries and keys.
+    """
+    if C_TOEPLITZ & FORM:
+        s += load_distances(TABLE + zero, i, j, ASSEMBLY)
+    if C_RANK_ONE & FORM:
+        s = rank_one_bias(s, weight_i, growth_i, growth_j, WEIGHTED, SYMMETRIC)
+    if C_SCALED & FORM:
+        s += scaled_bias(load_distances(CURVE + curve_zero, i, j, ASSEMBLY) * inverse_i, HINGES, HINGES, KNOTS)
+    if C_QUERY_VECTORS & FORM:
+        bias = projected_bias(u, QUERY_RELATIVE, relative_zero + apart - (B - 1), R, BR, B, False, PRECISION)
+        s += tl.trans(bias) if TRANSPOSED else bias
+    if C_KEY_VECTORS & FORM:
+        bias = projected_bias(w, KEY_RELATIVE, relative_zero + apart - (B - 1), R, BR, B, True, PRECISION)
+        s += bias if TRANSPOSED else tl.trans(bias)
+    return s
