@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from relpos.pictures.markdown import escaped, table, to_html
+from relpos.pictures.markdown import escaped, items, table, to_html
 
 Status = Literal["passed", "failed", "not tested"]
 PASSED: Status = "passed"
@@ -17,7 +17,7 @@ FAILED: Status = "failed"
 NOT_TESTED: Status = "not tested"
 SIGNS = {PASSED: "✓", FAILED: "✗", NOT_TESTED: "–"}
 STYLE = """
-td:nth-child(2) { font-weight: 600; } td.wrapped { min-width: 9em; } td:nth-child(n+5).wrapped { min-width: 18em; }
+th { text-align: left; } td { vertical-align: top; } td:nth-child(n+3) { white-space: normal; min-width: 9em; }
 svg { max-width: 100%; height: auto; } svg text { fill: currentColor; font: 12px system-ui, sans-serif; }
 @media (prefers-color-scheme: dark) {
   body { color: #e4e4e4; background: #16181c; } h2 { border-color: #444; } th, td { border-color: #333; }
@@ -90,7 +90,7 @@ class Report:
         if not self.tested:
             return f"{self.subject}: nothing could be tested."
         verdict = f"{counts[FAILED]} of {counts[FAILED] + counts[PASSED]} tests failed" if self.failed else "right"
-        untested = f"; {counts[NOT_TESTED]} could not be made" if counts[NOT_TESTED] else ""
+        untested = f"; {counts[NOT_TESTED]} could not be tested" if counts[NOT_TESTED] else ""
         tests = "" if self.failed else f" in {counts[PASSED]} {'test' if counts[PASSED] == 1 else 'tests'}"
         return f"{self.subject}: {verdict}{tests}{untested}."
 
@@ -115,20 +115,31 @@ class Report:
         ]
 
     def to_markdown(self) -> str:
-        """The report as Markdown."""
-        head = ["test", "result", "by how much", "begins", "what it means", "what to do"]
-        broken = "\N{NO-BREAK SPACE}"  # a cell with one may be wrapped
-        rows = [
-            [escaped(cell) + (broken if column > 1 else "") for column, cell in enumerate(row)] for row in self.rows()
+        """The report as Markdown: what is wrong and what mends it, then every test, then what could not be tested."""
+        lines = [f"# relpos check: {escaped(self.subject)}", "", escaped(self.summary), ""]
+        for finding in self.findings:
+            if finding.status == FAILED:
+                begins = f" ({finding.begins})" if finding.begins else ""
+                words = f"{finding.words[:1].upper()}{finding.words[1:]}{begins}."
+                lines += [f"## {SIGNS[FAILED]} {escaped(finding.title)}", "", escaped(words), ""]
+                lines += [f"**What it means.** {escaped(finding.diagnosis)}", ""]
+                lines += [f"**What to do.** {escaped(finding.remedy)}", ""] if finding.remedy else []
+        made = [
+            row[:4] for row, finding in zip(self.rows(), self.findings, strict=True) if finding.status != NOT_TESTED
         ]
-        lines = [f"# relpos check: {escaped(self.subject)}", "", escaped(self.summary), "", table(head, rows), ""]
-        wrong = [finding for finding in self.findings if finding.status == FAILED]
-        for finding in wrong:
-            lines += [f"## {escaped(finding.title)}", "", escaped(f"{finding.diagnosis} {finding.remedy}"), ""]
+        cells = [[escaped(cell) for cell in row] for row in made]
+        lines += ["## Tests", "", table(["test", "result", "by how much", "begins"], cells, text=True), ""]
+        reasons: dict[str, list[str]] = {}
+        for finding in self.findings:
+            if finding.status == NOT_TESTED:
+                reasons.setdefault(finding.words, []).append(finding.title)
+        if reasons:
+            untested = [f"{escaped('; '.join(titles))}: {escaped(reason)}" for reason, titles in reasons.items()]
+            lines += ["## Not tested", "", items(untested), ""]
         for finding in self.findings:
             if finding.losses:
-                cells = [[escaped(words), f"{a:.3f}", f"{b:+.3f} ± {c:.3f}"] for words, a, b, c in finding.losses]
-                lines += ["## Loss of each variant", "", table(["variant", "loss", "difference"], cells), ""]
+                numbers = [[escaped(words), f"{a:.3f}", f"{b:+.3f} ± {c:.3f}"] for words, a, b, c in finding.losses]
+                lines += ["## Loss of each variant", "", table(["variant", "loss", "difference"], numbers), ""]
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:

@@ -41,10 +41,15 @@ def items(sentences: Sequence[str]) -> str:
     return "\n".join(f"- {without_tags(sentence)}" for sentence in sentences)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], bold: Collection[tuple[int, int]] = ()) -> str:
-    """A table, with some cells (row, column) bold. A cell with no-break spaces may be broken at its other spaces."""
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], bold: Collection[tuple[int, int]] = (), text: bool = False
+) -> str:
+    """A table, with some cells (row, column) bold. A cell with no-break spaces may be broken at its other spaces.
+
+    Columns after the first are numbers, aligned at the right, unless the table is of `text`.
+    """
     marked = [[f"**{cell}**" if (r, c) in bold else cell for c, cell in enumerate(row)] for r, row in enumerate(rows)]
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *marked]
+    lines = [head, ["---", *["---" if text else "---:"] * (len(head) - 1)], *marked]
     return "\n".join(
         "| " + " | ".join(without_tags(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
     )
