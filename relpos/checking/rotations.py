@@ -340,7 +340,7 @@ def describe(rotation: LayerRotation) -> str:
 def rotary_words(rotary: Rotary) -> str:
     """A measured rotation in words."""
     theta = theta_of(rotary)
-    base = f", theta {theta:,.4g}" if theta is not None else ""
+    base = "" if theta is None else f", theta {theta:,.0f}" if theta >= 1000 else f", theta {theta:.4g}"
     return f"{rotary.rotated} of {rotary.head_dim} dimensions, {rotary.layout} layout{base}"
 
 
