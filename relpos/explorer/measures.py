@@ -18,7 +18,7 @@ from relpos.maps.distance_profiles import MassProfile, flat_mass, layer_mass, ma
 from relpos.maps.head_classes import LEAST_LENGTH, HeadClass, class_heads
 from relpos.maps.head_values import flat_values, head_values
 from relpos.maps.layer import Layer, Quantity
-from relpos.maps.map import ColourScale, HeadMap, compute_map, map_of_layer
+from relpos.maps.map import ColourScale, HeadMap, both_signs, compute_map, map_of_layer
 from relpos.maps.model_subject import ModelView
 from relpos.maps.subject import Show
 from relpos.maps.values import HeadValues
@@ -33,7 +33,7 @@ Ratios = list[float | None]  # of each head
 
 def colour_scale(show: str, low: float, high: float) -> ColourScale:
     """The colours of values from `low` to `high`."""
-    return ColourScale.of(low, high, show in ("weights", "flat"))
+    return ColourScale.of(low, high, show in ("weights", "flat"), both_signs([(low, high)]))
 
 
 def _scale(scale: ColourScale) -> replies.Scale:

@@ -29,8 +29,9 @@ ROW_POINTS = 4096  # most values of a row
 # small a difference changes the ratio of the weights by a factor of less than e^0.05, 5 %.
 FLAT_RANGE = 0.05
 LEAST_WEIGHT = 1e-4  # all weights below it have the same colour
-
-
+# The smaller side of a range from which on a head may have colours centred on 0, as a share of the larger side: at a
+# quarter, at least 5/8 of the colours are used.
+LEAST_SIDE = 0.25
 ColourMap = Literal["sequential", "diverging", "weights"]
 
 
@@ -44,16 +45,11 @@ class ColourScale:
     signed: bool  # whether 0 is the middle
 
     @staticmethod
-    def of(low: float, high: float, weights: bool) -> "ColourScale":
-        """The scale of a map with values from `low` to `high`.
-
-        Both signs matter if the smaller side is more than half of the larger. Otherwise, colours centred on 0 would
-        leave much of the colour map unused; and 0 is not special to a softmax.
-        """
+    def of(low: float, high: float, weights: bool, signed: bool) -> "ColourScale":
+        """The scale of a map with values from `low` to `high`; `signed` is decided once per page, by `both_signs`."""
         if weights:
             return ColourScale(max(low, LEAST_WEIGHT), max(high, 2 * LEAST_WEIGHT), True, False)
-        below, above = sorted((-low, high))
-        return ColourScale(low + 0.0, high + 0.0, False, below > 0.5 * above)  # no −0
+        return ColourScale(low + 0.0, high + 0.0, False, signed)  # no −0
 
     @property
     def colour_map(self) -> ColourMap:
@@ -72,6 +68,16 @@ class ColourScale:
             most = max(-self.low, self.high, FLAT_RANGE / 2)
             return -most, most
         return min(self.low, self.high - FLAT_RANGE), self.high
+
+
+def both_signs(ranges: Sequence[tuple[float, float]]) -> bool:
+    """Whether the heads of a page with these ranges are drawn in colours centred on 0: all of them, or none.
+
+    Centred colours need both signs in every head; a head of one sign would have half of them, or one. Otherwise all
+    heads get the colours of one sign: 0 is not special to a softmax. Heads that are practically 0 look so in both.
+    """
+    others = [(low, high) for low, high in ranges if max(-low, high) > FLAT_RANGE / 2] or ranges
+    return all(min(-low, high) > LEAST_SIDE * max(-low, high) for low, high in others)
 
 
 @dataclass(frozen=True)

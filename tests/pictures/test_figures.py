@@ -96,13 +96,18 @@ def test_every_encoding_can_be_drawn_untrained(name, tmp_path):
     assert picture.save(tmp_path / "new" / f"{name}.png").stat().st_size > 2000
 
 
-def test_each_head_has_its_own_colours_and_one_that_is_practically_constant_looks_so():
-    """As a head of Figure 13 that spans −0.1335 to −0.129, which colours centred on 0 made solid navy."""
-    position = relpos.encoding("clipped", heads=3, head_dim=8)
-    rising = torch.linspace(-1, 1, position.table.shape[1]).abs()  # from 0 at the diagonal to 1
+def clipped_with_ranges(*ranges):
+    """The encoding `clipped` with one head per range, whose bias rises over distances from low to high."""
+    position = relpos.encoding("clipped", heads=len(ranges), head_dim=8)
+    share = torch.linspace(-1, 1, position.table.shape[1]).abs()  # from 0 at the diagonal to 1
     with torch.no_grad():
-        position.table.copy_(torch.stack([-0.1335 + 0.0045 * rising, 2 * rising - 1, -3 + 2 * rising]))
-    figure = draw(position, length=512).figure
+        position.table.copy_(torch.stack([low + (high - low) * share for low, high in ranges]))
+    return position
+
+
+def test_each_head_has_its_own_range_and_one_that_is_practically_constant_looks_so():
+    """As a head of Figure 13 that spans −0.1335 to −0.129, which colours centred on 0 made solid navy."""
+    figure = draw(clipped_with_ranges((-0.1335, -0.129), (-1, 1), (-3, -1)), length=512).figure
     flat, signed, negative = panels_of(figure)
     titles = [axes.get_title() for axes in (flat, signed, negative)]
     assert titles == ["Head 1: practically constant", "Head 2", "Head 3"]
@@ -110,10 +115,29 @@ def test_each_head_has_its_own_colours_and_one_that_is_practically_constant_look
     assert np.ptp(drawn, axis=0).max() < 0.25  # one colour, to the eye; 0.9 over the full range
     assert min(bar_ticks(figure)[0]) >= -0.1335
     assert "−0.132" in [label.get_text()[:6] for label in figure.axes[1].get_yticklabels()]  # absolute
-    assert signed.images[0].cmap is BOTH_SIGNS
-    assert signed.images[0].norm.vmin == -signed.images[0].norm.vmax  # centred on 0
-    assert negative.images[0].cmap.name == flat.images[0].cmap.name == ONE_SIGN
-    assert (negative.images[0].norm.vmin, negative.images[0].norm.vmax) == pytest.approx((-3, -1), abs=0.02)
+    ends = [(panel.images[0].norm.vmin, panel.images[0].norm.vmax) for panel in (signed, negative)]
+    np.testing.assert_allclose(ends, [(-1, 1), (-3, -1)], atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "colours"),
+    [
+        ([(-1, 0.497), (-0.507, 1), (0, 0)], BOTH_SIGNS),  # heads of Figure 14; the rule per head drew the line at 0.5
+        ([(-1, 1), (-1, 0.1), (-1, 0.9)], ONE_SIGN),  # one head has nearly no positive values
+        ([(-1, 1), (2, 3)], ONE_SIGN),  # centred on 0, the second would be one shade
+    ],
+)
+@pytest.mark.parametrize("layer", ["last", "all"])
+def test_a_page_has_one_colour_map(ranges, colours, layer):
+    images = [
+        panel.images[0] for panel in panels_of(draw(clipped_with_ranges(*ranges), length=512, layer=layer).figure)
+    ]
+    assert len(images) == len(ranges)
+    assert {image.cmap.name for image in images} == {getattr(colours, "name", colours)}
+    for image, (low, high) in zip(images, ranges, strict=True):
+        most = max(-low, high, 0.025)
+        expected = (-most, most) if colours is BOTH_SIGNS else (low, high)
+        assert (image.norm.vmin, image.norm.vmax) == pytest.approx(expected, abs=0.02)
 
 
 @pytest.mark.parametrize("name", [ONE_SIGN, BOTH_SIGNS])
