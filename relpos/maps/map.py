@@ -28,28 +28,40 @@ ROW_POINTS = 4096  # most values of a row
 # A head whose values differ by less is practically constant: a constant cancels in the softmax, and between two keys so
 # small a difference changes the ratio of the weights by a factor of less than e^0.05, 5 %.
 FLAT_RANGE = 0.05
-LEAST_WEIGHT = 1e-4  # all weights below it have the same colour
+LEAST_SHARE = 0.05  # of the weight of uniform attention, 1 / length: all weights below it have the same colour
 # The smaller side of a range from which on a head may have colours centred on 0, as a share of the larger side: at a
 # quarter, at least 5/8 of the colours are used.
 LEAST_SIDE = 0.25
 ColourMap = Literal["sequential", "diverging", "weights"]
+Extend = Literal["neither", "min", "max", "both"]  # ends of a colour bar with an arrow, as matplotlib names them
 
 
 @dataclass(frozen=True)
 class ColourScale:
-    """The values that the colours of a map stand for: logarithmic for weights, else linear."""
+    """The values that the colours of a map stand for: logarithmic for weights, else linear.
+
+    Values below `low` or above `high` have the colour of the nearer end.
+    """
 
     low: float
     high: float
     log: bool
     signed: bool  # whether 0 is the middle
+    extend: Extend = "neither"  # where there are values beyond `low` and `high`
 
     @staticmethod
-    def of(low: float, high: float, weights: bool, signed: bool) -> "ColourScale":
-        """The scale of a map with values from `low` to `high`; `signed` is decided once per page, by `both_signs`."""
-        if weights:
-            return ColourScale(max(low, LEAST_WEIGHT), max(high, 2 * LEAST_WEIGHT), True, False)
+    def of(low: float, high: float, signed: bool) -> "ColourScale":
+        """The scale of values from `low` to `high`; `signed` is decided once per page, by `both_signs`."""
         return ColourScale(low + 0.0, high + 0.0, False, signed)  # no −0
+
+    @staticmethod
+    def of_weights(low: float, high: float, length: int) -> "ColourScale":
+        """The scale of weights from `low` to `high` over `length` tokens.
+
+        What is dark depends on the length: uniform attention gives each of n tokens 1 / n.
+        """
+        least = LEAST_SHARE / length
+        return ColourScale(max(low, least), max(high, 2 * least), True, False, "min" if low < least else "neither")
 
     @property
     def colour_map(self) -> ColourMap:

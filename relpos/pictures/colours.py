@@ -26,8 +26,10 @@ def head_scales(maps: Sequence[Map], heads: Sequence[int], shared: bool) -> list
     if shared:
         common = (min(low for low, _ in every), max(high for _, high in every))
         ranges, every = [[common] * len(heads) for _ in maps], [common]
-    weights, signed = maps[0].show == "weights", both_signs(every)
-    return [[ColourScale.of(*ends, weights, signed) for ends in row] for row in ranges]
+    if maps[0].show == "weights":
+        return [[ColourScale.of_weights(*ends, maps[0].length) for ends in row] for row in ranges]
+    signed = both_signs(every)
+    return [[ColourScale.of(*ends, signed) for ends in row] for row in ranges]
 
 
 def colour_map(scale: ColourScale) -> str | Colormap:

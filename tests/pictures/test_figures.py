@@ -156,6 +156,29 @@ def test_weights_are_drawn_on_a_logarithmic_scale_and_a_constant_map_has_one_tic
     assert len(bar_ticks(draw("nope", heads=1, length=8, head_dim=4).figure)[0]) == 1
 
 
+@pytest.mark.parametrize("length", [128, 16384])
+def test_weights_can_be_told_apart_at_any_length(length):
+    """A floor of 1e-4 at every length drew uniform attention over 16,384 tokens, 6e-5 each, in one colour."""
+    picture = draw("nope", heads=1, head_dim=4, length=length, show="weights")
+    image = panels_of(picture.figure)[0].images[0]
+    rows = image.norm(1 / np.array([length / 8, length / 4, length / 2, length]))  # what uniform attention gives
+    assert (rows > -1e-6).all()
+    assert (np.diff(rows) < -0.03).all()
+    head = picture.numbers["layers"][0]["heads"][0]
+    assert (head["minimum"], head["maximum"]) == pytest.approx((1 / length, 1), rel=1e-5)
+
+
+def test_weights_below_the_scale_are_an_arrow_and_their_true_minimum_is_reported():
+    picture = draw("alibi", heads=2, length=128, show="weights")
+    bias = -torch.arange(128).double()[:, None] + torch.arange(128)
+    for head, (entry, slope) in enumerate(zip(picture.numbers["layers"][0]["heads"], (2**-4, 2**-8), strict=True)):
+        weights = (slope * bias).masked_fill(bias > 0, -torch.inf).softmax(-1)
+        assert entry["minimum"] == pytest.approx(float(weights[bias <= 0].min()), rel=1e-4)
+        bar = panels_of(picture.figure)[head].images[0].colorbar
+        assert bar.extend == ("min" if entry["minimum"] < bar.vmin else "neither")
+    assert [panel.images[0].colorbar.extend for panel in panels_of(picture.figure)] == ["min", "neither"]
+
+
 def test_a_shared_scale_has_one_bar_and_one_norm():
     figure = draw("alibi", heads=4, length=32, shared_scale=True).figure
     norms = {(panel.images[0].norm.vmin, panel.images[0].norm.vmax) for panel in panels_of(figure)}
