@@ -32,6 +32,8 @@ LEAST_SHARE = 0.05  # of the weight of uniform attention, 1 / length: all weight
 # The smaller side of a range from which on a head may have colours centred on 0, as a share of the larger side: at a
 # quarter, at least 5/8 of the colours are used.
 LEAST_SIDE = 0.25
+# The colours of scores span the percentiles of the cells, and on both sides this share of what lies between them.
+PERCENTILES, BEYOND = (1, 99), 0.1
 ColourMap = Literal["sequential", "diverging", "weights"]
 Extend = Literal["neither", "min", "max", "both"]  # ends of a colour bar with an arrow, as matplotlib names them
 
@@ -50,9 +52,17 @@ class ColourScale:
     extend: Extend = "neither"  # where there are values beyond `low` and `high`
 
     @staticmethod
-    def of(low: float, high: float, signed: bool) -> "ColourScale":
-        """The scale of values from `low` to `high`; `signed` is decided once per page, by `both_signs`."""
-        return ColourScale(low + 0.0, high + 0.0, False, signed)  # no −0
+    def of(low: float, high: float, signed: bool, typical: tuple[float, float] | None = None) -> "ColourScale":
+        """The scale of values from `low` to `high`, or of a smaller range of `typical` values.
+
+        `signed` is decided once per page, by `both_signs`.
+        """
+        first, last = typical or (low, high)
+        if signed:
+            first, last = min(first, -last), max(last, -first)  # an arrow has the first or the last colour
+        ends: dict[tuple[bool, bool], Extend] = {(True, True): "both", (True, False): "min", (False, True): "max"}
+        extend = ends.get((low < first, high > last), "neither")
+        return ColourScale(max(low, first) + 0.0, min(high, last) + 0.0, False, signed, extend)  # no −0
 
     @staticmethod
     def of_weights(low: float, high: float, length: int) -> "ColourScale":
@@ -117,6 +127,16 @@ class Map:
         """The smallest and the largest value, of one head (0 is the first) or of all."""
         chosen = slice(None) if head is None else head
         return float(np.nanmin(self.low[chosen])), float(np.nanmax(self.high[chosen]))
+
+    def typical_range(self, head: int | None = None) -> tuple[float, float]:
+        """The range of the colours: of scores without rare extremes, which would make all others look alike."""
+        low, high = self.range(head)
+        if self.show != "scores":
+            return low, high
+        cells = self.mean[slice(None) if head is None else head]
+        first, last = np.percentile(cells[np.isfinite(cells)], PERCENTILES)
+        beyond = BEYOND * (last - first)
+        return max(low, float(first - beyond)), min(high, float(last + beyond))
 
 
 def map_of_layer(

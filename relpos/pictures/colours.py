@@ -21,15 +21,19 @@ BOTH_SIGNS = LinearSegmentedColormap.from_list(
 
 def head_scales(maps: Sequence[Map], heads: Sequence[int], shared: bool) -> list[list[ColourScale]]:
     """The colour scale of each head of each map, or the one that all share; one colour map for the whole page."""
-    ranges = [[layer_map.range(head) for head in heads] for layer_map in maps]
-    every = list(itertools.chain(*ranges))
+    ranges = [(layer_map.range(head), layer_map.typical_range(head)) for layer_map in maps for head in heads]
     if shared:
-        common = (min(low for low, _ in every), max(high for _, high in every))
-        ranges, every = [[common] * len(heads) for _ in maps], [common]
+        ranges = [(_union([full for full, _ in ranges]), _union([typical for _, typical in ranges]))] * len(ranges)
     if maps[0].show == "weights":
-        return [[ColourScale.of_weights(*ends, maps[0].length) for ends in row] for row in ranges]
-    signed = both_signs(every)
-    return [[ColourScale.of(*ends, signed) for ends in row] for row in ranges]
+        scales = [ColourScale.of_weights(*full, maps[0].length) for full, _ in ranges]
+    else:
+        signed = both_signs([typical for _, typical in ranges])
+        scales = [ColourScale.of(*full, signed, typical) for full, typical in ranges]
+    return [scales[row * len(heads) : (row + 1) * len(heads)] for row in range(len(maps))]
+
+
+def _union(ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
 def colour_map(scale: ColourScale) -> str | Colormap:

@@ -179,6 +179,33 @@ def test_weights_below_the_scale_are_an_arrow_and_their_true_minimum_is_reported
     assert [panel.images[0].colorbar.extend for panel in panels_of(picture.figure)] == ["min", "neither"]
 
 
+@pytest.mark.parametrize(("sink", "arrows"), [(50.0, "max"), (-50.0, "min"), (None, "neither")])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_few_extreme_scores_do_not_set_the_colours_of_the_others(sink, arrows, shared):
+    """The scores of a sink, one key of 256, made Figure 15 mostly grey."""
+    scores = torch.rand(2, 256, 256, generator=torch.Generator().manual_seed(0)) * 4 - 2
+    if sink is not None:
+        scores[:, :, 0] = sink
+    scores = scores.masked_fill(torch.ones(256, 256).triu(1).bool(), -torch.inf)
+    picture = draw(scores, show="scores", shared_scale=shared)
+    for panel in panels_of(picture.figure):
+        assert panel.images[0].cmap is BOTH_SIGNS
+        assert (panel.images[0].norm.vmin, panel.images[0].norm.vmax) == pytest.approx((-2, 2), abs=0.5)
+    assert [axes._colorbar.extend for axes in picture.figure.axes if axes.get_label() == "<colorbar>"] == [arrows] * (
+        1 if shared else 2
+    )
+    ends = [(head["minimum"], head["maximum"]) for head in picture.numbers["layers"][0]["heads"]]
+    seen = scores.masked_fill(scores == -torch.inf, 0.0)
+    assert ends == [(float(head.min()), float(head.max())) for head in seen]  # the true range
+
+
+def test_a_bias_is_drawn_over_its_full_range():
+    bias = torch.rand(1, 256, 256) * 4 - 2
+    bias[:, :, 0] = 50.0
+    image = panels_of(draw(bias, show="bias").figure)[0].images[0]
+    assert (image.norm.vmax, image.colorbar.extend) == (50.0, "neither")
+
+
 def test_a_shared_scale_has_one_bar_and_one_norm():
     figure = draw("alibi", heads=4, length=32, shared_scale=True).figure
     norms = {(panel.images[0].norm.vmin, panel.images[0].norm.vmax) for panel in panels_of(figure)}
