@@ -2,20 +2,26 @@
 
 import doctest
 import itertools
+import json
+import textwrap
 
 import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
 from matplotlib.colors import LogNorm
+from typer.testing import CliRunner
 
 import relpos
+from relpos.cli import app
 from relpos.paper import figures as paper
+from relpos.pictures import captions
 from relpos.pictures import draw as drawing
+from relpos.pictures.captions import latex
 from relpos.pictures.colours import BOTH_SIGNS, ONE_SIGN
 from relpos.pictures.draw import draw
 from relpos.pictures.map_figures import bar_ticks
-from relpos.pictures.printed_page import save
+from relpos.pictures.printed_page import save, wrap_evenly
 
 pytestmark = pytest.mark.heavy
 
@@ -226,7 +232,7 @@ def test_a_head_that_adds_nothing_is_named_and_counted():
     picture = draw(position, length=32)
     titles = [axes.get_title() for axes in panels_of(picture.figure)]
     assert titles == ["Head 1: bias exactly 0", "Head 2", "Head 3: bias exactly 0"]
-    assert "2 of 3 heads: bias exactly 0." in picture.caption
+    assert "Bias exactly 0: 2 of 3 heads." in picture.caption
     heads = picture.numbers["layers"][0]["heads"]
     assert [head["note"] for head in heads] == ["bias exactly 0", None, "bias exactly 0"]
     assert [head["uniformity"] is None for head in heads] == [True, False, True]
@@ -289,9 +295,66 @@ def test_a_figure_of_unknown_kind_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("module", [drawing, paper], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [captions, drawing, paper], ids=lambda module: module.__name__)
 def test_the_examples_in_the_docstrings_are_right(module, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = doctest.testmod(module)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+# Captions
+
+
+def test_no_sentence_of_a_caption_begins_with_a_number():
+    """“context dependence 0. 3 of 12 heads” reads as 0.3."""
+    caption = draw("sinusoidal", length=128).caption
+    assert "context dependence 0. Practically constant (values span less than 0.05): 3 of 12 heads." in caption
+    assert not [sentence for sentence in caption.split(". ") if sentence[0].isdigit()]
+
+
+@pytest.mark.parametrize("show", ["bias", "profile", "mass"])
+def test_a_picture_without_its_caption_is_shorter_and_keeps_the_text(show, tmp_path):
+    with_caption, without = (draw("kerple_log", heads=2, length=64, show=show, caption=c) for c in (True, False))
+    heights = [picture.figure.get_figheight() for picture in (with_caption, without)]
+    assert heights[1] < heights[0] - 0.2
+    drawn = [" ".join(text.get_text() for text in picture.figure.texts) for picture in (with_caption, without)]
+    assert ["kerple_log" in text for text in drawn] == [True, False]
+    assert without.caption == with_caption.caption
+    about = json.loads(without.save(tmp_path / "a.json").read_text())
+    assert about["caption"] == without.caption
+    assert about["caption_latex"] + "\n" == without.save(tmp_path / "a.txt").read_text()
+
+
+def test_the_command_writes_the_caption_that_is_not_in_the_picture(tmp_path):
+    for flag, texts in (("--caption", []), ("--no-caption", [tmp_path / "a.txt"])):
+        result = CliRunner().invoke(app, ["draw", "alibi", "--length", "16", flag, "--out", str(tmp_path / "a.png")])
+        assert result.exit_code == 0, result.output
+        assert list(tmp_path.glob("*.txt")) == texts
+    assert (tmp_path / "a.txt").read_text().startswith("alibi: the additive bias (12 heads, head\\_dim 64).")
+
+
+def test_a_caption_for_latex_has_no_character_that_latex_reads_otherwise():
+    text = latex("a_b & 5 % of #1: {x} ~ 2^3 × −4 < $5 – “q” \\cmd …")
+    assert text == (
+        r"a\_b \& 5\,\% of \#1: \{x\} \textasciitilde{} 2\textasciicircum{}3 $\times$ $-$4 $<$ \$5 -- ``q'' "
+        r"\textbackslash{}cmd \ldots{}"
+    )
+    assert text.isascii()
+
+
+@pytest.mark.parametrize("most", [24, 60, 126])
+def test_the_lines_of_a_caption_are_about_equally_long(most):
+    words = (
+        "rope, GPT-2 nano, layer 4 of 4: the attention scores on 256 tokens of 2000-Clinton-1, from token 10240. " * 2
+    ).split()
+    for count in range(1, len(words)):
+        text = " ".join(words[:count])
+        lines, greedy = wrap_evenly(text, most), textwrap.wrap(text, most)
+        assert " ".join(lines) == text
+        assert len(lines) == len(greedy)
+        assert max(map(len, lines)) <= most
+        assert len(lines[-1]) >= len(greedy[-1])
+        if len(lines) > 1 and most > 24:
+            assert len(lines[-1]) > 0.3 * max(map(len, lines))
+    assert wrap_evenly("", most) == []
