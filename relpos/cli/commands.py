@@ -281,7 +281,8 @@ class DrawOutput:
 
     out: str | None = option(
         None,
-        "A .png, .pdf or .svg file; or a .json, .npz or .safetensors file for the numbers alone.",
+        "A .png, .pdf or .svg file; or a .json, .npz or .safetensors file for the numbers alone, or a .txt file for "
+        "the caption.",
         shown="WHAT.png",
         metavar="FILE",
     )
@@ -325,6 +326,8 @@ def draw(options: Values, output: Values) -> None:
     typer.echo(f"{picture.save(path)}: {picture.caption}")
     if numbers is not None:
         typer.echo(f"{picture.save(numbers)}: the numbers behind it")
+    if options.get("caption") is False:
+        typer.echo(f"{picture.save(path.with_suffix('.txt'))}: the caption, for LaTeX")
 
 
 @command(FigureOptions)
