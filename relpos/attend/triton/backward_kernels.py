@@ -122,7 +122,7 @@ def grad_q_kernel(
                 sums += tl.sum(signed(ds, growth[:, None], growth_j[None, :], i, j, SYMMETRIC), 1)
                 growth_sums += tl.sum(ds * tl.abs(growth[:, None] - growth_j[None, :]), 1)
             elif WEIGHTED:
-                growth_sums -= tl.sum(ds * growth_j[None, :], 1)
+                growth_sums += tl.sum(ds * (growth[:, None] - growth_j[None, :]), 1)
         if C_SCALED & LEARNED:
             entry = load_distances(CURVE + curve_zero, i, j, ASSEMBLY)
             x = entry * inverse[:, None]
