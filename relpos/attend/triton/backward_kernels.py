@@ -119,10 +119,10 @@ def grad_q_kernel(
         ds = p * (dp - delta[:, None])  # gradient of the logits
         if C_RANK_ONE & LEARNED:
             if SYMMETRIC:
-                sums += tl.sum(signed(ds, growth[:, None], growth_j[None, :], SYMMETRIC), 1)
+                sums += tl.sum(signed(ds, growth[:, None], growth_j[None, :], i, j, SYMMETRIC), 1)
                 growth_sums += tl.sum(ds * tl.abs(growth[:, None] - growth_j[None, :]), 1)
             elif WEIGHTED:
-                growth_sums -= tl.sum(ds * growth_j[None, :], 1)
+                growth_sums += tl.sum(ds * (growth[:, None] - growth_j[None, :]), 1)
         if C_SCALED & LEARNED:
             entry = load_distances(CURVE + curve_zero, i, j, ASSEMBLY)
             x = entry * inverse[:, None]
@@ -226,7 +226,7 @@ def grad_kv_kernel(
             delta = tl.load(DELTA + head * queries + r, mask=live, other=0.0)
             ds = p * (dp - delta[None, :])
             if C_RANK_ONE & LEARNED:
-                moved = signed(ds, growth[None, :], growth_j[:, None], SYMMETRIC)
+                moved = signed(ds, growth[None, :], growth_j[:, None], i, j, SYMMETRIC)
                 if WEIGHTED:
                     moved = moved * weight[None, :]
                 sums += tl.sum(moved, 1)

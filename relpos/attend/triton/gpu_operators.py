@@ -79,12 +79,11 @@ class Backward:
         problem.set_strides("g", grad)
         problem.arguments |= {"OUT": out, "GRAD": grad, "GRAD_LSE": moved, "DELTA": self.delta}
 
-    def launch(self, kernel, grid: tuple[int, ...], size: TileSize, **more: object) -> dict[str, Tensor]:
-        """Run a kernel with the log-sum-exp that it reads; returns what depends on the size of its tiles."""
+    def launch(self, kernel, grid: tuple[int, ...], size: TileSize, **more: object) -> None:
+        """Run a kernel with the log-sum-exp that it reads."""
         values = self.problem.by_blocks(size)
         level = rank_one_tile.levels(self.lse, values, self.inputs.symmetric) if values else self.lse
         self.problem.launch(kernel, grid, size, LEVEL=level, **more)
-        return values
 
     def learns(self, *names: str) -> bool:
         """Whether a gradient of one of these inputs is wanted."""
@@ -124,7 +123,7 @@ class Backward:
         if ends:
             sums["FAR_SUMS"] = new((2, batch, heads, queries), dtype=single)
         size = self.problem.size("grad_q")
-        values = self.launch(
+        self.launch(
             grad_q_kernel, (blocks, batch * heads), size, GRAD_Q=grads["q"], LEARNED=bits, HAS_ENDS=ends,
             far_low=inputs.far_low, far_high=inputs.far_high, **sums,
         )  # fmt: skip
@@ -138,7 +137,7 @@ class Backward:
         if bits & toeplitz_tile.BIT:
             grads["table"] = self.table_gradient(sums.get("FAR_SUMS"))
         if bits & rank_one_tile.BIT:
-            grads |= self.totals_gradients(sums, values)
+            grads |= self.totals_gradients(sums)
         if bits & scaled_tile.BIT:
             matters = inputs.sinks is not None or self.grad_lse is not None
             by_distance = self.by_distance(scaled_tile.BIT)
@@ -157,19 +156,14 @@ class Backward:
         assert self.inputs.sinks is not None
         return torch.exp2(self.inputs.sinks.float()[:, None] * LOG2E - self.lse)
 
-    def totals_gradients(self, sums: dict[str, Tensor], values: dict[str, Tensor]) -> dict[str, Tensor]:
+    def totals_gradients(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
         """Gradients of running totals and weights. A row of ds has a known sum: its weights are 1 with the sink's."""
         inputs = self.inputs
         of_rows, of_keys, growth = self.moved, sums["KEY_SUMS"], sums.get("ROW_GROWTH")
         if inputs.symmetric:
             of_rows = sums["ROW_SUMS"]
-        else:
-            if inputs.sinks is not None:
-                of_rows = of_rows + self.sink_share * self.delta
-            if inputs.weight is not None:
-                assert growth is not None
-                since = values["QUERY_GROWTH"][:, : growth.shape[-1]].view_as(growth)
-                growth = growth + since * of_rows
+        elif inputs.sinks is not None:
+            of_rows = of_rows + self.sink_share * self.delta
         if inputs.weight is not None or inputs.symmetric:  # the kernel's weights are times log2(e)
             of_keys = of_keys / LOG2E
         return rank_one_tile.gradients(inputs, of_rows, growth, of_keys)
