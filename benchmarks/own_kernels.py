@@ -2,8 +2,8 @@
 
     python benchmarks/own_kernels.py [--targets sm_80,sm_90] [--head-dims 64,128] [--forms none,Toeplitz] [--dtype fp32]
 
-prints one line of JSON per kernel: its registers, spills, shared memory and atomics. `benchmarks/gpu_static.py` counts
-instructions.
+prints one line of JSON per kernel: its registers, spills, shared memory and atomics. --rows: of decoding, the heads of
+a group times the queries. `benchmarks/gpu_static.py` counts instructions.
 """
 
 import json
@@ -24,7 +24,7 @@ KERNELS = {
     "decoding": decoding_kernel.decoding_kernel,
 }
 FORMS = {"none": 0, "Toeplitz": 1, "RankOne": 2, "Toeplitz + RankOne": 3, "Scaled": 4, "Projected": 8, "of keys": 16}
-INTEGERS = {"FIRST", "END", "RANGES", "ROW_KEYS"}
+INTEGERS = {"FIRST", "END", "RANGES", "ROW_KEYS", "KEPT_KEYS", "KEPT_ROWS"}
 HALVES = {  # pointers in the dtype of q; all others are float32
     "Q", "K", "V", "OUT", "GRAD", "GRAD_Q", "GRAD_K", "GRAD_V",
     "QUERY_VECTORS", "QUERY_RELATIVE", "KEY_VECTORS", "KEY_RELATIVE",
@@ -44,6 +44,7 @@ def compile_own(
     form: int,
     dtype: str = "bf16",
     size: TileSize | None = None,
+    rows: int = 16,
     **changes: object,
 ) -> Counts:
     """A kernel for bfloat16 ("bf16") or float32 ("fp32"), with the tile that `tile_size` chooses.
@@ -51,13 +52,14 @@ def compile_own(
     Gradients of the form are wanted; `changes` replaces constants, such as WEIGHTED or CAPPED.
     """
     function, single = KERNELS[kernel], dtype == "fp32"
-    size = size or tile_size(kernel, target, head_dim, single, form)
+    size = size or tile_size(kernel, target, head_dim, single, form, rows)
     nvidia = target.startswith("sm_")
     constants = {
         "D": head_dim, "E": head_dim, "R": head_dim, "BD": head_dim, "BE": head_dim,
         "BR": head_dim if form & PROJECTED else 16, "BM": size.BM, "BN": size.BN, "KNOTS": 64 if form & 4 else 1,
         "FORM": form, "LEARNED": form, "OF": (by_distance(form) or [1])[0], "WEIGHTED": True, "SYMMETRIC": False,
         "CAPPED": False, "PADDED": False, "HAS_SINKS": False, "DROPS": False, "HAS_ENDS": False, "SKIPS": False,
+        "NARROWED": form in (1, 2, 3),  # these leave out tiles
         "ASSEMBLY": nvidia, "PRECISION": "tf32" if not single else "tf32x3" if nvidia else "ieee",
     } | changes  # fmt: skip
     signature = {}
@@ -82,6 +84,7 @@ def main() -> None:
     parser.add_argument("--forms", default=",".join(FORMS))
     parser.add_argument("--kernels", default=",".join(KERNELS))
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp32"))
+    parser.add_argument("--rows", default=16, type=int)
     given = parser.parse_args()
     for target in given.targets.split(","):
         for head_dim in map(int, given.head_dims.split(",")):
@@ -89,7 +92,7 @@ def main() -> None:
                 for name in given.forms.split(","):
                     if kernel == "distance" and not by_distance(FORMS[name]):
                         continue
-                    counts = compile_own(kernel, target, head_dim, FORMS[name], given.dtype)
+                    counts = compile_own(kernel, target, head_dim, FORMS[name], given.dtype, rows=given.rows)
                     facts = {"target": target, "head_dim": head_dim, "kernel": kernel, "form": name}
                     facts |= {"registers": counts.registers, "spills": counts.spills, "shared": counts.shared}
                     print(json.dumps(facts | {"fits": counts.fits, "atomics": counts.total.atomics}), flush=True)

@@ -142,7 +142,7 @@ def _held(scene: Scene, show: Show, name: str, room: int | None) -> Held | None:
 def _stored(scene: Scene, show: Show, number: int, head: int) -> replies.StoredMap:
     """A map at its finest level that fits: bytes, compressed, in base64."""
     head_map = scene.head_map(show, number, head)
-    level, scale = head_map.level_of(CELLS), colour_scale(show, *head_map.range)
+    level, scale = head_map.level_of(CELLS), colour_scale(show, head_map.length, *head_map.range)
     side = head_map.cells_at(level)
     means = head_map.cells(level, 0, side, 0, side).planes[1].numpy().astype(np.float64)
     cells = base64.b64encode(zlib.compress(quantised(means, scale).tobytes(), 9)).decode("ascii")

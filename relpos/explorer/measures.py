@@ -18,7 +18,7 @@ from relpos.maps.distance_profiles import MassProfile, flat_mass, layer_mass, ma
 from relpos.maps.head_classes import LEAST_LENGTH, HeadClass, class_heads
 from relpos.maps.head_values import flat_values, head_values
 from relpos.maps.layer import Layer, Quantity
-from relpos.maps.map import ColourScale, HeadMap, compute_map, map_of_layer
+from relpos.maps.map import ColourScale, HeadMap, both_signs, compute_map, map_of_layer
 from relpos.maps.model_subject import ModelView
 from relpos.maps.subject import Show
 from relpos.maps.values import HeadValues
@@ -31,9 +31,11 @@ TICKS = 6  # of a colour bar, at most
 Ratios = list[float | None]  # of each head
 
 
-def colour_scale(show: str, low: float, high: float) -> ColourScale:
-    """The colours of values from `low` to `high`."""
-    return ColourScale.of(low, high, show in ("weights", "flat"))
+def colour_scale(show: str, length: int, low: float, high: float) -> ColourScale:
+    """The colours of values from `low` to `high` over `length` tokens."""
+    if show in ("weights", "flat"):
+        return ColourScale.of_weights(low, high, length)
+    return ColourScale.of(low, high, both_signs([(low, high)]))
 
 
 def _scale(scale: ColourScale) -> replies.Scale:
@@ -50,17 +52,20 @@ def _colours(scale: ColourScale) -> replies.Colours:
 
 def scales(head_map: HeadMap, show: str) -> tuple[ColourScale, ColourScale]:
     """The colours of a map, with and without the first key."""
-    scale = colour_scale(show, *head_map.range)
-    return scale, replace(colour_scale(show, *head_map.range_without_sink), signed=scale.signed)
+    scale = colour_scale(show, head_map.length, *head_map.range)
+    return scale, replace(colour_scale(show, head_map.length, *head_map.range_without_sink), signed=scale.signed)
 
 
 def ranges(head_map: HeadMap, show: str) -> replies.Range:
-    """The range of the colours, with and without the first key."""
+    """The range of the values and of the colours, with and without the first key."""
     scale, without = scales(head_map, show)
+    (low, high), (low_without, high_without) = head_map.range, head_map.range_without_sink
     return {
         **_colours(scale),
-        "low_without_sink": without.low,
-        "high_without_sink": without.high,
+        "low": low,
+        "high": high,
+        "low_without_sink": low_without,
+        "high_without_sink": high_without,
         "scale_without_sink": _scale(without),
     }
 
@@ -136,7 +141,7 @@ def layer_overview(scene: Scene, show: Show, number: int, others: list[Layer] | 
     heads: list[replies.HeadSummary] = []
     for place in range(len(uniformity)):
         head_map = scene.head_map(show, number, place + 1)
-        scale = colour_scale(show, *head_map.range)
+        scale = colour_scale(show, head_map.length, *head_map.range)
         heads.append(
             {
                 "head": place + 1,

@@ -191,7 +191,7 @@ class HeadClass(_Kind):
 
 
 class Colours(TypedDict):
-    """The values of a map from the lowest to the highest, and their colours."""
+    """The values that the codes of a small map range over, and their colours."""
 
     low: float
     high: float
@@ -220,7 +220,7 @@ class LayerSummary(TypedDict):
 
 
 class Range(Colours):
-    """The colours of a map with and without the first key."""
+    """The colours of a map with and without the first key; `low` and `high` are its smallest and largest value."""
 
     low_without_sink: float
     high_without_sink: float

@@ -28,32 +28,50 @@ ROW_POINTS = 4096  # most values of a row
 # A head whose values differ by less is practically constant: a constant cancels in the softmax, and between two keys so
 # small a difference changes the ratio of the weights by a factor of less than e^0.05, 5 %.
 FLAT_RANGE = 0.05
-LEAST_WEIGHT = 1e-4  # all weights below it have the same colour
-
-
+LEAST_SHARE = 0.05  # of the weight of uniform attention, 1 / length: all weights below it have the same colour
+# The smaller side of a range from which on a head may have colours centred on 0, as a share of the larger side: at a
+# quarter, at least 5/8 of the colours are used.
+LEAST_SIDE = 0.25
+# The colours of scores span the percentiles of the cells, and on both sides this share of what lies between them.
+PERCENTILES, BEYOND = (1, 99), 0.1
 ColourMap = Literal["sequential", "diverging", "weights"]
+Extend = Literal["neither", "min", "max", "both"]  # ends of a colour bar with an arrow, as matplotlib names them
 
 
 @dataclass(frozen=True)
 class ColourScale:
-    """The values that the colours of a map stand for: logarithmic for weights, else linear."""
+    """The values that the colours of a map stand for: logarithmic for weights, else linear.
+
+    Values below `low` or above `high` have the colour of the nearer end.
+    """
 
     low: float
     high: float
     log: bool
     signed: bool  # whether 0 is the middle
+    extend: Extend = "neither"  # where there are values beyond `low` and `high`
 
     @staticmethod
-    def of(low: float, high: float, weights: bool) -> "ColourScale":
-        """The scale of a map with values from `low` to `high`.
+    def of(low: float, high: float, signed: bool, typical: tuple[float, float] | None = None) -> "ColourScale":
+        """The scale of values from `low` to `high`, or of a smaller range of `typical` values.
 
-        Both signs matter if the smaller side is more than half of the larger. Otherwise, colours centred on 0 would
-        leave much of the colour map unused; and 0 is not special to a softmax.
+        `signed` is decided once per page, by `both_signs`.
         """
-        if weights:
-            return ColourScale(max(low, LEAST_WEIGHT), max(high, 2 * LEAST_WEIGHT), True, False)
-        below, above = sorted((-low, high))
-        return ColourScale(low + 0.0, high + 0.0, False, below > 0.5 * above)  # no −0
+        first, last = typical or (low, high)
+        if signed:
+            first, last = min(first, -last), max(last, -first)  # an arrow has the first or the last colour
+        ends: dict[tuple[bool, bool], Extend] = {(True, True): "both", (True, False): "min", (False, True): "max"}
+        extend = ends.get((low < first, high > last), "neither")
+        return ColourScale(max(low, first) + 0.0, min(high, last) + 0.0, False, signed, extend)  # no −0
+
+    @staticmethod
+    def of_weights(low: float, high: float, length: int) -> "ColourScale":
+        """The scale of weights from `low` to `high` over `length` tokens.
+
+        What is dark depends on the length: uniform attention gives each of n tokens 1 / n.
+        """
+        least = LEAST_SHARE / length
+        return ColourScale(max(low, least), max(high, 2 * least), True, False, "min" if low < least else "neither")
 
     @property
     def colour_map(self) -> ColourMap:
@@ -72,6 +90,16 @@ class ColourScale:
             most = max(-self.low, self.high, FLAT_RANGE / 2)
             return -most, most
         return min(self.low, self.high - FLAT_RANGE), self.high
+
+
+def both_signs(ranges: Sequence[tuple[float, float]]) -> bool:
+    """Whether the heads of a page with these ranges are drawn in colours centred on 0: all of them, or none.
+
+    Centred colours need both signs in every head; a head of one sign would have half of them, or one. Otherwise all
+    heads get the colours of one sign: 0 is not special to a softmax. Heads that are practically 0 look so in both.
+    """
+    others = [(low, high) for low, high in ranges if max(-low, high) > FLAT_RANGE / 2] or ranges
+    return all(min(-low, high) > LEAST_SIDE * max(-low, high) for low, high in others)
 
 
 @dataclass(frozen=True)
@@ -99,6 +127,16 @@ class Map:
         """The smallest and the largest value, of one head (0 is the first) or of all."""
         chosen = slice(None) if head is None else head
         return float(np.nanmin(self.low[chosen])), float(np.nanmax(self.high[chosen]))
+
+    def typical_range(self, head: int | None = None) -> tuple[float, float]:
+        """The range of the colours: of scores without rare extremes, which would make all others look alike."""
+        low, high = self.range(head)
+        if self.show != "scores":
+            return low, high
+        cells = self.mean[slice(None) if head is None else head]
+        first, last = np.percentile(cells[np.isfinite(cells)], PERCENTILES)
+        beyond = BEYOND * (last - first)
+        return max(low, float(first - beyond)), min(high, float(last + beyond))
 
 
 def map_of_layer(

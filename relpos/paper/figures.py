@@ -12,7 +12,7 @@ from relpos.encodings.registry import encoding
 from relpos.forms.encoding import Encoding
 from relpos.model_catalogue import preset
 from relpos.paper.figures_options import STEPS, FigureOptions
-from relpos.pictures.captions import NO_NUMBER
+from relpos.pictures.captions import NO_NUMBER, latex
 from relpos.pictures.draw import draw
 from relpos.pictures.markdown import escaped, image, table, to_html
 from relpos.pictures.picture import LayerNumbers
@@ -27,7 +27,8 @@ INTRODUCTION = (
     "Figures 8, 10 and 12 to 15 of the appendix of “Context-aware Biases for Length Extrapolation” "
     "([arXiv 2503.08067](https://arxiv.org/abs/2503.08067)), drawn by relpos. Uniformity is 1 if a map is constant "
     "along every diagonal. Context dependence is 0 if a map is the same for every input, and about 1 if the maps of "
-    f"two inputs have nothing in common. A head that is exactly constant has neither number ({NO_NUMBER})."
+    f"two inputs have nothing in common. A head that is exactly constant has neither number ({NO_NUMBER}). "
+    "FIRE has uniformity 1 up to its learned threshold: it divides by the query’s position only in the rows beyond."
 )
 COLUMNS = ["head", "minimum", "maximum", "uniformity", "context dependence", "note"]
 
@@ -155,16 +156,18 @@ class Album:
 
     def add(self, figure: PaperFigure, what: str | Path, **size: Any) -> None:
         """Draw a figure and write its files and the page."""
-        title = f"Figure {figure.number} ({figure.title}). "
+        number = f"Figure {figure.number}: "
         try:
-            picture = draw(what, length=LENGTH, seed=self.seed, title=title, **size)
+            picture = draw(what, length=LENGTH, seed=self.seed, title=number, name=figure.title, **size)
         except (ValueError, TypeError, OSError, RuntimeError) as error:
             self.miss(figure, error)
             return
         for suffix in (".png", ".pdf"):
             picture.save(self.out / f"{figure.stem}{suffix}")
-        numbers = {"figure": figure.number, "caption": picture.caption, **picture.numbers}
+        caption = latex(picture.caption.removeprefix(number))  # LaTeX numbers its figures itself
+        numbers = {"figure": figure.number, **picture.about, "caption_latex": caption}
         write_text(self.out / f"{figure.stem}.json", json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
+        write_text(self.out / f"{figure.stem}.txt", caption + "\n")
         write_page(self.out)
         self.say(f"{self.out / figure.stem}.png: {picture.caption}")
 
@@ -199,24 +202,41 @@ def write_page(folder: Path) -> Path:
     present = [stem for stem in stems if (folder / f"{stem}.json").exists()]
     figures = {stem: json.loads((folder / f"{stem}.json").read_text(encoding="utf-8")) for stem in present}
     links = " · ".join(f"[Figure {numbers['figure']}](#{stem})" for stem, numbers in figures.items())
-    paragraphs = [f"# {TITLE}", INTRODUCTION, links]
+    titles = {figure.stem: f"{escaped(figure.title)} (`{figure.encoding}`)" for figure in FIGURES}
+    paragraphs = [f"# {TITLE}", _training_words(list(figures.values())), INTRODUCTION, links]
     for stem, numbers in figures.items():
         words = numbers["input"]["first_words"] if numbers["input"] else None
         paragraphs += [
-            f"## Figure {numbers['figure']}: {escaped(numbers['encoding'])} {{#{stem}}}",
+            f"## Figure {numbers['figure']}: {titles[stem]} {{#{stem}}}",
             image(f"{stem}.png", f"The input begins: “{escaped(words)} …”" if words else "", alt=numbers["caption"]),
-            f"Files: [PDF]({stem}.pdf), [numbers as JSON]({stem}.json).",
+            f"Files: [PDF]({stem}.pdf), [numbers as JSON]({stem}.json), [caption for LaTeX]({stem}.txt).",
             _head_table(numbers["layers"][0]),
         ]
-    write_text(folder / PAGE, to_html("\n\n".join(paragraphs), folder))
+    write_text(folder / PAGE, to_html("\n\n".join(filter(None, paragraphs)), folder))
     return folder / PAGE
+
+
+def _training_words(figures: Iterable[Mapping[str, Any]]) -> str:
+    """The sentence that says how small the models are and how short their training was; empty without a model."""
+    trained = [numbers for numbers in figures if numbers.get("training")]
+    models = sorted({f"{numbers['model']['preset']} ({numbers['model']['layers']} layers)" for numbers in trained})
+    steps = sorted({numbers["training"]["steps"] for numbers in trained})
+    if not trained:
+        return ""
+    listed = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
+    return (
+        f"**The trained models are {' and '.join(models)}, trained for {listed} steps.** Compare the kinds of "
+        "patterns with the paper, not the values."
+    )
 
 
 def _head_table(layer: LayerNumbers) -> str:
     low, high = min(head["minimum"] for head in layer["heads"]), max(head["maximum"] for head in layer["heads"])
     measures = {"uniformity": layer["uniformity"], "context_dependence": layer["context_dependence"]}
     rows = [{"head": "all", "minimum": low, "maximum": high, **measures}, *layer["heads"]]
-    return table(COLUMNS, [_cells(row) for row in rows])
+    cells = [_cells(row) for row in rows]
+    shown = len(COLUMNS) if any(row[-1] for row in cells) else len(COLUMNS) - 1  # no column of notes without a note
+    return table(COLUMNS[:shown], [row[:shown] for row in cells])
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

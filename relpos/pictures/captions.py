@@ -1,5 +1,6 @@
-"""The text of a picture: its caption, the line above it that says what is untrained, and notes on heads."""
+"""The text of a picture: its caption, also for LaTeX, the line above it on untrained parameters, and notes on heads."""
 
+import re
 from collections.abc import Sequence
 
 from relpos.maps.diagonals import Share
@@ -8,6 +9,23 @@ from relpos.maps.subject import View
 
 ZERO, FLAT = "bias exactly 0", "practically constant"  # notes on heads whose bias does nothing, or nearly nothing
 NO_NUMBER = "–"  # in place of a ratio where nothing varies
+LATEX = {  # what LaTeX would read otherwise, or does not print with every font
+    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": "$<$",
+    ">": "$>$",
+    "−": "$-$",
+    "×": r"$\times$",
+    "·": r"$\cdot$",
+    "δ": r"$\delta$",
+    "–": "--",
+    "“": "``",
+    "”": "''",
+    "…": r"\ldots{}",
+    " %": r"\,\%",
+}
 SHOWN = {"bias": "the additive bias", "scores": "the attention scores", "weights": "the attention weights"}
 
 
@@ -36,6 +54,18 @@ def make_caption(views: Sequence[View], maps: Sequence[Map], profile: bool) -> s
     size = layer_map.cell
     cells = f"Each cell is the mean of {size} × {size} entries." if size > 1 and not profile else ""
     return " ".join(part for part in (sentence, measures_sentence(maps), notes, cells) if part)
+
+
+def latex(caption: str) -> str:
+    """A caption as the text of \\caption{…}.
+
+    Example:
+        >>> print(latex("kerple_log: 2 × 2 entries, −3 to 95 %"))
+        kerple\\_log: 2 $\\times$ 2 entries, $-$3 to 95\\,\\%
+    """
+    return re.sub(
+        "|".join(map(re.escape, sorted(LATEX, key=len, reverse=True))), lambda found: LATEX[found[0]], caption
+    )
 
 
 def untrained_line(views: Sequence[View]) -> str:
@@ -79,9 +109,14 @@ def head_note(layer_map: Map, head: int) -> str | None:
 
 
 def count_notes(notes: Sequence[str | None]) -> str:
-    """A sentence that counts the heads with each note; empty if there are none."""
+    """A sentence that counts the heads with each note; empty if there are none.
+
+    It does not begin with a number: the sentence before it ends with one.
+    """
     meanings = {ZERO: ZERO, FLAT: f"{FLAT} (values span less than {FLAT_RANGE})"}
     counts = {name: sum(note == name for note in notes) for name in meanings}
     return " ".join(
-        f"{counts[name]} of {len(notes)} heads: {words}." for name, words in meanings.items() if counts[name]
+        f"{words[0].upper()}{words[1:]}: {counts[name]} of {len(notes)} heads."
+        for name, words in meanings.items()
+        if counts[name]
     )

@@ -1,4 +1,4 @@
-"""Colour maps, norms and ticks for matplotlib: per head, or shared by all panels of a page."""
+"""Colour maps, norms and ticks for matplotlib: one colour map per page; ranges per head, or shared by all panels."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import matplotlib as mpl
 from matplotlib.colors import Colormap, LinearSegmentedColormap, LogNorm, Normalize, to_hex
 from matplotlib.ticker import MaxNLocator
 
-from relpos.maps.map import ColourMap, ColourScale, Map
+from relpos.maps.map import ColourMap, ColourScale, Map, both_signs
 
 MOST_PLACES = 6  # decimals of a tick label
 # In both colour maps lightness increases with the value, so that they can be read in grey and by the colour-blind. The
@@ -20,12 +20,20 @@ BOTH_SIGNS = LinearSegmentedColormap.from_list(
 
 
 def head_scales(maps: Sequence[Map], heads: Sequence[int], shared: bool) -> list[list[ColourScale]]:
-    """The colour scale of each head of each map, or the one that all share."""
-    ranges = [[layer_map.range(head) for head in heads] for layer_map in maps]
-    every = list(itertools.chain(*ranges))
-    common = (min(low for low, _ in every), max(high for _, high in every))
-    weights = maps[0].show == "weights"
-    return [[ColourScale.of(*(common if shared else ends), weights) for ends in row] for row in ranges]
+    """The colour scale of each head of each map, or the one that all share; one colour map for the whole page."""
+    ranges = [(layer_map.range(head), layer_map.typical_range(head)) for layer_map in maps for head in heads]
+    if shared:
+        ranges = [(_union([full for full, _ in ranges]), _union([typical for _, typical in ranges]))] * len(ranges)
+    if maps[0].show == "weights":
+        scales = [ColourScale.of_weights(*full, maps[0].length) for full, _ in ranges]
+    else:
+        signed = both_signs([typical for _, typical in ranges])
+        scales = [ColourScale.of(*full, signed, typical) for full, typical in ranges]
+    return [scales[row * len(heads) : (row + 1) * len(heads)] for row in range(len(maps))]
+
+
+def _union(ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
 def colour_map(scale: ColourScale) -> str | Colormap:

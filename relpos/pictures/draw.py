@@ -53,6 +53,8 @@ def draw(options: DrawOptions) -> Picture:
     views = label_apart([_open_view(item, options) for item in several])
     check_directions(views, options.causal)
     first = views[0]
+    if options.name:
+        first.heading = f"{options.name} ({first.encoding}){first.heading.removeprefix(first.encoding)}"
     heads = [_chosen_heads(options, view.heads) for view in views]
     labels, banner = _token_labels(first, options), untrained_line(views)
     look = replace(_look(options, heads[0]), banner=banner, labels=labels)
@@ -100,7 +102,7 @@ def _open_view(item: Any, options: DrawOptions) -> View:
 
 def _look(options: DrawOptions, heads: Sequence[int]) -> Look:
     width = options.width or WIDTHS[COLUMNS]
-    return Look(heads, width=width, log=options.log, shared=options.shared_scale)
+    return Look(heads, captioned=options.caption, width=width, log=options.log, shared=options.shared_scale)
 
 
 def _maps_picture(

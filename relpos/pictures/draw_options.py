@@ -73,6 +73,9 @@ class DrawOptions:
     bos: bool = of_values(True, BOS)
     label_tokens: bool = of_looks(False, f"Name the tokens on the axes (at most {MOST_LABELS}).")
     shared_scale: bool = of_looks(False, "One colour scale for all panels.")
+    caption: bool = of_looks(
+        True, "Whether the caption is below the picture. Without it, the command writes it to a .txt file, for LaTeX."
+    )
     log: bool = of_looks(False, "Logarithmic distance axis, for a profile, mass or position.")
     width: float | None = of_looks(
         None, f"Width in inches, instead of {COLUMNS} columns of a printed page.", range=Range(1, 40)
@@ -86,4 +89,5 @@ class DrawOptions:
         None, f"Names of the tokens of a tensor; up to {MOST_LABELS} are written on the axes.", command=False
     )
     title: str = option("", "Text before the caption.", command=False)
+    name: str = option("", "Another name of the encoding, which comes first in the caption.", command=False)
     progress: Callable[[float], None] = option(lambda done: None, "Called with the completed fraction.", command=False)

@@ -104,9 +104,9 @@ def draw_cells(
 
 
 def draw_bar(page: Page, left: float, top: float, height: float, image: Any, scale: ColourScale) -> None:
-    """Draw a colour bar that covers the values of a scale, with absolute tick labels."""
+    """Draw a colour bar that covers the values of a scale, with absolute tick labels; an arrow means further values."""
     axes = page.put(left, top, BAR * page.scale, height, COLOUR_BAR)
-    bar = page.figure.colorbar(image, cax=axes)
+    bar = page.figure.colorbar(image, cax=axes, extend=scale.extend)
     bar.outline.set_linewidth(0.6 * page.scale)
     low, high = scale.low, scale.high
     if not scale.log:

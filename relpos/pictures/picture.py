@@ -20,7 +20,7 @@ from relpos.maps.distance_profiles import MassProfile
 from relpos.maps.head_classes import HeadClass
 from relpos.maps.map import Map
 from relpos.maps.subject import View
-from relpos.pictures.captions import head_note
+from relpos.pictures.captions import head_note, latex
 from relpos.pictures.map_figures import bar_ticks
 from relpos.pictures.printed_page import FORMATS, write
 from relpos.system.files import write_bytes
@@ -30,6 +30,7 @@ PACKAGES = ("torch", "numpy", "matplotlib")  # whose versions are recorded
 Arrays = dict[str, NDArray[Any]]
 ARRAY_FORMATS = (".npz", ".safetensors")
 NUMBER_FORMATS = (".json", *ARRAY_FORMATS)
+CAPTION_FORMAT = ".txt"
 AXES = {  # of each array. docs/figures.md has the meanings and units
     name: axes
     for axes, array_names in {
@@ -57,7 +58,7 @@ class Picture:
     Attributes:
         figure: The matplotlib figure.
         maps: One per layer, or one per encoding: `mean`, minimum and maximum of each cell, (heads, cells, cells).
-        caption: The text below the figure.
+        caption: The text below the figure; of a picture without a caption, the text that would be there.
         numbers: What was drawn and measured, as in the JSON file.
         arrays: Every array behind the figure by name, as in the .npz file: "layer1.mean" of a heat map, (heads,
             queries, keys); "layer1.mass", (heads, distances). docs/figures.md lists names, shapes and units.
@@ -78,7 +79,8 @@ class Picture:
 
         Args:
             path: A .png, .pdf or .svg file for the figure. A .json file for the numbers, with the names and shapes of
-                the arrays and the values of small ones; a .npz or .safetensors file for all arrays.
+                the arrays and the values of small ones; a .npz or .safetensors file for all arrays. A .txt file for
+                the caption, ready for LaTeX.
 
         Returns:
             The path.
@@ -90,15 +92,22 @@ class Picture:
         check_files(file)
         suffix = file.suffix.lower()
         if suffix == ".json":
-            numbers = {**self.numbers, "arrays": describe_arrays(self.arrays)}
+            numbers = {**self.about, "arrays": describe_arrays(self.arrays)}
             data = (json.dumps(numbers, indent=1, ensure_ascii=False) + "\n").encode()
         elif suffix in ARRAY_FORMATS:
-            data = _array_file(suffix, self.arrays, json.dumps(self.numbers, ensure_ascii=False))
+            data = _array_file(suffix, self.arrays, json.dumps(self.about, ensure_ascii=False))
+        elif suffix == CAPTION_FORMAT:
+            data = f"{latex(self.caption)}\n".encode()
         else:
             data = write(self.figure, suffix)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(file, data)
         return file
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The numbers with the caption before them, as text and for LaTeX: what the files say of the picture."""
+        return {"caption": self.caption, "caption_latex": latex(self.caption), **self.numbers}
 
     def _repr_png_(self) -> bytes:
         return write(self.figure, ".png")
@@ -107,7 +116,7 @@ class Picture:
 def check_files(picture: Path, numbers: Path | None = None) -> None:
     """Refuse names of files that do not end in a format of pictures or numbers, or of numbers alone."""
     for kind, file, endings in (
-        ("a picture", picture, (*FORMATS, *NUMBER_FORMATS)),
+        ("a picture", picture, (*FORMATS, *NUMBER_FORMATS, CAPTION_FORMAT)),
         ("the numbers of a picture", numbers, NUMBER_FORMATS),
     ):
         if file is not None and file.suffix.lower() not in endings:

@@ -33,6 +33,7 @@ class Look:
 
     heads: Sequence[int] | None = None  # to draw, 0 is the first; all by default
     caption: str = ""  # below the panels
+    captioned: bool = True  # whether the caption is part of the figure
     banner: str = ""  # above the panels
     width: float = WIDTHS[2]  # of the page in inches
     log: bool = False  # whether distances are logarithmic
@@ -54,7 +55,7 @@ class Page:
 
     def __init__(self, width: float, height: float, scale: float, caption: str, banner: str = "") -> None:
         size = NAME * scale
-        lines = textwrap.wrap(caption, max(24, int(width * 126 / size)))
+        lines = wrap_evenly(caption, max(24, int(width * 126 / size)))
         self.top = 0.2 * scale if banner else 0.0
         below = self.top + height
         self.scale, self.width, self.height = scale, width, below + len(lines) * size * 1.3 / 72 + 0.08
@@ -116,7 +117,8 @@ class Grid(Page):
         self.columns = columns or min(COLUMNS, count)
         self.count, self.across, self.down, self.left, self.above = count, across, down, left, above
         self.high = max(above + down * math.ceil(count / self.columns) + below, least)
-        super().__init__(left + across * self.columns + right, self.high, look.scale, look.caption, look.banner)
+        caption = look.caption if look.captioned else ""
+        super().__init__(left + across * self.columns + right, self.high, look.scale, caption, look.banner)
 
     def place(self, number: int) -> tuple[float, float]:
         """The left and upper end of the place of a panel; 0 is the first."""
@@ -126,6 +128,17 @@ class Grid(Page):
         """Name the vertical axis of the first panel in each row, and the horizontal one of the last in each column."""
         first, last = number % self.columns == 0, number + self.columns >= self.count
         self.name_axes(axes, down if first else "", across if last else "")
+
+
+def wrap_evenly(text: str, most: int) -> list[str]:
+    """Break a text into as few lines of at most `most` letters as possible, about equally long: no line of one word."""
+    lines = textwrap.wrap(text, most)
+    for width in range(most - 1, 0, -1):
+        narrower = textwrap.wrap(text, width, break_long_words=False)
+        if len(narrower) > len(lines) or max(map(len, narrower), default=0) > width:
+            break
+        lines = narrower
+    return lines
 
 
 def text_width(text: str, points: float) -> float:

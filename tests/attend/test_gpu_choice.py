@@ -30,6 +30,7 @@ class OnCuda:
     """What the choice may ask of a tensor on CUDA. Anything else, as its values, is an error."""
 
     device, dtype = torch.device("cuda", 0), torch.bfloat16
+    requires_grad = False
 
     def __init__(self, head_dim=8, queries=9):
         self.shape = (1, 2, queries, head_dim)
@@ -165,12 +166,15 @@ def test_a_verdict_is_about_the_form_the_dtype_and_the_sizes(monkeypatch):
     first_use.failure(OnCuda(64), OnCuda(64), keys)
     first_use.failure(OnCuda(64), OnCuda(64), None)
     first_use.failure(OnCuda(64, queries=8), OnCuda(64), None)
-    assert [device for device, _ in asked] == [OnCuda.device] * 4
+    first_use.failure(OnCuda(64, queries=8), OnCuda(64), Toeplitz(torch.zeros(2, 9, requires_grad=True)))
+    assert [device for device, _ in asked] == [OnCuda.device] * 6
     assert [str(subject) for _, subject in asked] == [
         "RankOne + Toeplitz, bfloat16, head_dim 64, value_dim 32",
         "Projected of keys, bfloat16, head_dim 64, vectors of 16",
         "no bias, bfloat16, head_dim 64",
         "no bias, bfloat16, head_dim 64, decoding",
+        "Toeplitz, bfloat16, head_dim 64, decoding",  # with a gradient, also the kernels that have a backward
+        "Toeplitz, bfloat16, head_dim 64",
     ]
 
 

@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 from hypothesis import given, settings
-from kernel_cases import ARGUMENTS, FUZZ, GPU_FAMILIES, calls, check, normal
+from kernel_cases import ARGUMENTS, FUZZ, GPU_FAMILIES, calls, check, normal, options_of
+from quick_interpreter import quick_interpreter  # noqa: F401  (a fixture)
 
 import relpos
 from relpos.attend import native, triton
@@ -16,19 +17,11 @@ from relpos.forms.call import Call
 pytestmark = [
     pytest.mark.heavy,
     pytest.mark.skipif(not triton.available()[0], reason=triton.available()[1]),
+    pytest.mark.usefixtures("quick_interpreter"),
 ]
 SHAPE = (2, 2, 1, 41, 45, 16)  # batch, heads, key heads, queries, keys, head_dim: tiles of 32 that are not full
 FAMILIES = list(GPU_FAMILIES)
 CAUSAL_ONLY = ("scaled", "every form")  # a factor per query is defined for earlier keys
-
-
-def options_of(argument: str) -> dict:
-    """The arguments of a case, which has 4 heads, for the heads of SHAPE."""
-    options = ARGUMENTS[argument](*SHAPE[3:5])
-    for name, axis in (("sinks", 0), ("grad_lse", 1)):
-        if name in options:
-            options[name] = options[name].narrow(axis, 0, SHAPE[1])
-    return options
 
 
 VECTORS = torch.ones(1, 2, 9, 3)
@@ -50,7 +43,7 @@ def runs_in_make_test(family: str, argument: str, causal: bool) -> bool:
 )
 def test_values_and_gradients_are_the_references(family, argument, causal):
     torch.manual_seed(0)
-    check(family, normal(*SHAPE), options_of(argument) | {"causal": causal}, kernel=triton.attention)
+    check(family, normal(*SHAPE), options_of(argument, SHAPE) | {"causal": causal}, kernel=triton.attention)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +51,9 @@ def test_values_and_gradients_are_the_references(family, argument, causal):
 )
 def test_half_precision(family):
     torch.manual_seed(1)
-    check(family, normal(*SHAPE), options_of("lse and sinks"), dtype=torch.float16, kernel=triton.attention)
+    check(family, normal(*SHAPE), options_of("lse and sinks", SHAPE), dtype=torch.float16, kernel=triton.attention)
     # Widened before each product, since the interpreter cannot multiply bfloat16: its rounding is that of the inputs.
-    check(family, normal(*SHAPE), options_of("plain"), dtype=torch.bfloat16, kernel=triton.attention)
+    check(family, normal(*SHAPE), options_of("plain", SHAPE), dtype=torch.bfloat16, kernel=triton.attention)
 
 
 @settings(max_examples=8, **FUZZ)

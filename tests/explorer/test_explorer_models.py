@@ -159,6 +159,9 @@ def test_the_details_of_a_head(web, trained):
     assert (details["low"], details["high"]) == pytest.approx((np.nanmin(scores), np.nanmax(scores)), rel=1e-4)
     without = scores[:, 1:]
     assert details["low_without_sink"] == pytest.approx(np.nanmin(without), rel=1e-4)
+    weights = web.get(f"/api/scenes/{scene['scene']}/head/3/2?show=weights").json()
+    smallest = np.nanmin(dense(run, token_ids(web, scene), "weights", 3, 2))
+    assert weights["low"] == pytest.approx(smallest, rel=1e-4)  # also where it is below the first colour
     diagonal = np.array([scores[i, i - 4] for i in range(4, 16)])
     profile = details["profile"]
     assert profile["distance"] == list(range(16))

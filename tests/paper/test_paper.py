@@ -76,7 +76,7 @@ def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys, monkeypat
     ] == []
     stems = ("figure8-cable", "figure12-alibi", "figure15-rope")
     assert sorted(path.name for path in out.iterdir()) == sorted(
-        ["index.html", *(stem + suffix for stem in stems for suffix in (".png", ".pdf", ".json"))]
+        ["index.html", *(stem + suffix for stem in stems for suffix in (".png", ".pdf", ".json", ".txt"))]
     )
     for stem in stems:
         assert (out / f"{stem}.pdf").read_bytes().startswith(b"%PDF")
@@ -94,7 +94,10 @@ def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys, monkeypat
         assert head["minimum"] <= min(head["ticks"]) <= max(head["ticks"]) <= head["maximum"]
         assert 0 <= head["uniformity"] <= 1
         assert head["context_dependence"] > 0
+    assert rope["caption"].startswith("Figure 15: RoPE (rope), GPT-2 nano, layer 4 of 4: the attention scores")
     assert "Trained 3 steps" in rope["caption"]
+    assert rope["caption_latex"].startswith("RoPE (rope), GPT-2 nano")  # LaTeX numbers figures
+    assert (out / "figure15-rope.txt").read_text() == rope["caption_latex"] + "\n"
     assert f"Uniformity along diagonals {rope['layers'][0]['uniformity']:.3f}" in rope["caption"]
 
     # The same model with one thread, trained in this process: the figure depends on nothing else.
@@ -112,11 +115,21 @@ def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys, monkeypat
     assert "is reused" in again[0]
     assert json.loads((out / "figure15-rope.json").read_text())["input"] != rope["input"]
 
+    check_page(out, stems, rope)
+
+
+def check_page(out, stems, rope):
+    """The page of Figures 8, 12 and 15: headings, links, pictures, and how the models were trained."""
     page = (out / "index.html").read_text()
-    assert re.findall(r"<h2.*?>(.*?)</h2>", page) == ["Figure 8: cable", "Figure 12: alibi", "Figure 15: rope"]
+    assert re.findall(r"<h2.*?>(.*?)</h2>", page) == [
+        f"Figure {number}: {title} (<code>{name}</code>)"
+        for number, title, name in ((8, "CABLE", "cable"), (12, "ALiBi", "alibi"), (15, "RoPE", "rope"))
+    ]
+    first = page.split("<h1>")[1].split("<p>")[1]  # at the top of the page, and not of Figure 12, which has no model
+    assert first.startswith("<strong>The trained models are nano (4 layers), trained for 3 steps.</strong>")
     links = re.findall(r'href="([^"]+)"', page)
     assert links[:4] == ["https://arxiv.org/abs/2503.08067", *(f"#{stem}" for stem in stems)]
-    assert links[4:] == [stem + suffix for stem in stems for suffix in (".pdf", ".json")]
+    assert links[4:] == [stem + suffix for stem in stems for suffix in (".pdf", ".json", ".txt")]
     assert re.findall(r'id="(.*?)"', page) == list(stems)
     images = re.findall(r'src="data:image/png;base64,(.*?)"', page)
     assert [base64.b64decode(image) for image in images] == [(out / f"{stem}.png").read_bytes() for stem in stems]
@@ -144,7 +157,7 @@ def test_the_page_counts_heads_that_add_nothing_and_gives_them_no_numbers(tmp_pa
     (tmp_path / "figure8-cable.json").write_text(json.dumps(numbers))
     picture.save(tmp_path / "figure8-cable.png")
     page = write_page(tmp_path).read_text()
-    assert "2 of 3 heads: bias exactly 0." in page
+    assert "Bias exactly 0: 2 of 3 heads." in page
     rows = re.findall(r"<tr>\s*<td.*?</tr>", page, re.DOTALL)
     assert [re.findall(r"<td.*?>(.*?)</td>", row)[3:] for row in rows if "exactly" in row] == [
         ["–", "–", "bias exactly 0"]

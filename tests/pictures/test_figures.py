@@ -2,20 +2,26 @@
 
 import doctest
 import itertools
+import json
+import textwrap
 
 import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
 from matplotlib.colors import LogNorm
+from typer.testing import CliRunner
 
 import relpos
+from relpos.cli import app
 from relpos.paper import figures as paper
+from relpos.pictures import captions
 from relpos.pictures import draw as drawing
+from relpos.pictures.captions import latex
 from relpos.pictures.colours import BOTH_SIGNS, ONE_SIGN
 from relpos.pictures.draw import draw
 from relpos.pictures.map_figures import bar_ticks
-from relpos.pictures.printed_page import save
+from relpos.pictures.printed_page import save, wrap_evenly
 
 pytestmark = pytest.mark.heavy
 
@@ -96,13 +102,18 @@ def test_every_encoding_can_be_drawn_untrained(name, tmp_path):
     assert picture.save(tmp_path / "new" / f"{name}.png").stat().st_size > 2000
 
 
-def test_each_head_has_its_own_colours_and_one_that_is_practically_constant_looks_so():
-    """As a head of Figure 13 that spans −0.1335 to −0.129, which colours centred on 0 made solid navy."""
-    position = relpos.encoding("clipped", heads=3, head_dim=8)
-    rising = torch.linspace(-1, 1, position.table.shape[1]).abs()  # from 0 at the diagonal to 1
+def clipped_with_ranges(*ranges):
+    """The encoding `clipped` with one head per range, whose bias rises over distances from low to high."""
+    position = relpos.encoding("clipped", heads=len(ranges), head_dim=8)
+    share = torch.linspace(-1, 1, position.table.shape[1]).abs()  # from 0 at the diagonal to 1
     with torch.no_grad():
-        position.table.copy_(torch.stack([-0.1335 + 0.0045 * rising, 2 * rising - 1, -3 + 2 * rising]))
-    figure = draw(position, length=512).figure
+        position.table.copy_(torch.stack([low + (high - low) * share for low, high in ranges]))
+    return position
+
+
+def test_each_head_has_its_own_range_and_one_that_is_practically_constant_looks_so():
+    """As a head of Figure 13 that spans −0.1335 to −0.129, which colours centred on 0 made solid navy."""
+    figure = draw(clipped_with_ranges((-0.1335, -0.129), (-1, 1), (-3, -1)), length=512).figure
     flat, signed, negative = panels_of(figure)
     titles = [axes.get_title() for axes in (flat, signed, negative)]
     assert titles == ["Head 1: practically constant", "Head 2", "Head 3"]
@@ -110,10 +121,29 @@ def test_each_head_has_its_own_colours_and_one_that_is_practically_constant_look
     assert np.ptp(drawn, axis=0).max() < 0.25  # one colour, to the eye; 0.9 over the full range
     assert min(bar_ticks(figure)[0]) >= -0.1335
     assert "−0.132" in [label.get_text()[:6] for label in figure.axes[1].get_yticklabels()]  # absolute
-    assert signed.images[0].cmap is BOTH_SIGNS
-    assert signed.images[0].norm.vmin == -signed.images[0].norm.vmax  # centred on 0
-    assert negative.images[0].cmap.name == flat.images[0].cmap.name == ONE_SIGN
-    assert (negative.images[0].norm.vmin, negative.images[0].norm.vmax) == pytest.approx((-3, -1), abs=0.02)
+    ends = [(panel.images[0].norm.vmin, panel.images[0].norm.vmax) for panel in (signed, negative)]
+    np.testing.assert_allclose(ends, [(-1, 1), (-3, -1)], atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "colours"),
+    [
+        ([(-1, 0.497), (-0.507, 1), (0, 0)], BOTH_SIGNS),  # heads of Figure 14; the rule per head drew the line at 0.5
+        ([(-1, 1), (-1, 0.1), (-1, 0.9)], ONE_SIGN),  # one head has nearly no positive values
+        ([(-1, 1), (2, 3)], ONE_SIGN),  # centred on 0, the second would be one shade
+    ],
+)
+@pytest.mark.parametrize("layer", ["last", "all"])
+def test_a_page_has_one_colour_map(ranges, colours, layer):
+    images = [
+        panel.images[0] for panel in panels_of(draw(clipped_with_ranges(*ranges), length=512, layer=layer).figure)
+    ]
+    assert len(images) == len(ranges)
+    assert {image.cmap.name for image in images} == {getattr(colours, "name", colours)}
+    for image, (low, high) in zip(images, ranges, strict=True):
+        most = max(-low, high, 0.025)
+        expected = (-most, most) if colours is BOTH_SIGNS else (low, high)
+        assert (image.norm.vmin, image.norm.vmax) == pytest.approx(expected, abs=0.02)
 
 
 @pytest.mark.parametrize("name", [ONE_SIGN, BOTH_SIGNS])
@@ -130,6 +160,56 @@ def test_the_colours_are_lighter_the_larger_the_value(name):
 def test_weights_are_drawn_on_a_logarithmic_scale_and_a_constant_map_has_one_tick():
     assert isinstance(image_of("alibi", show="weights").norm, LogNorm)
     assert len(bar_ticks(draw("nope", heads=1, length=8, head_dim=4).figure)[0]) == 1
+
+
+@pytest.mark.parametrize("length", [128, 16384])
+def test_weights_can_be_told_apart_at_any_length(length):
+    """A floor of 1e-4 at every length drew uniform attention over 16,384 tokens, 6e-5 each, in one colour."""
+    picture = draw("nope", heads=1, head_dim=4, length=length, show="weights")
+    image = panels_of(picture.figure)[0].images[0]
+    rows = image.norm(1 / np.array([length / 8, length / 4, length / 2, length]))  # what uniform attention gives
+    assert (rows > -1e-6).all()
+    assert (np.diff(rows) < -0.03).all()
+    head = picture.numbers["layers"][0]["heads"][0]
+    assert (head["minimum"], head["maximum"]) == pytest.approx((1 / length, 1), rel=1e-5)
+
+
+def test_weights_below_the_scale_are_an_arrow_and_their_true_minimum_is_reported():
+    picture = draw("alibi", heads=2, length=128, show="weights")
+    bias = -torch.arange(128).double()[:, None] + torch.arange(128)
+    for head, (entry, slope) in enumerate(zip(picture.numbers["layers"][0]["heads"], (2**-4, 2**-8), strict=True)):
+        weights = (slope * bias).masked_fill(bias > 0, -torch.inf).softmax(-1)
+        assert entry["minimum"] == pytest.approx(float(weights[bias <= 0].min()), rel=1e-4)
+        bar = panels_of(picture.figure)[head].images[0].colorbar
+        assert bar.extend == ("min" if entry["minimum"] < bar.vmin else "neither")
+    assert [panel.images[0].colorbar.extend for panel in panels_of(picture.figure)] == ["min", "neither"]
+
+
+@pytest.mark.parametrize(("sink", "arrows"), [(50.0, "max"), (-50.0, "min"), (None, "neither")])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_few_extreme_scores_do_not_set_the_colours_of_the_others(sink, arrows, shared):
+    """The scores of a sink, one key of 256, made Figure 15 mostly grey."""
+    scores = torch.rand(2, 256, 256, generator=torch.Generator().manual_seed(0)) * 4 - 2
+    if sink is not None:
+        scores[:, :, 0] = sink
+    scores = scores.masked_fill(torch.ones(256, 256).triu(1).bool(), -torch.inf)
+    picture = draw(scores, show="scores", shared_scale=shared)
+    for panel in panels_of(picture.figure):
+        assert panel.images[0].cmap is BOTH_SIGNS
+        assert (panel.images[0].norm.vmin, panel.images[0].norm.vmax) == pytest.approx((-2, 2), abs=0.5)
+    assert [axes._colorbar.extend for axes in picture.figure.axes if axes.get_label() == "<colorbar>"] == [arrows] * (
+        1 if shared else 2
+    )
+    ends = [(head["minimum"], head["maximum"]) for head in picture.numbers["layers"][0]["heads"]]
+    seen = scores.masked_fill(scores == -torch.inf, 0.0)
+    assert ends == [(float(head.min()), float(head.max())) for head in seen]  # the true range
+
+
+def test_a_bias_is_drawn_over_its_full_range():
+    bias = torch.rand(1, 256, 256) * 4 - 2
+    bias[:, :, 0] = 50.0
+    image = panels_of(draw(bias, show="bias").figure)[0].images[0]
+    assert (image.norm.vmax, image.colorbar.extend) == (50.0, "neither")
 
 
 def test_a_shared_scale_has_one_bar_and_one_norm():
@@ -152,7 +232,7 @@ def test_a_head_that_adds_nothing_is_named_and_counted():
     picture = draw(position, length=32)
     titles = [axes.get_title() for axes in panels_of(picture.figure)]
     assert titles == ["Head 1: bias exactly 0", "Head 2", "Head 3: bias exactly 0"]
-    assert "2 of 3 heads: bias exactly 0." in picture.caption
+    assert "Bias exactly 0: 2 of 3 heads." in picture.caption
     heads = picture.numbers["layers"][0]["heads"]
     assert [head["note"] for head in heads] == ["bias exactly 0", None, "bias exactly 0"]
     assert [head["uniformity"] is None for head in heads] == [True, False, True]
@@ -215,9 +295,66 @@ def test_a_figure_of_unknown_kind_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("module", [drawing, paper], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [captions, drawing, paper], ids=lambda module: module.__name__)
 def test_the_examples_in_the_docstrings_are_right(module, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = doctest.testmod(module)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+# Captions
+
+
+def test_no_sentence_of_a_caption_begins_with_a_number():
+    """“context dependence 0. 3 of 12 heads” reads as 0.3."""
+    caption = draw("sinusoidal", length=128).caption
+    assert "context dependence 0. Practically constant (values span less than 0.05): 3 of 12 heads." in caption
+    assert not [sentence for sentence in caption.split(". ") if sentence[0].isdigit()]
+
+
+@pytest.mark.parametrize("show", ["bias", "profile", "mass"])
+def test_a_picture_without_its_caption_is_shorter_and_keeps_the_text(show, tmp_path):
+    with_caption, without = (draw("kerple_log", heads=2, length=64, show=show, caption=c) for c in (True, False))
+    heights = [picture.figure.get_figheight() for picture in (with_caption, without)]
+    assert heights[1] < heights[0] - 0.2
+    drawn = [" ".join(text.get_text() for text in picture.figure.texts) for picture in (with_caption, without)]
+    assert ["kerple_log" in text for text in drawn] == [True, False]
+    assert without.caption == with_caption.caption
+    about = json.loads(without.save(tmp_path / "a.json").read_text())
+    assert about["caption"] == without.caption
+    assert about["caption_latex"] + "\n" == without.save(tmp_path / "a.txt").read_text()
+
+
+def test_the_command_writes_the_caption_that_is_not_in_the_picture(tmp_path):
+    for flag, texts in (("--caption", []), ("--no-caption", [tmp_path / "a.txt"])):
+        result = CliRunner().invoke(app, ["draw", "alibi", "--length", "16", flag, "--out", str(tmp_path / "a.png")])
+        assert result.exit_code == 0, result.output
+        assert list(tmp_path.glob("*.txt")) == texts
+    assert (tmp_path / "a.txt").read_text().startswith("alibi: the additive bias (12 heads, head\\_dim 64).")
+
+
+def test_a_caption_for_latex_has_no_character_that_latex_reads_otherwise():
+    text = latex("a_b & 5 % of #1: {x} ~ 2^3 × −4 < $5 – “q” \\cmd …")
+    assert text == (
+        r"a\_b \& 5\,\% of \#1: \{x\} \textasciitilde{} 2\textasciicircum{}3 $\times$ $-$4 $<$ \$5 -- ``q'' "
+        r"\textbackslash{}cmd \ldots{}"
+    )
+    assert text.isascii()
+
+
+@pytest.mark.parametrize("most", [24, 60, 126])
+def test_the_lines_of_a_caption_are_about_equally_long(most):
+    words = (
+        "rope, GPT-2 nano, layer 4 of 4: the attention scores on 256 tokens of 2000-Clinton-1, from token 10240. " * 2
+    ).split()
+    for count in range(1, len(words)):
+        text = " ".join(words[:count])
+        lines, greedy = wrap_evenly(text, most), textwrap.wrap(text, most)
+        assert " ".join(lines) == text
+        assert len(lines) == len(greedy)
+        assert max(map(len, lines)) <= most
+        assert len(lines[-1]) >= len(greedy[-1])
+        if len(lines) > 1 and most > 24:
+            assert len(lines[-1]) > 0.3 * max(map(len, lines))
+    assert wrap_evenly("", most) == []

@@ -82,16 +82,23 @@ def failure(q: Tensor, v: Tensor, form: Form | None) -> str | None:
         if isinstance(term, Projected):
             size = int(term.vectors.shape[-1])
         names.append("Projected of keys" if isinstance(term, Projected) and term.of_keys else type(term).__name__)
-    return failure_of(q, v, "+".join(names), size)
+    learned = form is not None and any(x.requires_grad for _, x in form.tensors())
+    return failure_of(q, v, "+".join(names), size, learned)
 
 
-def failure_of(q: Tensor, v: Tensor, names: str, size: int = 0) -> str | None:
-    """The same for a bias whose terms have these names, joined by "+"."""
+def failure_of(q: Tensor, v: Tensor, names: str, size: int = 0, learned: bool = False) -> str | None:
+    """The same for a bias whose terms have these names, joined by "+"; `learned` if it wants a gradient."""
     if backend.INTERPRETED:
         return None
-    decoding = bool(q.shape[2] <= backend.FEW)
-    subject = (names, str(q.dtype), int(q.shape[-1]), int(v.shape[-1]), size, decoding)
-    return _sentence(str(q.device), *subject, torch.compiler.is_compiling())
+    few = bool(q.shape[2] <= backend.FEW)
+    subject = (names, str(q.dtype), int(q.shape[-1]), int(v.shape[-1]), size)
+    graded = torch.is_grad_enabled() and (learned or q.requires_grad or v.requires_grad)
+    for decoding in (True, False):  # few queries with a gradient run the kernels of both
+        if (few if decoding else graded or not few) and (
+            sentence := _sentence(str(q.device), *subject, decoding, torch.compiler.is_compiling())
+        ):
+            return sentence
+    return None
 
 
 def _sentence(
