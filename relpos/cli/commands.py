@@ -18,12 +18,21 @@ from relpos.checking.check_options import CheckOptions
 from relpos.cli.from_options import Command, Values, command
 from relpos.cli.tables import print_comparison, print_faults, print_report, print_results, print_scores
 from relpos.comparison.compare_options import CompareOptions
+from relpos.encodings.registry import check_encoding_or_folder
 from relpos.evaluation.evaluate_options import EvaluateOptions, of_output
 from relpos.explorer.explore_options import ExploreOptions
 from relpos.paper.figures_options import FigureOptions
-from relpos.pictures.draw_options import COLUMNS, DrawOptions, of_looks, of_values
+from relpos.pictures.draw_options import (
+    COLUMNS,
+    WIDTHS,
+    DrawOptions,
+    check_combination,
+    check_files,
+    of_looks,
+    of_values,
+)
 from relpos.system.files import write_text, writing
-from relpos.system.options import COUNT, NOT_NEGATIVE, Range, option
+from relpos.system.options import COUNT, NOT_NEGATIVE, Range, check_options, option
 from relpos.system.progress import Countdown, LiveLine
 from relpos.training.train import TrainOptions
 
@@ -150,11 +159,12 @@ def train(options: Values) -> None:
     - relpos train --from my/llama --encoding kerple_log --length 1024 --batch-size 1 --steps 200
     - relpos train --config paper-small --encoding fire optimizer.weight_decay=0
     """
-    settings = TrainOptions(**options).settings()
+    train_options = TrainOptions(**options)
+    settings = train_options.settings()
 
     from relpos.training.training import train as train_model
 
-    train_model(settings)
+    train_model(settings, verbose=train_options.verbose)
 
 
 @dataclass(eq=False, repr=False)
@@ -308,20 +318,24 @@ def draw(options: Values, output: Values) -> None:
     - relpos draw runs/cable --layer all --show mass
     - relpos draw runs/cable --show weights --numbers weights.npz
     """
-    from relpos.pictures.draw import draw as draw_picture
-    from relpos.pictures.picture import check_files
-    from relpos.pictures.printed_page import WIDTHS
-
     files = DrawOutput(**output)
     what = options.pop("what")
     path = Path(files.out or f"{'-'.join(Path(name).resolve().name for name in what)}.png")
     numbers = None if files.numbers is None else Path(files.numbers)
-    check_files(path, numbers)  # before the work, not after it
+    # Before the work, and before torch and matplotlib are imported, which takes seconds.
+    check_files(path, numbers)
+    check_options(checked := DrawOptions(what, **options))
+    check_combination(what, checked)
+    for item in what:
+        check_encoding_or_folder(item)
     if files.text_file is not None:
         if "text" in options:
             raise ValueError("give --text or --text-file, not both.")
         options |= {"text": _read_text(files.text_file), "text_name": files.text_file}
     options.setdefault("width", WIDTHS[files.columns])
+
+    from relpos.pictures.draw import draw as draw_picture
+
     picture = draw_picture(what if len(what) > 1 else what[0], **options, progress=_progress("drawing"))
     typer.echo(f"{picture.save(path)}: {picture.caption}")
     if numbers is not None:
@@ -378,13 +392,16 @@ def explore(options: Values, output: Values) -> None:
     - relpos explore runs/cable --length 2048
     - relpos explore runs/cable --export cable.html
     """
-    from relpos.explorer.explore import explore as open_exploration
-
     server = ExploreOutput(**output)
     if server.export is not None and "what" not in options:
         raise ValueError("nothing to export: name an encoding or a model.")
     if server.export is not None and Path(server.export).suffix.lower() not in (".html", ".htm"):  # before the work
         raise ValueError(f"cannot export to {Path(server.export).name!r}: the name must end in .html.")
+    for item in options.get("what", ()):
+        check_encoding_or_folder(item)
+
+    from relpos.explorer.explore import explore as open_exploration
+
     exploration = open_exploration(**options, text=None if server.text is None else _read_text(server.text))
     if server.export is None:
         exploration.serve(server.host, server.port, server.browser, typer.echo)

@@ -107,6 +107,12 @@ def encoding_class(name: str) -> type["Encoding"]:
     return cls
 
 
+def check_encoding_or_folder(what: str | Path) -> None:
+    """Refuse a name that is neither an encoding nor a file or folder; with a slash, it may be a model on the hub."""
+    if str(what) not in names() and len(Path(what).parts) == 1 and not Path(what).exists():
+        raise unknown("encoding or folder", str(what), names())
+
+
 def encoding(name: str, heads: int, head_dim: int, **options: Any) -> "Encoding":
     """Make an encoding by name.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from relpos.attend.arguments import LayerCall
-from relpos.encodings.registry import names
+from relpos.encodings.registry import check_encoding_or_folder, names
 from relpos.forms.encoding import Encoding
 from relpos.maps import LENGTH
 from relpos.maps.distance_profiles import equal_tokens, rotation_kernel, token_means
@@ -29,7 +29,6 @@ from relpos.maps.subject import (
 )
 from relpos.maps.toeplitz import ByDistance
 from relpos.maps.values import HeadValues
-from relpos.system.errors import unknown
 
 if TYPE_CHECKING:
     from relpos.pretrained.layer_position import LayerPosition
@@ -249,8 +248,7 @@ class ModelView(View):
 def open_model(what: "str | Path | Run", bos: bool) -> "Run":
     """A model, by name or folder or open already; without `bos` it reads text alone."""
     if isinstance(what, str | Path):
-        if not Path(what).exists() and len(Path(what).parts) == 1:
-            raise unknown("encoding or folder", str(what), names())
+        check_encoding_or_folder(what)
         from relpos.runs.run import open_run
 
         what = open_run(what)

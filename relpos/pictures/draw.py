@@ -11,17 +11,16 @@ from relpos.maps.map import PIXELS, Map, compute_map, map_of_layer, offset_map
 from relpos.maps.model_subject import open_view
 from relpos.maps.subject import Request, TensorSubject, View, is_tensor, label_apart, token_name
 from relpos.pictures.captions import make_caption, untrained_line
-from relpos.pictures.draw_options import COLUMNS, MOST_LABELS, DrawOptions
+from relpos.pictures.draw_options import BY_DISTANCE, COLUMNS, MOST_LABELS, WIDTHS, DrawOptions, check_combination
 from relpos.pictures.map_figures import draw_maps, draw_profiles, draw_sheet, draw_together, name_offsets
 from relpos.pictures.mass_figures import mass_picture
 from relpos.pictures.picture import Arrays, Picture, layer_arrays, map_arrays, map_numbers
 from relpos.pictures.position_figures import scores_picture
-from relpos.pictures.printed_page import WIDTHS, Look
+from relpos.pictures.printed_page import Look
 from relpos.system.options import takes
 
 WINDOWS = 4  # of held-out text, over which means are taken
 SHEET_PIXELS = 128  # most cells per side of a small panel
-BY_DISTANCE = ("profile", "mass", "position")  # pictures with an axis of distances
 NOT_OF_TENSORS = ("length", "causal", "text", "heads", "log", "head_dim", "options")
 
 
@@ -49,7 +48,7 @@ def draw(options: DrawOptions) -> Picture:
     if options.tokens is not None:
         raise ValueError("tokens are the names of a tensor's tokens: leave them out, or add label_tokens=True.")
     several: list[Any] = list(what) if isinstance(what, Sequence) and not isinstance(what, str) else [what]
-    _check_options(several, options)
+    check_combination(several, options)
     views = label_apart([_open_view(item, options) for item in several])
     check_directions(views, options.causal)
     first = views[0]
@@ -188,26 +187,6 @@ def _compute_maps(views: list[View], show: str | None, progress: Callable[[float
 
         maps.append(map_of_layer(layer, values, other, pixels, done))
     return maps
-
-
-def _check_options(several: Sequence[object], options: DrawOptions) -> None:
-    """Refuse options that exclude each other."""
-    by_distance = options.show in BY_DISTANCE
-    if not several:
-        raise ValueError("nothing to draw: give an encoding's name or a folder.")
-    if by_distance and options.shared_scale:
-        raise ValueError("a profile has no colours to share: leave --shared-scale out.")
-    if not by_distance and options.log:
-        raise ValueError("--log is for the distances of a profile: add --show profile, or leave it out.")
-    if len(several) == 1:
-        return
-    if options.show != "profile":
-        raise ValueError(f"{len(several)} encodings can be drawn together as profiles only: add --show profile.")
-    if options.layer == "all":
-        raise ValueError("several encodings are drawn in one panel: give one layer, not all.")
-    for place, item in enumerate(several):
-        if item in several[:place]:
-            raise ValueError(f"{item} is given twice: give each encoding or folder once.")
 
 
 def check_directions(views: list[View], causal: bool | None) -> None:

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 Show = Literal["bias", "scores", "weights", "profile", "mass", "position"]
 SHOWS: tuple[Show, ...] = get_args(Show)
+BY_DISTANCE: tuple[Show, ...] = ("profile", "mass", "position")  # pictures with an axis of distances
+FORMATS = (".png", ".pdf", ".svg")
+ARRAY_FORMATS = (".npz", ".safetensors")
+NUMBER_FORMATS = (".json", *ARRAY_FORMATS)
+CAPTION_FORMAT = ".txt"
+WIDTHS = {1: 3.33, 2: 7.0}  # inches of one and of two columns of a printed page
 MOST_LABELS = 64  # tokens that can be named on the axes
 COLUMNS = 2  # of a printed page: the width of a picture
 of_values, of_looks, of_encoding = (  # groups in the help
@@ -91,3 +97,33 @@ class DrawOptions:
     title: str = option("", "Text before the caption.", command=False)
     name: str = option("", "Another name of the encoding, which comes first in the caption.", command=False)
     progress: Callable[[float], None] = option(lambda done: None, "Called with the completed fraction.", command=False)
+
+
+def check_files(picture: Path, numbers: Path | None = None) -> None:
+    """Refuse names of files that do not end in a format of pictures or numbers, or of numbers alone."""
+    for kind, file, endings in (
+        ("a picture", picture, (*FORMATS, *NUMBER_FORMATS, CAPTION_FORMAT)),
+        ("the numbers of a picture", numbers, NUMBER_FORMATS),
+    ):
+        if file is not None and file.suffix.lower() not in endings:
+            raise ValueError(f"cannot write {kind} to {file.name!r}: the name must end in {', '.join(endings)}.")
+
+
+def check_combination(several: Sequence[object], options: DrawOptions) -> None:
+    """Refuse options that exclude each other."""
+    by_distance = options.show in BY_DISTANCE
+    if not several:
+        raise ValueError("nothing to draw: give an encoding's name or a folder.")
+    if by_distance and options.shared_scale:
+        raise ValueError("a profile has no colours to share: leave --shared-scale out.")
+    if not by_distance and options.log:
+        raise ValueError("--log is for the distances of a profile: add --show profile, or leave it out.")
+    if len(several) == 1:
+        return
+    if options.show != "profile":
+        raise ValueError(f"{len(several)} encodings can be drawn together as profiles only: add --show profile.")
+    if options.layer == "all":
+        raise ValueError("several encodings are drawn in one panel: give one layer, not all.")
+    for place, item in enumerate(several):
+        if item in several[:place]:
+            raise ValueError(f"{item} is given twice: give each encoding or folder once.")

@@ -21,16 +21,14 @@ from relpos.maps.head_classes import HeadClass
 from relpos.maps.map import Map
 from relpos.maps.subject import View
 from relpos.pictures.captions import head_note, latex
+from relpos.pictures.draw_options import ARRAY_FORMATS, CAPTION_FORMAT, check_files
 from relpos.pictures.map_figures import bar_ticks
-from relpos.pictures.printed_page import FORMATS, write
+from relpos.pictures.printed_page import write
 from relpos.system.files import write_bytes
 from relpos.system.versions import versions
 
 PACKAGES = ("torch", "numpy", "matplotlib")  # whose versions are recorded
 Arrays = dict[str, NDArray[Any]]
-ARRAY_FORMATS = (".npz", ".safetensors")
-NUMBER_FORMATS = (".json", *ARRAY_FORMATS)
-CAPTION_FORMAT = ".txt"
 AXES = {  # of each array. docs/figures.md has the meanings and units
     name: axes
     for axes, array_names in {
@@ -111,16 +109,6 @@ class Picture:
 
     def _repr_png_(self) -> bytes:
         return write(self.figure, ".png")
-
-
-def check_files(picture: Path, numbers: Path | None = None) -> None:
-    """Refuse names of files that do not end in a format of pictures or numbers, or of numbers alone."""
-    for kind, file, endings in (
-        ("a picture", picture, (*FORMATS, *NUMBER_FORMATS, CAPTION_FORMAT)),
-        ("the numbers of a picture", numbers, NUMBER_FORMATS),
-    ):
-        if file is not None and file.suffix.lower() not in endings:
-            raise ValueError(f"cannot write {kind} to {file.name!r}: the name must end in {', '.join(endings)}.")
 
 
 def layer_arrays(layer: int, values: Mapping[str, Any], label: str = "") -> Arrays:

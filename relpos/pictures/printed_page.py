@@ -17,11 +17,10 @@ from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 
+from relpos.pictures.draw_options import FORMATS, WIDTHS
 from relpos.system.files import write_bytes
 
-FORMATS = (".png", ".pdf", ".svg")
 SAVED: Any = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "relpos"}  # text stays text, fonts embedded
-WIDTHS = {1: 3.33, 2: 7.0}  # inches of one and of two columns of a printed page
 TICK, NAME, TITLE = 7.0, 8.0, 9.0  # points of a tick label, an axis label and a panel's title, on two columns
 COLUMNS = 3  # panels beside each other
 COLOUR_BAR = "<colorbar>"  # label of the axes of a colour bar

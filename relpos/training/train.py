@@ -62,6 +62,7 @@ class TrainOptions:
         metavar="[KEY=VALUE]...",
         argument=True,
     )
+    verbose: bool = option(False, "Print all settings, as in run.yaml, not one line of them.", panel=RUN)
     say: Callable[[str], None] = option(
         print, "Called with messages at the start and the end. The progress line is always printed.", command=False
     )
@@ -100,6 +101,6 @@ def train(options: TrainOptions) -> "Run":
     from relpos.runs.run import open_run
     from relpos.training.training import train as train_model
 
-    train_model(settings, options.say)
+    train_model(settings, options.say, options.verbose)
     assert settings.run.out is not None
     return open_run(settings.run.out)

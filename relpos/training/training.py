@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, TrainingArguments, default_data_collat
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
+from relpos.model_catalogue import FAMILIES
 from relpos.models.context import divide_sequences, slice_window
 from relpos.models.saved import write_stub
 from relpos.pictures.curves import draw_losses
@@ -44,10 +45,11 @@ MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".jinja")
 Say = Callable[[str], None]
 
 
-def train(settings: Settings, say: Say = print) -> RunResult:
+def train(settings: Settings, say: Say = print, verbose: bool = False) -> RunResult:
     """Train a model in the folder run.out, or resume its training. Every process of a distributed run calls this.
 
-    `say` receives the settings and messages at the start and the end. The progress line is always printed.
+    `say` receives the settings (one line, or with `verbose` all of them) and messages at the start and the end. The
+    progress line is always printed.
     """
     assert settings.run.out is not None
     out, context = Path(settings.run.out), settings.run.context_parallel
@@ -70,7 +72,7 @@ def train(settings: Settings, say: Say = print) -> RunResult:
         if not used:  # nothing is written before everything is checked
             held.enter_context(lock)
         state.wait_for_everyone()
-        _train(settings, out, state, model, data, about, say if state.is_main_process else silent)
+        _train(settings, out, state, model, data, about, say if state.is_main_process else silent, verbose)
         return cast(RunResult, read_json(out / RESULT))
 
 
@@ -154,6 +156,7 @@ def _train(
     data: Data,
     about: About,
     say: Say,
+    verbose: bool,
 ) -> None:
     run = settings.run
     about_before = _check_before(settings, out)  # again: only now no other process can write there
@@ -163,7 +166,7 @@ def _train(
     resolved = yaml.safe_dump({**dataclasses.asdict(settings), "about": about}, sort_keys=False, allow_unicode=True)
     if state.is_main_process:
         write_text(out / ABOUT, resolved)
-    say(resolved)
+    say(resolved if verbose else settings_line(settings, about))
 
     checkpoint = newest_undamaged(out, say)
     clock = Clock(run.minutes)
@@ -183,6 +186,24 @@ def _train(
     if state.is_main_process:
         _finish(settings, out, clock, say)
     state.wait_for_everyone()
+
+
+def settings_line(settings: Settings, about: About) -> str:
+    """The settings that people look at, in one line; run.yaml has all of them."""
+    model, data, run = settings.model, settings.data, settings.run
+    family = FAMILIES[model.family].title if model.family in FAMILIES else str(model.family)
+    size = model.preset if model.start is None else f"from {model.start}"
+    text = data.source if data.task is None else f"the task {data.task}"
+    steps = [f"{run.steps:,} steps"] if run.steps is not None else []
+    minutes = [f"{run.minutes:g} minutes"] if run.minutes is not None else []
+    parts = [
+        f"{model.encoding} in {family} {size} ({about['parameters']:,} parameters)",
+        f"{text}, {data.length:,} tokens × {run.batch_size} windows per step",
+        " or ".join([*steps, *minutes]),
+        f"lr {settings.optimizer.lr:g}",
+        f"seed {run.seed}",
+    ]
+    return f"{', '.join(parts)}. All settings: {Path(run.out or '') / ABOUT}"
 
 
 def _finished(step: int, clock: Clock, steps: int | None) -> bool:

@@ -27,6 +27,32 @@ def test_light_commands_import_neither_torch_nor_anything_heavy(arguments):
     assert not imported(code) & {"torch", "numpy", *HEAVY}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "--encoding", "alibii"], "Did you mean 'alibi'?"),
+        (["train", "--encoding", "alibi", "--option", "slope=press"], "Did you mean 'slopes'?"),
+        (["draw", "alibii"], "Did you mean 'alibi'?"),
+        (["draw", "alibi", "--show", "biass"], "Did you mean 'bias'?"),
+        (["draw", "alibi", "--out", "a.gif"], "the name must end in"),
+        (["draw", "alibi", "--log"], "--log is for the distances of a profile"),
+        (["explore", "alibii"], "Did you mean 'alibi'?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_input_is_refused_before_anything_heavy_is_imported(arguments, sentence):
+    code = f"""
+import contextlib, io, sys
+from relpos.cli import main
+sys.argv[1:] = {arguments!r}
+with contextlib.redirect_stderr(io.StringIO()) as said:
+    try: main()
+    except SystemExit as end: assert end.code == 2
+assert {sentence!r} in said.getvalue(), said.getvalue()
+"""
+    assert not imported(code) & {"torch", *HEAVY}
+
+
 def test_import_relpos_is_light():
     assert not imported("import relpos; relpos.names(); relpos.card('fire')") & {"torch", "numpy", *HEAVY}
 

@@ -60,6 +60,20 @@ class TestARun:
         assert about["about"]["versions"]["torch"] == torch.__version__
         assert len(about["about"]["corpus"]["hash"]) == 64
 
+    def test_begins_with_one_line_of_settings_or_with_all_of_them(self, straight, settings):
+        """It is finished already: nothing is trained."""
+        parameters = yaml.safe_load((straight / "run.yaml").read_text())["about"]["parameters"]
+        short, long = [], []
+        train(settings(straight), short.append)
+        assert short[0].startswith(f"cable in GPT-2 nano ({parameters:,} parameters), ")
+        assert short[0].endswith(
+            f"16 tokens × 4 windows per step, {STEPS} steps, lr 0.002, seed 0. All settings: {straight / 'run.yaml'}"
+        )
+        assert "\n" not in short[0]
+        train(settings(straight), long.append, verbose=True)
+        assert long[0] == (straight / "run.yaml").read_text()
+        assert long[1:] == short[1:]
+
     def test_leaves_a_folder_that_the_auto_classes_open(self, straight):
         model = transformers.AutoModelForCausalLM.from_pretrained(straight)
         tokenizer = transformers.AutoTokenizer.from_pretrained(straight)
