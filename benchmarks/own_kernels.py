@@ -24,7 +24,7 @@ KERNELS = {
     "decoding": decoding_kernel.decoding_kernel,
 }
 FORMS = {"none": 0, "Toeplitz": 1, "RankOne": 2, "Toeplitz + RankOne": 3, "Scaled": 4, "Projected": 8, "of keys": 16}
-INTEGERS = {"FIRST", "END", "RANGES", "ROW_KEYS"}
+INTEGERS = {"FIRST", "END", "RANGES", "ROW_KEYS", "KEPT_KEYS", "KEPT_ROWS"}
 HALVES = {  # pointers in the dtype of q; all others are float32
     "Q", "K", "V", "OUT", "GRAD", "GRAD_Q", "GRAD_K", "GRAD_V",
     "QUERY_VECTORS", "QUERY_RELATIVE", "KEY_VECTORS", "KEY_RELATIVE",
@@ -58,6 +58,7 @@ def compile_own(
         "BR": head_dim if form & PROJECTED else 16, "BM": size.BM, "BN": size.BN, "KNOTS": 64 if form & 4 else 1,
         "FORM": form, "LEARNED": form, "OF": (by_distance(form) or [1])[0], "WEIGHTED": True, "SYMMETRIC": False,
         "CAPPED": False, "PADDED": False, "HAS_SINKS": False, "DROPS": False, "HAS_ENDS": False, "SKIPS": False,
+        "NARROWED": form in (1, 2, 3),  # these leave out tiles
         "ASSEMBLY": nvidia, "PRECISION": "tf32" if not single else "tf32x3" if nvidia else "ieee",
     } | changes  # fmt: skip
     signature = {}

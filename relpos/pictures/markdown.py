@@ -55,8 +55,10 @@ def image(file: str, caption: str, alt: str = "") -> str:
     return f"![{escaped(alt or caption)}]({file})" + (f"\n\n{caption}" if caption else "")
 
 
-def to_html(markdown: str, folder: Path) -> str:
+def to_html(markdown: str, folder: Path, style: str = "") -> str:
     """A page as one HTML file, with the pictures of its folder embedded; the first heading is the window's title.
+
+    `style` is added to the style of the page.
 
     Example:
         >>> "<h1>Results</h1>" in to_html("# Results", Path())
@@ -86,6 +88,6 @@ def to_html(markdown: str, folder: Path) -> str:
                 data = base64.b64encode((folder / str(child.attrs["src"])).read_bytes()).decode()
                 child.attrSet("src", f"data:image/png;base64,{data}")
     view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    head = f'<meta charset="utf-8">{view}<title>{html.escape(title)}</title><style>{STYLE}</style>'
+    head = f'<meta charset="utf-8">{view}<title>{html.escape(title)}</title><style>{STYLE}{style}</style>'
     body = parser.renderer.render(tokens, parser.options, {})
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}</body></html>\n'

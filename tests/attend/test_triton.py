@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from kernel_cases import ARGUMENTS, FUZZ, GPU_FAMILIES, calls, check, normal, options_of
+from quick_interpreter import quick_interpreter  # noqa: F401  (a fixture)
 
 import relpos
 from relpos.attend import native, triton
@@ -16,6 +17,7 @@ from relpos.forms.call import Call
 pytestmark = [
     pytest.mark.heavy,
     pytest.mark.skipif(not triton.available()[0], reason=triton.available()[1]),
+    pytest.mark.usefixtures("quick_interpreter"),
 ]
 SHAPE = (2, 2, 1, 41, 45, 16)  # batch, heads, key heads, queries, keys, head_dim: tiles of 32 that are not full
 FAMILIES = list(GPU_FAMILIES)

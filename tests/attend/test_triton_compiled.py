@@ -18,7 +18,10 @@ pytestmark = [
     pytest.mark.skipif(not triton.available()[0], reason=triton.available()[1]),
 ]
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SPILLS = {"Projected": 160, "of keys": 160}  # bytes of spilled registers per thread that a form may need; else none
+# Bytes of spilled registers per thread that are allowed, by form and by target and head_dim; the larger of the two.
+SPILLS = {"Projected": 256, "of keys": 384}
+SPILLS_ON = {("sm_80", "64"): 64, ("sm_80", "128"): 64, ("sm_100", "64"): 64, ("sm_100", "128"): 256}
+SPILLS_ON |= {(target, head_dim): 128 for target in ("sm_86", "sm_120") for head_dim in ("64", "128")}  # sm_80's tiles
 SHARE = [
     ("sm_90", "64", "Toeplitz,RankOne", "bf16"),
     ("gfx942", "128", "Toeplitz", "bf16"),
@@ -46,7 +49,7 @@ def test_every_kernel_compiles_and_fits(target, head_dim, forms, dtype):
     kernels = [json.loads(line) for line in run.stdout.splitlines()]
     assert len(kernels) >= 4
     for kernel in kernels:
-        assert kernel["spills"] <= SPILLS.get(kernel["form"], 0), kernel
+        assert kernel["spills"] <= max(SPILLS.get(kernel["form"], 0), SPILLS_ON.get((target, head_dim), 0)), kernel
         # A compiler that gives up takes few registers and spills the rest.
         assert kernel["registers"] > 32, kernel
         assert kernel["fits"], kernel

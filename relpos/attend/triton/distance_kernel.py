@@ -9,6 +9,7 @@ import triton.language as tl
 
 from relpos.attend.triton.projected_tile import turned
 from relpos.attend.triton.scaled_tile import scaled_slope
+from relpos.attend.triton.skipped_tiles import kept_diagonal
 from relpos.attend.triton.tile_bias import (
     C_KEY_VECTORS,
     C_QUERY_VECTORS,
@@ -52,7 +53,7 @@ def store_diagonals(at, tile, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit(do_not_specialize=CHANGING)
 def distance_kernel(
-    Q, K, V, GRAD, LEVEL, DELTA, PARTS, FIRST, END, ROW_KEYS, PADDING,
+    Q, K, V, GRAD, LEVEL, DELTA, PARTS, FIRST, END, ROW_KEYS, KEPT_KEYS, PADDING,
     TABLE, QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS, CURVE, INVERSE, HINGES, QUERY_VECTORS,
     QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, g_b, g_h, g_m,
@@ -63,9 +64,7 @@ def distance_kernel(
     D: tl.constexpr, E: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, KNOTS: tl.constexpr, FORM: tl.constexpr, OF: tl.constexpr,
     WEIGHTED: tl.constexpr, SYMMETRIC: tl.constexpr, CAPPED: tl.constexpr, PADDED: tl.constexpr, DROPS: tl.constexpr,
-    SKIPS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
+    SKIPS: tl.constexpr, NARROWED: tl.constexpr, PRECISION: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """PARTS: the sums of one block diagonal, head and split; OF is the bit of the form whose gradient they are.
 
@@ -80,6 +79,10 @@ def distance_kernel(
     row_blocks, key_blocks = tl.cdiv(queries, BM), tl.cdiv(keys, BN)
     low_block = tl.maximum(offset + ratio - 1, 0) // ratio  # the first row block whose key block exists
     high_block = tl.minimum(row_blocks, tl.maximum(key_blocks + offset + ratio - 1, 0) // ratio)
+    if NARROWED:
+        low_block, high_block = kept_diagonal(
+            KEPT_KEYS, h, heads, batch, queries, offset, low_block, high_block, BM, BN
+        )
     count = tl.maximum(high_block - low_block, 0)  # tiles of one batch entry
     share = tl.cdiv(count * batch, tl.num_programs(2))
     TABLE += h * table_h

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from relpos.attend.kernel_inputs import NOWHERE, Inputs
 from relpos.attend.kernel_operators import Results, empty_out, register
-from relpos.attend.triton import FEW, projected_tile, rank_one_tile, scaled_tile, toeplitz_tile
+from relpos.attend.triton import FEW, projected_tile, rank_one_tile, scaled_tile, skipped_tiles, toeplitz_tile
 from relpos.attend.triton.backward_kernels import grad_kv_kernel, grad_q_kernel
 from relpos.attend.triton.decoding_kernel import decode
 from relpos.attend.triton.decoding_state import PackedBias, RunningTotals
@@ -30,20 +30,22 @@ class TritonKernel:
         if packed is not None:
             packed.fill(problem)
         q, out = inputs.q, empty_out(inputs)
-        lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+        lse, record = q.new_empty(q.shape[:3], dtype=torch.float32), skipped_tiles.empty_record(inputs)
         if q.shape[2] <= FEW:
             decode(problem, out, lse)
         else:
             problem.set_strides("o", out)
             size = problem.size("forward")
             grid = (triton.cdiv(q.shape[2], size.BM), q.shape[0] * q.shape[1])
+            skipped_tiles.keep_keys(problem, record)
             problem.launch(forward_kernel, grid, size, OUT=out, LSE=lse)
-        return out, natural(lse) if inputs.return_lse else lse.new_empty(0), lse, lse.new_empty(0)
+        return out, natural(lse) if inputs.return_lse else lse.new_empty(0), lse, record
 
     def fake(self, inputs: Inputs) -> Results:
         lse = inputs.q.new_empty(inputs.q.shape[:3], dtype=torch.float32)
         nothing = lse.new_empty(0)
-        return empty_out(inputs), lse if inputs.return_lse else nothing, torch.empty_like(lse), lse.new_empty(0)
+        record = skipped_tiles.empty_record(inputs)
+        return empty_out(inputs), lse if inputs.return_lse else nothing, torch.empty_like(lse), record
 
     def gradients(
         self, inputs: Inputs, grad: Tensor, grad_lse: Tensor | None, results: Results, wanted: frozenset[str]
@@ -64,7 +66,8 @@ class Backward:
     ) -> None:
         self.inputs, self.wanted = inputs, wanted
         self.problem = problem = GpuProblem(inputs)
-        out, _, self.lse, _ = results
+        out, _, self.lse, record = results
+        skipped_tiles.use_record(problem, record)
         self.grad_lse = grad_lse
         grad = grad.to(inputs.q.dtype)
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
@@ -125,6 +128,7 @@ class Backward:
             grad_q_kernel, (blocks, batch * heads), size, GRAD_Q=grads["q"], LEARNED=bits, HAS_ENDS=ends,
             far_low=inputs.far_low, far_high=inputs.far_high, **sums,
         )  # fmt: skip
+        skipped_tiles.keep_rows(self.problem)
         size = self.problem.size("grad_kv")
         ranges = row_ranges(self.problem.arguments["FIRST"], self.problem.arguments["END"], keys, size.BM, size.BN)
         self.launch(
