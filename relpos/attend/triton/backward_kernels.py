@@ -9,7 +9,7 @@ import triton.language as tl
 from relpos.attend.triton.projected_tile import fold_vectors
 from relpos.attend.triton.rank_one_tile import signed
 from relpos.attend.triton.scaled_tile import fold_knots, scaled_slope
-from relpos.attend.triton.skipped_tiles import kept_keys, kept_rows
+from relpos.attend.triton.skipped_tiles import narrowed
 from relpos.attend.triton.tile_bias import (
     C_KEY_VECTORS,
     C_QUERY_VECTORS,
@@ -97,7 +97,7 @@ def grad_q_kernel(
     vectors = tl.zeros([BM, BR], tl.float32)
     begin, stop, inner, outer = key_range(first, end, BN)
     if NARROWED:
-        begin, stop = kept_keys(KEPT_KEYS, head, r, queries, begin, stop, BN)
+        begin, stop = narrowed(KEPT_KEYS, head, row0, queries, begin, stop, BM, BN)
     i = (start + r)[:, None]
     for key0 in range(begin, stop, BN):
         j = (key0 + tl.arange(0, BN))[None, :]
@@ -192,7 +192,7 @@ def grad_kv_kernel(
         vectors = tl.zeros([BN, BR], tl.float32)
         low_row, high_row = begin, stop
         if NARROWED:
-            low_row, high_row = kept_rows(KEPT_ROWS, head, key0 + tl.arange(0, BN), keys, begin, stop, BM)
+            low_row, high_row = narrowed(KEPT_ROWS, head, key0, keys, begin, stop, BN, BM)
         for row0 in range(low_row, high_row, BM):
             r = row0 + tl.arange(0, BM)
             live = r < queries

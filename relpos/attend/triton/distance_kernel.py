@@ -9,7 +9,6 @@ import triton.language as tl
 
 from relpos.attend.triton.projected_tile import turned
 from relpos.attend.triton.scaled_tile import scaled_slope
-from relpos.attend.triton.skipped_tiles import kept_diagonal
 from relpos.attend.triton.tile_bias import (
     C_KEY_VECTORS,
     C_QUERY_VECTORS,
@@ -53,7 +52,7 @@ def store_diagonals(at, tile, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit(do_not_specialize=CHANGING)
 def distance_kernel(
-    Q, K, V, GRAD, LEVEL, DELTA, PARTS, FIRST, END, ROW_KEYS, KEPT_KEYS, PADDING,
+    Q, K, V, GRAD, LEVEL, DELTA, PARTS, FIRST, END, ROW_KEYS, DIAGONALS, PADDING,
     TABLE, QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS, CURVE, INVERSE, HINGES, QUERY_VECTORS,
     QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, g_b, g_h, g_m,
@@ -69,6 +68,7 @@ def distance_kernel(
     """PARTS: the sums of one block diagonal, head and split; OF is the bit of the form whose gradient they are.
 
     Diagonal number n has the tiles with row0 − key0 = (lowest + n) · BN, of all batch entries, in a fixed order.
+    DIAGONALS: the row blocks from its first tile that matters to its last; read with NARROWED.
     ROW_KEYS: first key and one past the last of each block of rows, (1 or batch, blocks, 2); read with SKIPS.
     """
     diagonal = tl.program_id(0)
@@ -80,9 +80,8 @@ def distance_kernel(
     low_block = tl.maximum(offset + ratio - 1, 0) // ratio  # the first row block whose key block exists
     high_block = tl.minimum(row_blocks, tl.maximum(key_blocks + offset + ratio - 1, 0) // ratio)
     if NARROWED:
-        low_block, high_block = kept_diagonal(
-            KEPT_KEYS, h, heads, batch, queries, offset, low_block, high_block, BM, BN
-        )
+        at = DIAGONALS + (h * tl.num_programs(0) + diagonal) * 2
+        low_block, high_block = tl.maximum(low_block, tl.load(at)), tl.minimum(high_block, tl.load(at + 1))
     count = tl.maximum(high_block - low_block, 0)  # tiles of one batch entry
     share = tl.cdiv(count * batch, tl.num_programs(2))
     TABLE += h * table_h

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from relpos.attend.triton.skipped_tiles import kept_keys
+from relpos.attend.triton.skipped_tiles import narrowed
 from relpos.attend.triton.tile_bias import add_bias, load_columns, load_rows, shifted_rows, totals_apart
 from relpos.attend.triton.tiles import (
     C_INFINITY,
@@ -73,7 +73,7 @@ def forward_kernel(
     acc = tl.zeros([BM, BE], tl.float32)
     begin, stop, inner, outer = key_range(first, end, BN)
     if NARROWED:
-        begin, stop = kept_keys(KEPT_KEYS, head, r, queries, begin, stop, BN)
+        begin, stop = narrowed(KEPT_KEYS, head, row0, queries, begin, stop, BM, BN)
     i = (start + r)[:, None]
     for key0 in range(begin, stop, BN):
         j = (key0 + tl.arange(0, BN))[None, :]

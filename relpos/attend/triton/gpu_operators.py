@@ -208,6 +208,7 @@ class Backward:
         vectors = bit in (projected_tile.QUERY_BIT, projected_tile.KEY_BIT)
         rank = problem.arguments["R"] if vectors else 1
         parts = inputs.q.new_empty(splits, heads, diagonals, ratio + 1, BN, rank, dtype=torch.float32)
+        skipped_tiles.keep_diagonals(problem, diagonals, lowest, size)
         row_keys = block_keys(problem.arguments["FIRST"], problem.arguments["END"], BM)
         self.launch(
             distance_kernel, (diagonals, heads, splits), size, PARTS=parts, OF=bit, lowest=lowest, ROW_KEYS=row_keys,

@@ -190,45 +190,49 @@ def kept_rows_kernel(
     tl.store(at + 1, tl.minimum(kept_stop * C_UNIT, queries))
 
 
-# -- What the other kernels read
+@triton.jit(do_not_specialize=CHANGING)
+def kept_diagonals_kernel(
+    KEPT_KEYS, DIAGONALS, batch, heads, queries, keys, lowest, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """DIAGONALS (heads, diagonals, 2): the first row block with a kept tile on a block diagonal, one past the last.
 
-
-@triton.jit
-def kept_keys(KEPT_KEYS, head, r, queries, begin, stop, BN: tl.constexpr):
-    """The keys [begin, stop) that rows see, narrowed to those that matter; begin is a multiple of BN."""
-    at = KEPT_KEYS + (head * tl.cdiv(queries, C_UNIT) + tl.minimum(r, queries - 1) // C_UNIT) * 2
-    return tl.maximum(begin, tl.min(tl.load(at), 0) // BN * BN), tl.minimum(stop, tl.max(tl.load(at + 1), 0))
-
-
-@triton.jit
-def kept_rows(KEPT_ROWS, head, j, keys, begin, stop, BM: tl.constexpr):
-    """The rows [begin, stop) that see keys, narrowed to those to which they matter; begin is a multiple of BM."""
-    at = KEPT_ROWS + (head * tl.cdiv(keys, C_UNIT) + tl.minimum(j, keys - 1) // C_UNIT) * 2
-    return tl.maximum(begin, tl.min(tl.load(at), 0) // BM * BM), tl.minimum(stop, tl.max(tl.load(at + 1), 0))
-
-
-@triton.jit
-def kept_diagonal(KEPT_KEYS, h, heads, batch, queries, offset, begin, stop, BM: tl.constexpr, BN: tl.constexpr):
-    """The row blocks [begin, stop) of a block diagonal, from the first with a kept tile in any batch entry to the last.
-
-    Its tiles have row0 − key0 = offset · BN.
+    Diagonal n has the tiles with row0 − key0 = (lowest + n) · BN, of all batch entries.
     """
-    units = tl.cdiv(queries, C_UNIT)
-    first, last = stop, begin
+    diagonal, h = tl.program_id(0), tl.program_id(1)
+    offset = (lowest + diagonal) * BN
+    units, blocks = tl.cdiv(queries, C_UNIT), tl.cdiv(queries, BM)
+    begin, stop = blocks, blocks * 0
     for b in range(0, batch):
         at = KEPT_KEYS + (wide(b) * heads + h) * units * 2
-        for block0 in range(begin, stop, C_LANES):
+        for block0 in range(0, blocks, C_LANES):
             block = block0 + tl.arange(0, C_LANES)
-            key0 = block * BM - offset * BN
+            key0 = block * BM - offset
             for part in tl.static_range((BM + C_UNIT - 1) // C_UNIT):  # the units of a row block
                 unit = block * BM // C_UNIT + part
-                inside = (block < stop) & (unit < units)
-                low = tl.load(at + unit * 2, mask=inside, other=C_LARGEST_INDEX)
-                high = tl.load(at + unit * 2 + 1, mask=inside, other=0)
-                kept = (low < key0 + BN) & (high > key0)
-                first = tl.minimum(first, tl.min(tl.where(kept, block, C_LARGEST_INDEX), 0))
-                last = tl.maximum(last, tl.max(tl.where(kept, block + 1, 0), 0))
-    return first, last
+                low = tl.load(at + unit * 2, mask=unit < units, other=C_LARGEST_INDEX)
+                high = tl.load(at + unit * 2 + 1, mask=unit < units, other=0)
+                kept = (block < blocks) & (low < key0 + BN) & (high > key0) & (key0 < keys) & (key0 >= 0)
+                begin = tl.minimum(begin, tl.min(tl.where(kept, block, C_LARGEST_INDEX), 0))
+                stop = tl.maximum(stop, tl.max(tl.where(kept, block + 1, 0), 0))
+    at = DIAGONALS + (h * tl.num_programs(0) + diagonal) * 2
+    tl.store(at, begin)
+    tl.store(at + 1, stop)
+
+
+@triton.jit
+def narrowed(KEPT, head, first, length, begin, stop, SIZE: tl.constexpr, STEP: tl.constexpr):
+    """The interval [begin, stop) of a block, narrowed to what KEPT (heads, units, 2) has for its units.
+
+    The block begins at `first` of `length` tokens, and has SIZE of them; the interval begins at a multiple of STEP.
+    """
+    units = tl.cdiv(length, C_UNIT)
+    at = KEPT + head * units * 2
+    low, high = tl.load(at + first // C_UNIT * 2), tl.load(at + first // C_UNIT * 2 + 1)
+    for part in tl.static_range(1, (SIZE + C_UNIT - 1) // C_UNIT):
+        unit = tl.minimum(first // C_UNIT + part, units - 1)
+        low = tl.minimum(low, tl.load(at + unit * 2))
+        high = tl.maximum(high, tl.load(at + unit * 2 + 1))
+    return tl.maximum(begin, low // STEP * STEP), tl.minimum(stop, high)
 
 
 # -- On the host
@@ -291,9 +295,18 @@ def keep_keys(problem: GpuProblem, record: Tensor) -> None:
     key_heads, keys, _ = problem.inputs.k.shape[1:]
     rows, columns = units(queries), units(keys)
     problem.arguments["KEY_SIZES"] = record.new_empty(batch * key_heads * 2 * keys)
-    problem.launch(bias_bounds_kernel, (rows + columns, batch * heads), size(problem))
-    problem.launch(key_bounds_kernel, (columns, batch * key_heads), size(problem))
-    problem.launch(kept_keys_kernel, (rows, batch * heads), size(problem))
+    problem.launch(bias_bounds_kernel, (rows + columns, batch * heads), problem.size("skipping"))
+    problem.launch(key_bounds_kernel, (columns, batch * key_heads), problem.size("skipping"))
+    problem.launch(kept_keys_kernel, (rows, batch * heads), problem.size("skipping"))
+
+
+def keep_diagonals(problem: GpuProblem, diagonals: int, lowest: int, size: TileSize) -> None:
+    """In the backward, find the row blocks to which each block diagonal matters, for sums by distance."""
+    if problem.arguments["NARROWED"]:
+        heads = problem.inputs.q.shape[1]
+        kept = problem.arguments["KEPT_KEYS"].new_empty(heads, diagonals, 2)
+        problem.arguments["DIAGONALS"] = kept
+        problem.launch(kept_diagonals_kernel, (diagonals, heads), size, lowest=lowest)
 
 
 def keep_rows(problem: GpuProblem) -> None:
@@ -305,10 +318,5 @@ def keep_rows(problem: GpuProblem) -> None:
     factors = problem.inputs.q.new_empty(batch * heads * FACTORS * rows, dtype=torch.float32)
     kept = factors.new_empty(batch * heads * columns * 2, dtype=torch.int32)
     problem.arguments |= {"FACTORS": factors, "KEPT_ROWS": kept}
-    problem.launch(row_factors_kernel, (rows, batch * heads), size(problem))
-    problem.launch(kept_rows_kernel, (columns, batch * heads), size(problem))
-
-
-def size(problem: GpuProblem) -> TileSize:
-    """The tile of these kernels. AMD's warps have 64 threads."""
-    return TileSize(UNIT, UNIT, 4 if problem.target.startswith("gfx") else 8, 1)
+    problem.launch(row_factors_kernel, (rows, batch * heads), problem.size("skipping"))
+    problem.launch(kept_rows_kernel, (columns, batch * heads), problem.size("skipping"))

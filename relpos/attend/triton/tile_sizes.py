@@ -23,7 +23,7 @@ class TileSize(NamedTuple):
 
 
 def tile_size(kernel: str, target: str, dim: int, wide: bool, form: int, rows: int = 16) -> TileSize:
-    """The tile of a kernel: "forward", "grad_q", "grad_kv", "distance", "decoding" or "combining".
+    """The tile of a kernel: "forward", "grad_q", "grad_kv", "distance", "skipping", "decoding" or "combining".
 
     To combine, BM is the number of parts that are loaded together.
 
@@ -37,6 +37,8 @@ def tile_size(kernel: str, target: str, dim: int, wide: bool, form: int, rows: i
     """
     if kernel == "decoding":
         return decoding_size(target, dim, wide, form, rows)
+    if kernel == "skipping":
+        return TileSize(64, 64, 4 if target.startswith("gfx") else 8, 1)  # AMD's warps have 64 threads
     if kernel == "combining":
         return TileSize(16, 1, 4, 1)
     if target == "interpreter":
