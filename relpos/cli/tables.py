@@ -243,9 +243,9 @@ def list_encodings(
     elif name:
         _print_encoding(cards[0])
     else:
-        fields = ("name", "place", "form", "learned", "directions", "paper")
-        head = ["learned per head" if field == "learned" else field for field in fields]
-        print_table(head, [[getattr(shown, field) for field in fields] for shown in cards], unwrapped=("name", "place"))
+        rows = [[shown.name, shown.summary, shown.place, shown.learned] for shown in cards]
+        print_table(["name", "what it is", "place", "learned per head"], rows, unwrapped=("name", "place"))
+        typer.echo("relpos ls NAME shows formula, paper and options.")
 
 
 def markdown_table(cards: list[Card]) -> str:

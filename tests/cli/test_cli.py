@@ -31,7 +31,9 @@ def printed(*arguments, **environment) -> str:
 
 
 def test_ls_lists_every_encoding_as_a_table_json_and_markdown():
-    assert [line.split()[0] for line in printed("ls").splitlines()[1:]] == relpos.names()
+    lines = printed("ls").splitlines()
+    assert [line.split()[0] for line in lines[1 : len(relpos.names()) + 1]] == relpos.names()
+    assert all(relpos.card(line.split()[0]).summary in line for line in lines[1 : len(relpos.names()) + 1])
     cards = json.loads(printed("ls", "--json"))
     assert [card["name"] for card in cards] == relpos.names()
     assert all(card["formula"] and card["paper"] for card in cards)
@@ -69,8 +71,9 @@ def test_wrong_input_gets_one_sentence(arguments, sentence, capsys):
     assert said.count("relpos: ") == 1
 
 
-def test_wrong_input_ends_the_process_with_code_2_and_no_traceback():
-    command = [sys.executable, "-m", "relpos.cli", "ls", "kerpel_log"]
+@pytest.mark.parametrize("module", ["relpos", "relpos.cli"])  # the second is what torchrun starts
+def test_wrong_input_ends_the_process_with_code_2_and_no_traceback(module):
+    command = [sys.executable, "-m", module, "ls", "kerpel_log"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     with pytest.raises(ValueError, match="kerpel_log") as refused:
         relpos.card("kerpel_log")

@@ -26,6 +26,7 @@ ROOMS = [  # from the lowest to the highest
     "comparison",
     "paper",
     "cli",
+    "__main__",  # starts the command
 ]
 
 
