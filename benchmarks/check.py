@@ -28,10 +28,10 @@ from transformers import PreTrainedModel
 
 import relpos
 from relpos.checking.check import open_original
+from relpos.checking.check_subject import ModelSubject
 from relpos.checking.faults import faults
 from relpos.checking.faults.fault import NotPossibleError
-from relpos.checking.report import FAILED, NOT_TESTED, Report
-from relpos.checking.subject import ModelSubject
+from relpos.checking.findings import FAILED, NOT_TESTED, Report
 from relpos.model_catalogue import PREFIX
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))

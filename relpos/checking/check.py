@@ -13,10 +13,10 @@ from transformers.utils import logging
 
 from relpos.checking import configured, fingerprints, ports, rotations, trained
 from relpos.checking.check_options import TESTS, CheckOptions
+from relpos.checking.check_subject import FunctionSubject, ModelSubject, ModuleSubject, NotTestableError, Subject
 from relpos.checking.faults import diagnosed
+from relpos.checking.findings import FAILED, NOT_TESTED, PASSED, Finding, Report
 from relpos.checking.outcomes import Outcome, Test
-from relpos.checking.report import FAILED, NOT_TESTED, PASSED, Finding, Report
-from relpos.checking.subject import FunctionSubject, ModelSubject, ModuleSubject, NotTestableError, Subject
 from relpos.model_catalogue import PREFIX
 from relpos.pretrained.framing import framing_of
 from relpos.pretrained.open import open_model, open_tokenizer

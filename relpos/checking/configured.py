@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from relpos.checking.capture import AttentionCall
+from relpos.checking.check_subject import ModelSubject, NotApplicableError, NotTestableError, Subject
 from relpos.checking.fingerprints import UNMOVED, visibility
 from relpos.checking.outcomes import Outcome, Test, difference
-from relpos.checking.subject import ModelSubject, NotApplicableError, NotTestableError, Subject
 from relpos.encodings.alibi import press
 from relpos.encodings.t5 import bucket
 from relpos.pretrained.layer_position import ModelLayer

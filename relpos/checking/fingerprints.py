@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from relpos.checking.capture import AttentionCall
-from relpos.checking.outcomes import Outcome, Test, compared, difference
-from relpos.checking.rotations import cached_positions
-from relpos.checking.subject import (
+from relpos.checking.check_subject import (
     ABSOLUTE,
     RELATIVE,
     ModelSubject,
@@ -24,6 +22,8 @@ from relpos.checking.subject import (
     Subject,
     first_tensor,
 )
+from relpos.checking.outcomes import Outcome, Test, compared, difference
+from relpos.checking.rotations import cached_positions
 
 PADDED = 5  # tokens of padding
 CROPPED = 4

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.checking.report import FAILED, NOT_TESTED, PASSED, Finding
-from relpos.checking.subject import NotApplicableError, NotTestableError, Subject
+from relpos.checking.check_subject import NotApplicableError, NotTestableError, Subject
+from relpos.checking.findings import FAILED, NOT_TESTED, PASSED, Finding
 from relpos.pretrained.source import one_line
 
 TOLERANCE = 1e-3  # relative to the spread of the outputs

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from relpos.checking.capture import HIDDEN, AttentionCall
+from relpos.checking.check_subject import ModelSubject, Subject
 from relpos.checking.configured import LayerBias, Reach
+from relpos.checking.findings import FAILED, NOT_TESTED, PASSED, Finding
 from relpos.checking.outcomes import TOLERANCE, difference
-from relpos.checking.report import FAILED, NOT_TESTED, PASSED, Finding
 from relpos.checking.rotations import CLOSE, LayerRotation, describe, estimate, repeated_token, rotary_words
-from relpos.checking.subject import ModelSubject, Subject
 from relpos.pretrained.positions import layer_numbers
 
 TITLE = "the same as the other port"

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from relpos.checking.capture import AttentionCall
+from relpos.checking.check_subject import LOW, ModelSubject, NotApplicableError, NotTestableError, Subject
 from relpos.checking.outcomes import Outcome, Test
-from relpos.checking.subject import LOW, ModelSubject, NotApplicableError, NotTestableError, Subject
 from relpos.forms.rotation import read_parameters
 from relpos.pretrained.families.rotary import BACKWARDS, INTERLEAVED
 from relpos.pretrained.layer_position import NORM_LAST, ModelLayer, Rotary

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from relpos.checking.check_subject import ModelSubject, NotApplicableError, NotTestableError, Subject
 from relpos.checking.faults import faults
 from relpos.checking.faults.fault import NotPossibleError, with_frequencies
 from relpos.checking.outcomes import Outcome, Test
-from relpos.checking.subject import ModelSubject, NotApplicableError, NotTestableError, Subject
 from relpos.pretrained.framing import NO_FRAMING, Framing
 from relpos.runs.run import Run
 from relpos.text.tokens import spread, tokenize

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from relpos.attend.gpu_report import Report as GpuReport
-    from relpos.checking.report import Report as CheckReport
+    from relpos.checking.findings import Report as CheckReport
     from relpos.runs.results import TaskResult, TextResult
 
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
@@ -177,7 +177,7 @@ def print_report(report: "CheckReport") -> None:
     """Print the findings of a check; those that failed are bold, with what they mean below the table."""
     from rich.text import Text
 
-    from relpos.checking.report import FAILED
+    from relpos.checking.findings import FAILED
 
     rows = []
     for finding, cells in zip(report.findings, report.rows(), strict=True):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import relpos
 from relpos.checking.check_options import TESTS
-from relpos.checking.report import FAILED, NOT_TESTED, PASSED, WrongPositionError
+from relpos.checking.findings import FAILED, NOT_TESTED, PASSED, WrongPositionError
 from relpos.cli import app
 
 

@@ -5,9 +5,9 @@ import torch
 from small_models import small_model
 
 import relpos
+from relpos.checking.check_subject import ModelSubject
 from relpos.checking.faults import FILES, faults
 from relpos.checking.faults.fault import NotPossibleError
-from relpos.checking.subject import ModelSubject
 
 LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
 SCALED = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 16}

@@ -6,7 +6,7 @@ from llama_port import MISTAKES, LlamaPort
 from small_models import small_model
 
 import relpos
-from relpos.checking.report import FAILED, NOT_TESTED, PASSED
+from relpos.checking.findings import FAILED, NOT_TESTED, PASSED
 
 
 def status(report):

@@ -6,8 +6,8 @@ from small_models import saved, small_model
 from torch.nn import functional as F
 
 import relpos
-from relpos.checking.report import FAILED, PASSED
-from relpos.checking.subject import ModelSubject
+from relpos.checking.check_subject import ModelSubject
+from relpos.checking.findings import FAILED, PASSED
 from relpos.checking.trained import Text, trained
 
 pytestmark = pytest.mark.heavy

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.attention import flex_attention as flex
 
 from relpos.attend.flex.scores import Mask, Score
-from relpos.attend.intervals import Recent, intervals
+from relpos.attend.key_intervals import Recent, intervals
 from relpos.forms.call import Call
 from relpos.forms.rotation import Rotation
 

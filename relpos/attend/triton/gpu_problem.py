@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.attend.intervals import Recent, intervals
 from relpos.attend.kernel_inputs import Inputs
+from relpos.attend.key_intervals import Recent, intervals
 from relpos.attend.reference import mix
 from relpos.attend.triton import projected_tile, rank_one_tile, scaled_tile, tile_sizes, toeplitz_tile
 from relpos.attend.triton.tiles import INTERPRETED

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from relpos.checking.faults.fault import Fault
-from relpos.checking.report import FAILED, Finding
+from relpos.checking.findings import FAILED, Finding
 
 FILES = (  # in the order in which they are asked: what explains more comes first
     *("causal_mask_shifted", "causal_mask_missing", "encoder_causal"),

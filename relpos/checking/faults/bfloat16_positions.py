@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from relpos.checking.check_subject import ModelSubject
 from relpos.checking.faults.fault import ROTATED, Fault, rotary_modules, together, wrong_rotations
-from relpos.checking.report import Finding
-from relpos.checking.subject import ModelSubject
+from relpos.checking.findings import Finding
 
 
 @contextlib.contextmanager

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from relpos.checking.check_subject import ModelSubject
 from relpos.checking.faults.fault import Fault, NotPossibleError, together, wrong_biases
-from relpos.checking.report import Finding
-from relpos.checking.subject import ModelSubject
+from relpos.checking.findings import Finding
 
 
 @contextlib.contextmanager

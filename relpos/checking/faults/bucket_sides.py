@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
+from relpos.checking.check_subject import ModelSubject
 from relpos.checking.configured import LayerBias
 from relpos.checking.faults.fault import Fault, NotPossibleError, replaced, together, wrong_biases
-from relpos.checking.report import Finding
-from relpos.checking.subject import ModelSubject
+from relpos.checking.findings import Finding
 from relpos.encodings.t5 import bucket
 
 

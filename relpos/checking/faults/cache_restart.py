@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from relpos.checking.check_subject import ModelSubject
 from relpos.checking.faults.fault import Fault, NotPossibleError, seen_before, with_inputs
-from relpos.checking.report import Finding
-from relpos.checking.subject import ModelSubject
+from relpos.checking.findings import Finding
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:

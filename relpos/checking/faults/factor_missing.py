@@ -2,9 +2,9 @@
 
 from contextlib import AbstractContextManager
 
+from relpos.checking.check_subject import ModelSubject
 from relpos.checking.faults.fault import Fault, NotPossibleError, replaced, rotary_modules, together
-from relpos.checking.report import Finding
-from relpos.checking.subject import ModelSubject
+from relpos.checking.findings import Finding
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from relpos.checking.check_subject import ModelSubject
 from relpos.checking.configured import LayerBias
-from relpos.checking.report import Finding
+from relpos.checking.findings import Finding
 from relpos.checking.rotations import LayerRotation
-from relpos.checking.subject import ModelSubject
 
 Change = Callable[..., Any]
 APPLY = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_emb")  # functions that turn q and k

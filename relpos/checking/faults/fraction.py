@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relpos.checking.check_subject import ModelSubject
 from relpos.checking.faults.fault import ROTATED, Fault, NotPossibleError, with_rotation, wrong_rotations
-from relpos.checking.report import Finding
+from relpos.checking.findings import Finding
 from relpos.checking.rotations import estimate
-from relpos.checking.subject import ModelSubject
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:

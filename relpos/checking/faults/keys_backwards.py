@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from relpos.checking.check_subject import ModelSubject
 from relpos.checking.faults.fault import ROTATED, Fault, with_rotation, wrong_rotations
-from relpos.checking.report import Finding
-from relpos.checking.subject import ModelSubject
+from relpos.checking.findings import Finding
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:

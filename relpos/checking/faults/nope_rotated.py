@@ -3,9 +3,9 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
+from relpos.checking.check_subject import ModelSubject
 from relpos.checking.faults.fault import ROTATED, Fault, NotPossibleError, during, wrong_rotations
-from relpos.checking.report import Finding
-from relpos.checking.subject import ModelSubject
+from relpos.checking.findings import Finding
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:

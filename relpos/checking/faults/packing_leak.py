@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
+from relpos.checking.check_subject import ModelSubject
 from relpos.checking.faults.fault import Fault, NotPossibleError, with_inputs
+from relpos.checking.findings import Finding
 from relpos.checking.fingerprints import separates_documents
-from relpos.checking.report import Finding
-from relpos.checking.subject import ModelSubject
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:

@@ -3,9 +3,9 @@
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
+from relpos.checking.check_subject import ModelSubject
 from relpos.checking.faults.fault import ROTATED, Fault, NotPossibleError, with_frequencies, wrong_rotations
-from relpos.checking.report import Finding
-from relpos.checking.subject import ModelSubject
+from relpos.checking.findings import Finding
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:

@@ -4,10 +4,10 @@ from contextlib import AbstractContextManager
 
 from torch import Tensor
 
+from relpos.checking.check_subject import ModelSubject
 from relpos.checking.faults.fault import ROTATED, Fault, NotPossibleError, with_frequencies, wrong_rotations
-from relpos.checking.report import Finding
+from relpos.checking.findings import Finding
 from relpos.checking.rotations import unscaled
-from relpos.checking.subject import ModelSubject
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from relpos.checking.check_subject import ModelSubject
 from relpos.checking.faults.fault import Fault, NotPossibleError, together
-from relpos.checking.report import Finding
-from relpos.checking.subject import ModelSubject
+from relpos.checking.findings import Finding
 from relpos.pretrained.layer_position import TABLES
 
 

@@ -3,9 +3,9 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
+from relpos.checking.check_subject import ModelSubject
 from relpos.checking.faults.fault import Fault, NotPossibleError, code_of, replaced, together
-from relpos.checking.report import Finding
-from relpos.checking.subject import ModelSubject
+from relpos.checking.findings import Finding
 
 SLIDING = ("create_sliding_window_causal_mask", "create_bidirectional_sliding_window_mask")
 FULL = ("create_causal_mask", "create_bidirectional_mask")

@@ -4,9 +4,9 @@ import copy
 from contextlib import AbstractContextManager
 from typing import Any
 
+from relpos.checking.check_subject import ModelSubject
 from relpos.checking.faults.fault import Fault, NotPossibleError, with_function
-from relpos.checking.report import Finding
-from relpos.checking.subject import ModelSubject
+from relpos.checking.findings import Finding
 
 SLIDING = ("create_sliding_window_causal_mask", "create_bidirectional_sliding_window_mask")
 
