@@ -9,7 +9,8 @@
 #   make wheel     a wheel for other Linux machines into dist/, installed into a fresh environment and tried there
 #   make docs      the documentation site into site/, offline
 #   make bench WHAT=…  train: a training step; decode: decoding steps and generate; evaluate: 16,384 tokens; use: models of
-#                  transformers; scale: one sequence over 2 and 4 processes; explore: the explorer; cluster: two machines, one killed
+#                  transformers; scale: one sequence over 2 and 4 processes; explore: the explorer; cluster: two machines, one
+#                  killed; gpu_static: kernels for GPUs, compiled and counted
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin

@@ -55,9 +55,6 @@ class Tiles:
 def triton_kernels(target: GPUTarget, tiles: Tiles | None = None) -> Iterator[None]:
     """Within this context, FlexAttention on CPU tensors is compiled to the Triton kernels of a GPU."""
     capability = divmod(target.arch, 10) if target.backend == "cuda" else (9, 4)
-    nvidia = target.backend == "cuda"
-    device = heuristics.CUDAConfigHeuristic() if nvidia else heuristics.ROCmConfigHeuristic()
-    chosen = device if tiles is None else FixedTiles(tiles)
 
     def splits(batch: int, heads: int, keys: int) -> int:
         return tiles.splits if tiles else max(MULTIPROCESSORS // max(batch * heads, 1) * 2, 1)
@@ -65,7 +62,6 @@ def triton_kernels(target: GPUTarget, tiles: Tiles | None = None) -> Iterator[No
     replacements: list[tuple[Any, str, Any]] = [
         # Captured numbers are tensors on the GPU there, 0-d CPU tensors here, which Inductor would read on the host.
         (graph.GraphLowering, "is_unspec_arg", constantly(False)),
-        (InductorChoices, "get_config_heuristics", constantly(chosen)),
         (flex_decoding, "get_split_k", splits),
         (torch.cuda, "get_device_capability", constantly(capability)),
         (flex_attention, "_validate_device", constantly(None)),
@@ -84,12 +80,19 @@ def triton_kernels(target: GPUTarget, tiles: Tiles | None = None) -> Iterator[No
         stack.enter_context(torch._functorch.config.patch(enable_autograd_cache=False))
         register_lowering_for_gpus()
         driver.set_active(types.SimpleNamespace(get_current_target=lambda: target))
+        chosen = FixedTiles(tiles) if tiles else device_tiles(target)
+        stack.enter_context(mock.patch.object(InductorChoices, "get_config_heuristics", constantly(chosen)))
         forget()
         try:
             yield
         finally:
             driver._active = before
             forget()
+
+
+def device_tiles(target: GPUTarget) -> Any:
+    """Inductor's heuristics for a device; those for AMD ask the active driver."""
+    return heuristics.CUDAConfigHeuristic() if target.backend == "cuda" else heuristics.ROCmConfigHeuristic()
 
 
 def constantly(value: Any) -> Callable[..., Any]:

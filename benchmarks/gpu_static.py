@@ -92,15 +92,22 @@ def row(
 
 def flex_rows(target: str, head_dim: int) -> Iterator[Row]:
     """PyTorch's FlexAttention, with the shortest score functions that one would write, and with those of relpos."""
-    from flex_kernels import by_hand, by_relpos, generate
+    from flex_kernels import by_hand, by_relpos
 
-    for name, attention in (("FlexAttention, shortest", by_hand), ("FlexAttention, relpos", by_relpos)):
+    for attention in (by_hand, by_relpos):
         for form in FORMS:
-            kernels = generate(attention, form, head_dim, TARGETS[target], torch.bfloat16)
             for part in ("forward", "backward"):
-                kernel = kernels[part]
-                counts, note = compile_as_inductor(kernel, target)
-                yield row(counts, name, form, part, head_dim, flex_loops(counts, part, kernel.sizes), note)
+                yield flex_row(attention, form, part, head_dim, target)
+
+
+def flex_row(attention: Any, form: str, part: str, head_dim: int, target: str) -> Row:
+    """One kernel of FlexAttention; `attention` is `flex_kernels.by_hand` or `flex_kernels.by_relpos`."""
+    from flex_kernels import generate
+
+    kernel = generate(attention, form, head_dim, TARGETS[target], torch.bfloat16)[part]
+    counts, note = compile_as_inductor(kernel, target)
+    name = {"by_hand": "FlexAttention, shortest", "by_relpos": "FlexAttention, relpos"}[attention.__name__]
+    return row(counts, name, form, part, head_dim, flex_loops(counts, part, kernel.sizes), note)
 
 
 def compile_as_inductor(kernel: Any, target: str) -> tuple[Counts, str]:

@@ -314,8 +314,8 @@ def work() -> None:
 class Worker:
     """A child process that answers one type at a time."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, __file__, "--work"]
+    def __init__(self, script: str = __file__) -> None:
+        command = [sys.executable, script, "--work"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen(command, text=True, **pipes)
         self.lines: queue.Queue[str] = queue.Queue()

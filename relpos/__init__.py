@@ -17,6 +17,7 @@ from relpos.encodings.registry import card, encoding, names, register
 
 if TYPE_CHECKING:
     from relpos.attend import Cache, attention, mass, scores
+    from relpos.checking.check import check
     from relpos.comparison.compare import compare
     from relpos.evaluation.evaluate import evaluate
     from relpos.explorer.explore import explore
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 # What needs torch or more is imported on first use, so that `relpos --help` and `relpos ls` never wait for it.
 _LAZY = {  # module: names
     "relpos.attend": ("Cache", "attention", "mass", "scores"),
+    "relpos.checking.check": ("check",),
     "relpos.comparison.compare": ("compare",),
     "relpos.evaluation.evaluate": ("evaluate",),
     "relpos.explorer.explore": ("explore",),
@@ -57,7 +59,18 @@ _MODULES = {name: module for module, names_there in _LAZY.items() for name in na
 _RENAMED = {"figures": "draw_figures", "open": "open_run"}  # the names that they have in their modules
 # Without `open`: `from relpos import *` must not replace Python's own.
 __all__ = ["Cache", "Encoding", "LocalExecutor", "Projected", "RankOne", "RayExecutor", "Resources", "Scaled", "Scored"]
-__all__ += ["SlurmExecutor", "Toeplitz", "attention", "card", "compare", "draw", "encoding", "evaluate", "explore"]
+__all__ += [
+    "SlurmExecutor",
+    "Toeplitz",
+    "attention",
+    "card",
+    "check",
+    "compare",
+    "draw",
+    "encoding",
+    "evaluate",
+    "explore",
+]
 __all__ += ["figures", "mass", "names", "register", "scores", "train", "transplant", "use"]
 
 

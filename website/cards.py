@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import relpos
 from relpos.forms.cards import HEAD_DIM, HEADS, Card
-from relpos.forms.parameters import BoundedParameter, PositiveParameter
+from relpos.forms.parameters import RangeParameter
 
 UNWRITTEN = "Nobody has written this part yet."
 MIDDLE = f"""## The idea
@@ -101,11 +101,7 @@ def parameters(card: Card) -> str:
 @torch.no_grad()
 def values(encoding: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The parameters as they are used: those that are positive by construction after their softplus."""
-    wrapped = {
-        path: module
-        for path, module in encoding.named_modules()
-        if isinstance(module, PositiveParameter | BoundedParameter)
-    }
+    wrapped = {path: module for path, module in encoding.named_modules() if isinstance(module, RangeParameter)}
     for path, parameter in encoding.named_parameters():
         module = path.removesuffix(".raw")
         yield (module, wrapped[module](torch.float32)) if module in wrapped else (path, parameter.detach())

@@ -10,7 +10,7 @@ from mkdocs.structure.pages import Page
 
 import relpos
 from relpos.encodings.registry import FILES
-from website import cards, export, notebooks, pages, pictures
+from website import cards, export, faults, notebooks, pages, pictures
 from website.mathematics import with_mathml
 from website.repository import ROOT, outside, page_of, rewrite_links
 
@@ -19,7 +19,7 @@ _order: list[tuple[str, Page]] = []  # section and page, in the order of the nav
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the pages of all encodings into the navigation, by the place where they act."""
+    """Put the pages of all encodings, by the place where they act, and of all faults into the navigation."""
     places: dict[str, list[Any]] = {title: [] for title in pages.PLACES.values()}
     for name in FILES:
         places[pages.PLACES.get(relpos.card(name).place, "On the scores: an additive bias")].append(
@@ -30,6 +30,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     for item in config.nav:
         if item.get("Encodings") == "encodings":
             item["Encodings"] = entries
+        if "Faults" in item:
+            item["Faults"] = ["faults.md", *({fault.name: path} for path, fault in faults.pages().items())]
     return config
 
 
@@ -42,6 +44,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(File.generated(config, f"encodings/{name}.md", content=cards.page(name)))
         for kind, file in pictures.pictures(name).items():
             files.append(File.generated(config, f"encodings/pictures/{name}-{kind}.png", abs_src_path=str(file)))
+    for path, fault in faults.pages().items():
+        files.append(File.generated(config, path, content=faults.page(fault)))
     for notebook in notebooks.notebooks():
         folder = notebooks.page(notebook)
         text = (folder / "page.md").read_text(encoding="utf-8")
@@ -69,7 +73,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.generated_by is None:
         markdown = pages.complete(path, markdown)
     _markdown[path] = markdown
-    if not path.startswith("notebooks/"):
+    if not path.startswith(("notebooks/", "faults")):  # whose links lead to generated pages
         markdown = rewrite_links(markdown, path)
     if "<!-- pictures -->" in markdown:
         markdown = markdown.replace("<!-- pictures -->", pictures.markdown(page.file.name))

@@ -14,7 +14,7 @@ from relpos.encodings.registry import FILES
 from relpos.forms.cards import type_text
 from relpos.runs.settings import Settings
 from relpos.system.options import options_of
-from website import cards
+from website import cards, faults
 
 PLACES = {  # sections of the overview
     "score": "On the scores: an additive bias",
@@ -110,6 +110,7 @@ def text(words: str) -> str:
 
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "encodings/index.md": ("<!-- list -->", overview),
+    "faults.md": ("<!-- faults -->", faults.overview),
     "reference/settings.md": ("<!-- settings -->", settings_tables),
     "reference/commands.md": ("<!-- commands -->", reference),
 }

@@ -159,6 +159,11 @@ def decoding_backend(backend: str | None, q: Tensor, v: Tensor, call: Call) -> D
     return next((candidate for candidate in DECODING if candidate is chosen), None)
 
 
+def runs_packed(kernel: DecodingBackend, q: Tensor, v: Tensor, packed: Any) -> bool:
+    """Whether a kernel may run a packed bias here: those of Triton are checked at first use, form by form."""
+    return kernel is not triton or first_use.failure_of(q, v, packed.names) is None
+
+
 def attend(
     q: Tensor,
     k: Tensor,

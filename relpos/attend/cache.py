@@ -8,7 +8,7 @@ from torch import Tensor
 
 from relpos.attend import native
 from relpos.attend.arguments import AttentionOptions, Position, check_finite, check_position, make_call, read_positions
-from relpos.attend.backends import DecodingBackend, PackedBias, RunningTotals, attend, decoding_backend
+from relpos.attend.backends import DecodingBackend, PackedBias, RunningTotals, attend, decoding_backend, runs_packed
 from relpos.forms.call import Call, positions
 from relpos.forms.checks import check_shape, integer_at_least
 from relpos.forms.encoding import Encoding
@@ -137,7 +137,7 @@ class Cache:
         if encoding is not None and plain and _has_lasting_bias(encoding, call):
             kernel = decoding_backend(backend, q, v, call)
         packed = None if encoding is None or kernel is None else self._packed_bias(encoding, call, kernel)
-        if kernel is None or packed is None:
+        if kernel is None or packed is None or not runs_packed(kernel, q, v, packed):
             result = attend(q, k, v, position, call, backend, rotated)
         else:
             result = kernel.attention(q, k, v, None, call, packed=packed)

@@ -119,6 +119,7 @@ FORMS: tuple[tuple[str, ...], ...] = (
     ("Toeplitz",),
     ("Toeplitz with ends",),
     ("RankOne",),
+    ("RankOne without weights",),
     ("Scaled",),
     ("Projected",),
     ("Projected of keys",),

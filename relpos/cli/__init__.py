@@ -15,7 +15,7 @@ EXTRAS = {  # a missing module: the extra that installs it
 }
 
 app = typer.Typer(
-    help="The positional encodings of attention: list, draw, train, evaluate and compare them.",
+    help="The positional encodings of attention: list, draw, train, evaluate, compare and check them.",
     epilog="Start with: relpos ls, then relpos draw kerple_log",
     no_args_is_help=True,
     rich_markup_mode="markdown",  # rich markup would read [default: 8] as a style
@@ -34,7 +34,7 @@ def _options(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 app.command("ls", cls=Command)(tables.list_encodings)
-for function in (tables.info, commands.draw, commands.figures, commands.explore, commands.train):
+for function in (tables.info, commands.draw, commands.figures, commands.explore, commands.check, commands.train):
     app.command(cls=Command)(function)
 for function in (commands.evaluate, commands.compare):
     app.command(cls=commands.ClusterCommand)(function)

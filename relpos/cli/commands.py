@@ -1,4 +1,4 @@
-"""The commands that work: draw, figures, explore, train, evaluate, compare, gpu-report. Their options are Python's."""
+"""The commands that work: draw, figures, explore, check, train, evaluate, compare, gpu-report; options of Python."""
 
 import contextlib
 import json
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
+from relpos.checking.check_options import CheckOptions
 from relpos.cli.from_options import Command, Values, command
-from relpos.cli.tables import print_comparison, print_results, print_scores
+from relpos.cli.tables import print_comparison, print_faults, print_report, print_results, print_scores
 from relpos.comparison.compare_options import CompareOptions
 from relpos.encodings.registry import check_encoding_or_folder
 from relpos.evaluation.evaluate_options import EvaluateOptions, of_output
@@ -207,6 +208,55 @@ def evaluate(options: Values, output: Values, cluster: Values) -> None:
     else:
         print_results(cast("Mapping[str, TextResult]", results))
         typer.echo("\n".join(map(str, evaluation.pictures)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOutput:
+    """What only the command `relpos check` has."""
+
+    json: str | None = of_output(None, "Also write the report as JSON.", metavar="FILE")
+    html: str | None = of_output(None, "Also write the report as one self-contained page.", metavar="FILE")
+    markdown: str | None = of_output(None, "Also write the report as Markdown.", metavar="FILE")
+    faults: bool = of_output(False, "List the kinds of faults that are recognised, and check nothing.")
+
+
+@command(CheckOptions, CheckOutput)
+def check(options: Values, output: Values) -> None:
+    """Check whether the positions of a model are right: against themselves, and against its configuration.
+
+    Prints what was tested, by how much it is off, where that begins, what it usually means and what mends it: see
+    docs/check.md. Exit status: 0 right, 1 wrong, 2 could not be tested.
+
+    - relpos check HuggingFaceTB/SmolLM2-135M
+    - relpos check my/port --against my/original
+    - relpos check my/port --only rotation,cache --html report.html
+    - relpos check --faults
+    """
+    files = CheckOutput(**output)
+    if files.faults:
+        print_faults()
+        return
+    paths = {
+        suffix: Path(file)
+        for suffix, file in ((".json", files.json), (".html", files.html), (".md", files.markdown))
+        if file is not None
+    }
+    for suffix, path in paths.items():  # before the work, not after it
+        if path.suffix != suffix:
+            raise ValueError(f"{path.name!r} must end in {suffix}.")
+
+    from relpos.checking.check import check as check_model
+
+    model, *others = options.pop("model", [None])
+    if others:
+        raise ValueError("one model is checked at a time: to compare two ports, give the other by --against.")
+    line = LiveLine(sys.stderr, every=10.0, first=10.0)
+    report = check_model(model, **options, say=line)
+    line.clear()
+    print_report(report)
+    for path in paths.values():
+        typer.echo(str(report.save(path)))
+    raise typer.Exit(report.exit_status)
 
 
 @command(CompareOptions, ClusterOptions)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from relpos.attend.gpu_report import Report
+    from relpos.attend.gpu_report import Report as GpuReport
+    from relpos.checking.report import Report as CheckReport
     from relpos.runs.results import TaskResult, TextResult
 
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
@@ -170,6 +171,34 @@ def print_comparison(out: Path) -> None:
     print_table(["encoding", *head], rows, left=1, title=f"{comparison.family.metric} by length")
     for note in [*summary.marking(standings), *summary.notes(comparison, records)]:
         typer.echo(note)
+
+
+def print_report(report: "CheckReport") -> None:
+    """Print the findings of a check; those that failed are bold, with what they mean below the table."""
+    from rich.text import Text
+
+    from relpos.checking.report import FAILED
+
+    rows = []
+    for finding, cells in zip(report.findings, report.rows(), strict=True):
+        style = "bold" if finding.status == FAILED else ""
+        rows.append([Text(cell, style) for cell in cells[:4]])
+    print_table(["test", "result", "by how much", "begins"], rows, unwrapped=("test", "result"))
+    for finding in report.findings:
+        if finding.status == FAILED:
+            name = f" [{finding.fault}]" if finding.fault else ""
+            typer.echo(f"\n{finding.title}{name}: {finding.diagnosis}")
+            if finding.remedy:
+                typer.echo(f"  {finding.remedy}")
+    typer.echo(f"\n{report.summary}")
+
+
+def print_faults() -> None:
+    """List the kinds of faults that a check recognises."""
+    from relpos.checking.faults import faults
+
+    rows = [[fault.name, " or ".join(fault.tests), fault.diagnosis] for fault in faults()]
+    print_table(["fault", "found by", "what it is"], rows, unwrapped=("fault", "found by"))
 
 
 # -- relpos ls
@@ -336,7 +365,7 @@ NO_GPU = (
 )
 
 
-def gpu_report_page(report: "Report") -> str:
+def gpu_report_page(report: "GpuReport") -> str:
     """The report of the GPU kernels in Markdown."""
     from relpos.pictures.markdown import table
 

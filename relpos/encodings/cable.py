@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from relpos.forms.bias import Form, RankOne, Scored
 from relpos.forms.call import Call
+from relpos.forms.checks import boolean
 from relpos.forms.encoding import Encoding
 from relpos.forms.parameters import Gate
 
@@ -35,9 +36,13 @@ class CableNoWeight(Encoding):
         super().__init__(heads, head_dim, width)
         self.step = step
         self.steps = Gate(self.width, heads)
+        self.weights: Gate | None = None  # of the queries
 
     def gates(self, hidden: Tensor) -> Tensor:
-        return STEPS[self.step](self.steps(hidden))[..., None]  # (batch, heads, length, 1)
+        step = STEPS[self.step](self.steps(hidden))  # (batch, heads, length)
+        if self.weights is None:
+            return step[..., None]
+        return torch.stack([step, F.softplus(self.weights(hidden))], dim=-1)
 
     def bias(self, call: Call) -> Form:
         assert call.gates is not None
@@ -64,23 +69,38 @@ class Cable(CableNoWeight):
         super().__init__(heads, head_dim, width=width, step=step)
         self.weights = Gate(self.width, heads)
 
-    def gates(self, hidden: Tensor) -> Tensor:
-        return torch.stack([STEPS[self.step](self.steps(hidden)), F.softplus(self.weights(hidden))], dim=-1)
-
 
 class KernelCable(CableNoWeight):
-    """Kernelised CABLE: the distance of cable_nw under a logarithmic kernel."""
+    """Kernelised CABLE: the distance of cable_nw under a logarithmic kernel.
+
+    Args:
+        weighted: Multiply by the weight of the query, as in `cable`: B_ij = −g_i·log(1 + (S_i − S_j)²).
+    """
 
     formula = "B_ij = −log(1 + (S_i − S_j)²),  S as in cable_nw"
+
+    def __init__(
+        self,
+        heads: int,
+        head_dim: int,
+        *,
+        width: int | None = None,
+        step: Literal["relu", "softplus"] = "relu",
+        weighted: bool = False,
+    ) -> None:
+        super().__init__(heads, head_dim, width=width, step=step)
+        if boolean("weighted", weighted):
+            self.weights, self.gate_size = Gate(self.width, heads), 2
 
     def bias(self, call: Call) -> Form:
         distance = super().bias(call)
         assert isinstance(distance, RankOne)
 
-        def kernel(i: Tensor, j: Tensor, scores: Tensor, visible: Tensor) -> Tensor:
-            return -torch.log1p(distance.gained(i, j) ** 2)
+        def bias(i: Tensor, j: Tensor, scores: Tensor, visible: Tensor) -> Tensor:
+            kernel = -torch.log1p(distance.gained(i, j) ** 2)
+            return kernel if distance.weight is None else distance.weight[:, :, i, None] * kernel
 
-        return Scored(kernel, dict(distance.tensors()), by_head=True)
+        return Scored(bias, dict(distance.tensors()), by_head=True)
 
     def increments(self, gates: Tensor) -> None:
         return None

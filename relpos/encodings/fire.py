@@ -3,9 +3,11 @@ from torch import Tensor, nn
 
 from relpos.forms.bias import Scaled
 from relpos.forms.call import Call
-from relpos.forms.checks import integer_at_least, positive_number
+from relpos.forms.checks import boolean, integer_at_least, positive_number
 from relpos.forms.encoding import Encoding
-from relpos.forms.parameters import PositiveParameter
+from relpos.forms.parameters import AbsoluteParameter, PositiveParameter
+
+LEAST = 1e-6  # added to a divisor that may be 0, as in the official code
 
 
 class Fire(Encoding):
@@ -18,6 +20,10 @@ class Fire(Encoding):
         leak: Slope below 0 of f's ReLU, from 0 to 1; 0.01 is the LeakyReLU in the official code of DAPE over FIRE.
         symmetric: Whether it also runs in both directions: B_ij = f_h(ψ(|i − j|) / ψ(max(i, j, ℓ))), the same for
             causal attention.
+        absolute: Train c and the factor of ℓ as they are, and use |c| and |ℓ|, as the official code does, which also
+            adds 1e-6 to the divisor. By default both are positive by construction.
+        initial_std: Start the network's weights at N(0, initial_std²) and its biases at 0; 0.02 in the CABLE authors'
+            code. If None, both start as those of PyTorch's linear layers.
     """
 
     paper = "Li et al. 2024, arXiv 2310.04418"
@@ -35,23 +41,31 @@ class Fire(Encoding):
         units: int = 32,
         leak: float = 0.0,
         symmetric: bool = False,
+        absolute: bool = False,
+        initial_std: float | None = None,
     ) -> None:
         super().__init__(heads, head_dim)
         if not isinstance(leak, int | float) or isinstance(leak, bool) or not 0 <= leak <= 1:
             raise ValueError(f"leak must be a number from 0 (ReLU) to 1, not {leak!r}.")
         self.leak, self.symmetric, self.bidirectional = float(leak), symmetric, symmetric
         self.length = integer_at_least("length", length)
-        self.c = PositiveParameter(torch.tensor([positive_number("c", c)]))  # one value: FSDP cannot shard a scalar
-        self.stretch = PositiveParameter(torch.tensor([1.0]))  # ℓ = length × stretch
+        parameter = AbsoluteParameter if boolean("absolute", absolute) else PositiveParameter
+        self.least = LEAST if absolute else 0.0
+        self.c = parameter(torch.tensor([positive_number("c", c)]))  # one value: FSDP cannot shard a scalar
+        self.stretch = parameter(torch.tensor([1.0]))  # ℓ = length × stretch
         self.inner = nn.Linear(1, integer_at_least("units", units))
         self.outer = nn.Linear(units, heads)
+        if initial_std is not None:
+            for layer in (self.inner, self.outer):
+                nn.init.normal_(layer.weight, std=positive_number("initial_std", initial_std))
+                nn.init.zeros_(layer.bias)
 
     def bias(self, call: Call) -> Scaled:
         c = self.c(call.dtype)
         threshold = self.length * self.stretch(call.dtype)
 
         def scale(positions: Tensor) -> Tensor:
-            return torch.log1p(c * torch.maximum(positions.to(call.dtype), threshold))
+            return torch.log1p(c * torch.maximum(positions.to(call.dtype), threshold)) + self.least
 
         farthest = max(call.zero, len(call.distances) - 1 - call.zero)
         distances = torch.arange(farthest + 1, device=call.device, dtype=call.dtype)

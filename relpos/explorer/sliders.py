@@ -18,7 +18,7 @@ from relpos.encodings.registry import encoding, encoding_class
 from relpos.explorer.replies import Parameter, Slider
 from relpos.forms.cards import meanings_of, options_of
 from relpos.forms.encoding import Encoding
-from relpos.forms.parameters import BoundedParameter, PositiveParameter
+from relpos.forms.parameters import RangeParameter
 from relpos.system.errors import unknown
 
 MOST_VALUES = 64  # of a learned value that becomes a slider
@@ -164,11 +164,11 @@ def _learned(position: Encoding, taken: set[str]) -> Iterator[tuple[Slider, Sett
 
     inside: set[int] = set()
     for path, module in position.named_modules():
-        if isinstance(module, PositiveParameter | BoundedParameter) and module.raw.numel() <= MOST_VALUES:
+        if isinstance(module, RangeParameter) and module.raw.numel() <= MOST_VALUES:
             inside.add(id(module.raw))
             values = [float(x) for x in module(torch.float32).detach().flatten()]
-            ends = (module.low, module.high) if isinstance(module, BoundedParameter) else (module.floor, _above(values))
-            yield slider(path, values, *ends), partial(_assign, module)
+            high = module.high if math.isfinite(module.high) else _above(values)
+            yield slider(path, values, module.low, high), partial(_assign, module)
     for path, parameter in position.named_parameters():
         if id(parameter) in inside or parameter.dim() > 1 or parameter.numel() not in (1, position.heads):
             continue
@@ -181,7 +181,7 @@ def _learned(position: Encoding, taken: set[str]) -> Iterator[tuple[Slider, Sett
 
 
 @torch.no_grad()
-def _assign(target: PositiveParameter | BoundedParameter | nn.Parameter, numbers: list[float]) -> None:
+def _assign(target: RangeParameter | nn.Parameter, numbers: list[float]) -> None:
     if isinstance(target, nn.Parameter):
         target.copy_(torch.tensor(numbers).view_as(target))
     else:

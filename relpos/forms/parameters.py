@@ -1,4 +1,7 @@
-"""What encodings learn: parameters that are bounded by construction, and the gates of the input-dependent encodings."""
+"""What encodings learn: parameters with a range, and the gates of the input-dependent encodings."""
+
+import math
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -8,33 +11,39 @@ from relpos.forms.checks import check_shape
 from relpos.forms.tracing import autocasts, without_autocast
 
 
-class PositiveParameter(nn.Module):
-    """Values above `floor`, in the dtype that it is called with: the softplus of unbounded trained values."""
+class RangeParameter(nn.Module, ABC):
+    """Values from `low` to `high`, in the dtype that it is called with. What is trained is `raw`."""
 
-    def __init__(self, start: Tensor, floor: float = 0.0) -> None:
-        super().__init__()
-        self.floor = floor
-        self.raw = nn.Parameter(torch.empty_like(start))
-        self.assign(start)
-
-    @torch.no_grad()
-    def assign(self, values: Tensor) -> None:
-        """Set the values; those below the floor are set slightly above it."""
-        above = (values - self.floor).clamp(min=1e-4)
-        self.raw.copy_(above + torch.log(-torch.expm1(-above)))  # inverse of softplus
-
-    def forward(self, dtype: torch.dtype) -> Tensor:
-        return self.floor + F.softplus(self.raw.to(dtype))
-
-
-class BoundedParameter(nn.Module):
-    """Values between `low` and `high`, in the dtype that it is called with."""
-
-    def __init__(self, start: Tensor, low: float, high: float) -> None:
+    def __init__(self, start: Tensor, low: float = 0.0, high: float = math.inf) -> None:
         super().__init__()
         self.low, self.high = low, high
         self.raw = nn.Parameter(torch.empty_like(start))
         self.assign(start)
+
+    @abstractmethod
+    def assign(self, values: Tensor) -> None:
+        """Set the values."""
+
+    @abstractmethod
+    def forward(self, dtype: torch.dtype) -> Tensor:
+        """The values."""
+
+
+class PositiveParameter(RangeParameter):
+    """Values above `low`: the softplus of unbounded trained values."""
+
+    @torch.no_grad()
+    def assign(self, values: Tensor) -> None:
+        """Set the values; those below the range are set slightly above its end."""
+        above = (values - self.low).clamp(min=1e-4)
+        self.raw.copy_(above + torch.log(-torch.expm1(-above)))  # inverse of softplus
+
+    def forward(self, dtype: torch.dtype) -> Tensor:
+        return self.low + F.softplus(self.raw.to(dtype))
+
+
+class BoundedParameter(RangeParameter):
+    """Values between `low` and `high`: the sigmoid of unbounded trained values."""
 
     @torch.no_grad()
     def assign(self, values: Tensor) -> None:
@@ -43,6 +52,38 @@ class BoundedParameter(nn.Module):
 
     def forward(self, dtype: torch.dtype) -> Tensor:
         return self.low + (self.high - self.low) * torch.sigmoid(self.raw.to(dtype))
+
+
+class ClampedParameter(RangeParameter):
+    """Values that are trained as they are: each call first clamps the trained values themselves.
+
+    The gradient does not see the clamp, so a value at the end of the range can leave it again. `raw` is (heads, 1, 1)
+    for values (heads,), as in the code of Kerple's authors: an optimizer that decays matrices decays it too.
+    """
+
+    def __init__(self, start: Tensor, low: float, high: float = math.inf) -> None:
+        super().__init__(start[:, None, None], low, high)
+
+    @torch.no_grad()
+    def assign(self, values: Tensor) -> None:
+        self.raw.copy_(values.view_as(self.raw))
+
+    def forward(self, dtype: torch.dtype) -> Tensor:
+        # By `data`: layers that share the parameter call this several times before one backward pass, which would
+        # refuse a parameter that was changed in place, although all calls after the first change nothing.
+        self.raw.data.clamp_(self.low, self.high)
+        return self.raw.to(dtype).flatten()
+
+
+class AbsoluteParameter(RangeParameter):
+    """The absolute value of trained values."""
+
+    @torch.no_grad()
+    def assign(self, values: Tensor) -> None:
+        self.raw.copy_(values)
+
+    def forward(self, dtype: torch.dtype) -> Tensor:
+        return self.raw.to(dtype).abs()
 
 
 class Gate(nn.Linear):

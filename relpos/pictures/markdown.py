@@ -41,10 +41,15 @@ def items(sentences: Sequence[str]) -> str:
     return "\n".join(f"- {without_tags(sentence)}" for sentence in sentences)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], bold: Collection[tuple[int, int]] = ()) -> str:
-    """A table, with some cells (row, column) bold. A cell with no-break spaces may be broken at its other spaces."""
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], bold: Collection[tuple[int, int]] = (), text: bool = False
+) -> str:
+    """A table, with some cells (row, column) bold. A cell with no-break spaces may be broken at its other spaces.
+
+    Columns after the first are numbers, aligned at the right, unless the table is of `text`.
+    """
     marked = [[f"**{cell}**" if (r, c) in bold else cell for c, cell in enumerate(row)] for r, row in enumerate(rows)]
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *marked]
+    lines = [head, ["---", *["---" if text else "---:"] * (len(head) - 1)], *marked]
     return "\n".join(
         "| " + " | ".join(without_tags(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
     )
@@ -55,8 +60,10 @@ def image(file: str, caption: str, alt: str = "") -> str:
     return f"![{escaped(alt or caption)}]({file})" + (f"\n\n{caption}" if caption else "")
 
 
-def to_html(markdown: str, folder: Path) -> str:
+def to_html(markdown: str, folder: Path, style: str = "") -> str:
     """A page as one HTML file, with the pictures of its folder embedded; the first heading is the window's title.
+
+    `style` is added to the style of the page.
 
     Example:
         >>> "<h1>Results</h1>" in to_html("# Results", Path())
@@ -86,6 +93,6 @@ def to_html(markdown: str, folder: Path) -> str:
                 data = base64.b64encode((folder / str(child.attrs["src"])).read_bytes()).decode()
                 child.attrSet("src", f"data:image/png;base64,{data}")
     view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    head = f'<meta charset="utf-8">{view}<title>{html.escape(title)}</title><style>{STYLE}</style>'
+    head = f'<meta charset="utf-8">{view}<title>{html.escape(title)}</title><style>{STYLE}{style}</style>'
     body = parser.renderer.render(tokens, parser.options, {})
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}</body></html>\n'

@@ -56,11 +56,11 @@ def numbers_of(model: Any, words: Iterable[str]) -> list[int]:
     return numbers
 
 
-def probe_tokens(model: Any) -> int:
-    """How many tokens leave every window, chunk and top-k of a model, as far as the probe may cost."""
+def probe_tokens(model: Any, work: int = WORK) -> int:
+    """How many tokens leave every window, chunk and top-k of a model, as far as `work` multiplications go."""
     selected = max(numbers_of(model, ("topk", "top_k")), default=0)
     ranges = [*numbers_of(model, RANGES), selected * max(numbers_of(model, GROUPS), default=1)]
-    affordable = max(TOKENS, WORK // max(1, sum(p.numel() for p in model.parameters())))
+    affordable = max(TOKENS, work // max(1, sum(p.numel() for p in model.parameters())))
     longest = max((n for n in ranges if n + n // 4 + TOKENS <= affordable), default=0)
     limit = min(numbers_of(model, LIMITS), default=affordable)
     return max(TOKENS, min(longest + longest // 4 + TOKENS, limit - 4))  # RoBERTa's table begins after its padding

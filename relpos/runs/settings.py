@@ -26,6 +26,7 @@ MOST_STEPS = 10**9  # of a run: more than any reaches
 MASKINGS = ("token", "word")
 LOSSES = ("answers", "all")
 PRECISIONS = ("float32", "bfloat16")
+DECAYED = ("all", "matrices")
 
 # For figures, comparisons and runs that start from a model. AdamW moves every entry of a table by the same amount,
 # however small its gradient: in a short run that is mostly noise. With an epsilon of the size of the gradients, each
@@ -120,6 +121,11 @@ class OptimizerSettings:
     warmup_steps: int | None = option(
         None, "Steps of the warm-up.", shown="a tenth of the run, at most 715", range=Range(0, MOST_STEPS)
     )
+    warmup_reaches_lr: bool = option(
+        False,
+        "Reach lr in the last step of the warm-up: step s, from 1, has lr·s / warmup_steps. By default lr is reached "
+        "one step later: lr·s / (warmup_steps + 1).",
+    )
     beta1: float = option(0.9, "AdamW's decay of the mean of the gradients.", range=SHARE)
     beta2: float = option(0.95, "AdamW's decay of the mean of their squares.", range=SHARE)
     weight_decay: float = option(0.1, "Weight decay of matrices.", range=NOT_NEGATIVE)
@@ -131,6 +137,11 @@ class OptimizerSettings:
         range=NOT_NEGATIVE,
     )
     position_weight_decay: float = option(0.0, "Weight decay of the encoding's parameters.", range=NOT_NEGATIVE)
+    position_decay: str = option(
+        "all",
+        "Which parameters of the encoding have weight decay: all, or matrices, those with two or more dimensions.",
+        choices=DECAYED,
+    )
     table_lr: float | None = option(
         None, "Learning rate of tables over distances.", shown="position_lr", range=NOT_NEGATIVE
     )

@@ -322,8 +322,8 @@ class Log(TrainerCallback):
 def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict[str, Any]]:
     """Divide the parameters of a model with encodings into groups for the optimizer.
 
-    There are up to four: matrices (with weight decay), other parameters (without), parameters of encodings, and tables
-    of encodings (`Encoding.tables`).
+    There are up to five: matrices (with weight decay), other parameters (without), parameters of encodings, tables of
+    encodings (`Encoding.tables`), and the parameters of encodings without weight decay if only matrices have it.
     """
     encodings = [module for module in model.modules() if isinstance(module, Encoding)]
     of_encodings = {id(parameter) for module in encodings for parameter in module.parameters()}
@@ -332,12 +332,14 @@ def parameter_groups(model: nn.Module, settings: OptimizerSettings) -> list[dict
     others = [parameter for parameter in trained if id(parameter) not in of_encodings]
     rate = settings.lr if settings.position_lr is None else settings.position_lr
     table_rate = rate if settings.table_lr is None else settings.table_lr
+    flat = {id(p) for p in trained if settings.position_decay == "matrices" and p.dim() < 2} & of_encodings
     shared = {"weight_decay": settings.position_weight_decay}
     groups: list[dict[str, Any]] = [
         {"params": [p for p in others if p.dim() >= 2], "weight_decay": settings.weight_decay, "lr": settings.lr},
         {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0, "lr": settings.lr},
-        {"params": [p for p in trained if id(p) in of_encodings - tables], "lr": rate, **shared},
+        {"params": [p for p in trained if id(p) in of_encodings - tables - flat], "lr": rate, **shared},
         {"params": [p for p in trained if id(p) in tables], "lr": table_rate, "eps": settings.table_eps, **shared},
+        {"params": [p for p in trained if id(p) in flat], "lr": rate, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
 
@@ -348,10 +350,11 @@ def schedule(settings: OptimizerSettings, steps: int | None, clock: Clock) -> Ca
     The cosine follows the steps, or the clock if it ends the run (`steps` is None).
     """
     warmup = settings.warmup_steps or 0
+    rises = warmup if settings.warmup_reaches_lr else warmup + 1
 
     def share(step: int) -> float:
         if step < warmup:
-            return (step + 1) / (warmup + 1)
+            return (step + 1) / rises
         done = clock.fraction if steps is None else (step - warmup) / max(steps - warmup, 1)
         return settings.final_lr_ratio + (1 - settings.final_lr_ratio) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 

@@ -16,6 +16,7 @@ RUNS = [
     (backend, contract, variant)
     for backend, setting in SETTINGS.items()
     for variant in VARIANTS
+    if backend != "triton" or not variant[1]  # the interpreter is slow, and tests/attend/test_triton.py has the forms
     if runs(make(*variant).to(setting.dtype), setting)  # the others run in chunks
     for contract in contracts_for(setting, make(*variant))
 ]

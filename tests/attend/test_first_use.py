@@ -76,6 +76,22 @@ def test_plain_torch_passes(form, dtype):
     assert verdict.limit <= 200 * torch.finfo(getattr(torch, dtype)).eps
 
 
+@pytest.mark.parametrize("form", [first_use.NO_BIAS, "Toeplitz", "RankOne + Toeplitz"])
+def test_for_decoding_few_queries_run_without_a_backward(monkeypatch, form):
+    shapes = []
+
+    def attention(q, k, v, form, call):
+        shapes.append((q.shape[2], k.shape[2], torch.is_grad_enabled()))
+        return chunks.attention(q, k, v, form, call)
+
+    monkeypatch.setattr(triton, "attention", attention)
+    verdict = first_use.check(CPU, Subject(form, "float32", 16, 16, decoding=True))
+    assert verdict.passed, str(verdict)
+    assert shapes == [(5, 200, False)] * 2
+    changed(monkeypatch, lambda out: out * 1.01)
+    assert not first_use.check(CPU, Subject(form, "float32", 16, 16, decoding=True)).passed
+
+
 def test_a_number_that_is_off_is_named(monkeypatch):
     changed(monkeypatch, lambda out: out * 1.01)
     wrong = first_use.check(CPU, TABLE)
@@ -118,7 +134,7 @@ def test_bits_that_change_from_run_to_run_do_not_pass(monkeypatch):
     changed(monkeypatch, lambda out: out * (1 + next(number) * 2**-23))
     verdict = first_use.check(CPU, TABLE)
     assert verdict.difference < verdict.limit
-    assert (verdict.passed, str(verdict)) == (False, "two runs of the backward gave different bits")
+    assert (verdict.passed, str(verdict)) == (False, "two runs gave different bits")
 
 
 def test_an_error_of_the_compiler_is_a_verdict_in_one_line(monkeypatch):
@@ -348,11 +364,24 @@ def test_the_kernels_pass(table_kernels):
 
 @run_the_kernels
 @pytest.mark.heavy
-def test_a_table_that_is_read_one_column_too_far_is_noticed(table_kernels, monkeypatch):
-    from relpos.attend.triton import tile_bias
+def test_the_kernels_of_decoding_pass(monkeypatch):
+    monkeypatch.setattr(triton, "attention", KERNELS)
+    verdict = first_use.check(CPU, Subject("RankOne", "float32", 16, 16, decoding=True), 40)
+    assert verdict.passed, str(verdict)
 
-    right = tile_bias.load_distances
-    monkeypatch.setattr(tile_bias, "load_distances", lambda TABLE, i, j: right(TABLE, i + 1, j))
+
+@run_the_kernels
+@pytest.mark.heavy
+def test_a_table_that_is_read_one_column_too_far_is_noticed(table_kernels, monkeypatch):
+    from relpos.attend.triton import toeplitz_tile
+
+    pack = toeplitz_tile.pack
+
+    def one_column_further(inputs, arguments):
+        pack(inputs, arguments)
+        arguments["zero"] += 1
+
+    monkeypatch.setattr(toeplitz_tile, "pack", one_column_further)
     assert "differs from the definition by" in str(table_kernels())
 
 

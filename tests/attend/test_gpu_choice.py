@@ -8,6 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import relpos
 from relpos.attend import backends, chunks, flex, reference, triton
 from relpos.attend.triton import first_use
 from relpos.cli import app
@@ -29,9 +30,10 @@ class OnCuda:
     """What the choice may ask of a tensor on CUDA. Anything else, as its values, is an error."""
 
     device, dtype = torch.device("cuda", 0), torch.bfloat16
+    requires_grad = False
 
-    def __init__(self, head_dim=8):
-        self.shape = (1, 2, 5, head_dim)
+    def __init__(self, head_dim=8, queries=9):
+        self.shape = (1, 2, queries, head_dim)
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +139,7 @@ UNSTEADY = first_use.Verdict(1e-3, "out", 3e-2, False)
     [
         (WRONG, r"gradient of table differs from the definition by 3\.1e-01 \(allowed: 3e-02\)"),
         (BROKEN, "OutOfResources: out of resource: shared memory"),
-        (UNSTEADY, "two runs of the backward gave different bits"),
+        (UNSTEADY, "two runs gave different bits"),
     ],
 )
 def test_where_the_first_use_fails_the_next_backend_runs_with_one_warning(monkeypatch, verdict, words):
@@ -163,11 +165,16 @@ def test_a_verdict_is_about_the_form_the_dtype_and_the_sizes(monkeypatch):
     keys = Projected(torch.zeros(1, 2, 5, 16), torch.zeros(1, 5, 16), of_keys=True)
     first_use.failure(OnCuda(64), OnCuda(64), keys)
     first_use.failure(OnCuda(64), OnCuda(64), None)
-    assert [device for device, _ in asked] == [OnCuda.device] * 3
+    first_use.failure(OnCuda(64, queries=8), OnCuda(64), None)
+    first_use.failure(OnCuda(64, queries=8), OnCuda(64), Toeplitz(torch.zeros(2, 9, requires_grad=True)))
+    assert [device for device, _ in asked] == [OnCuda.device] * 6
     assert [str(subject) for _, subject in asked] == [
         "RankOne + Toeplitz, bfloat16, head_dim 64, value_dim 32",
         "Projected of keys, bfloat16, head_dim 64, vectors of 16",
         "no bias, bfloat16, head_dim 64",
+        "no bias, bfloat16, head_dim 64, decoding",
+        "Toeplitz, bfloat16, head_dim 64, decoding",  # with a gradient, also the kernels that have a backward
+        "Toeplitz, bfloat16, head_dim 64",
     ]
 
 
@@ -180,7 +187,7 @@ def test_a_traced_graph_takes_the_answer_without_a_check(monkeypatch):
         first = backends.preferred("cuda", form)[0]
         return x + (1 if first is triton else 2) + (0 if first_use.failure(x, x, form) is None else 10)
 
-    x, table = torch.zeros(1, 2, 5, 8), torch.zeros(2, 5, requires_grad=True)
+    x, table = torch.zeros(1, 2, 9, 8), torch.zeros(2, 5, requires_grad=True)
     for name, expected in ((None, 12), ("triton", 11)):
         if name:
             monkeypatch.setenv("RELPOS_GPU", name)
@@ -204,6 +211,32 @@ def test_info_shows_the_choice_and_the_first_uses(monkeypatch):
     facts = json.loads(CliRunner().invoke(app, ["info", "--json"]).stdout)
     assert (facts["cuda_backend"], facts["triton_missing"]) == ("triton", None)
     assert [check["passed"] for check in facts["triton_first_use"]] == [True, False]
+
+
+@pytest.mark.parametrize(("name", "form"), [("kerple_log", "Toeplitz"), ("cable", "RankOne")])
+def test_a_decoder_asks_for_the_form_of_its_packed_bias(monkeypatch, name, form):
+    """It keeps the bias packed, so that the choice sees none."""
+    asked, verdict = [], RIGHT
+    monkeypatch.setattr(
+        first_use, "verdict_of", lambda device, subject, tracing=False: asked.append(str(subject)) or verdict
+    )
+    monkeypatch.setattr(triton, "refuses", lambda q, v, form, call: None)
+    ran = []
+
+    def attention(q, k, v, form, call, packed=None):
+        ran.append(packed is not None)
+        return torch.zeros_like(q), None
+
+    monkeypatch.setattr(triton, "attention", attention)
+    position = relpos.encoding(name, heads=2, head_dim=8)
+    q, hidden, cache = torch.randn(1, 2, 1, 8), torch.randn(1, 1, 16), relpos.Cache()
+    with torch.no_grad():
+        relpos.attention(q, q, q, position, hidden=hidden, cache=cache, backend="triton")
+        assert ran == [True]
+        assert asked == ["no bias, float32, head_dim 8, decoding", f"{form}, float32, head_dim 8, decoding"]
+        verdict = WRONG
+        with pytest.raises(ValueError, match="failed their check at first use"):
+            relpos.attention(q, q, q, position, hidden=hidden, cache=cache, backend="triton")
 
 
 @pytest.mark.heavy

@@ -243,7 +243,7 @@ def test_an_interpreter_that_dies_is_noticed(monkeypatch):
     popen = subprocess.Popen
     died = [sys.executable, "-c", "raise SystemExit(3)"]
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen(died, **options))
-    with pytest.raises(ChildProcessError, match="stopped after 0 of 33 cases"):
+    with pytest.raises(ChildProcessError, match="stopped after 0 of 34 cases"):
         gpu_report.interpreted_cases(quick=True, progress=lambda share: None)
 
 
@@ -260,4 +260,4 @@ def test_the_interpreter_is_a_process_of_its_own_that_ends_with_this_one():
 
     with pytest.raises(KeyboardInterrupt):
         gpu_report.interpreted_cases(quick=True, progress=stop)
-    assert shares == [1 / 33, 2 / 33]
+    assert shares == [1 / 34, 2 / 34]

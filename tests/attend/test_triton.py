@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 from hypothesis import given, settings
-from kernel_cases import ARGUMENTS, FUZZ, GPU_FAMILIES, calls, check, normal
+from kernel_cases import ARGUMENTS, FUZZ, GPU_FAMILIES, calls, check, normal, options_of
+from quick_interpreter import quick_interpreter  # noqa: F401  (a fixture)
 
 import relpos
 from relpos.attend import native, triton
@@ -16,19 +17,12 @@ from relpos.forms.call import Call
 pytestmark = [
     pytest.mark.heavy,
     pytest.mark.skipif(not triton.available()[0], reason=triton.available()[1]),
+    pytest.mark.usefixtures("quick_interpreter"),
 ]
 SHAPE = (2, 2, 1, 41, 45, 16)  # batch, heads, key heads, queries, keys, head_dim: tiles of 32 that are not full
 FAMILIES = list(GPU_FAMILIES)
+UNSQUARE = ("none", "toeplitz", "rank one", "rank one, weighted", "sum")  # vectors per distance need square tiles
 CAUSAL_ONLY = ("scaled", "every form")  # a factor per query is defined for earlier keys
-
-
-def options_of(argument: str) -> dict:
-    """The arguments of a case, which has 4 heads, for the heads of SHAPE."""
-    options = ARGUMENTS[argument](*SHAPE[3:5])
-    for name, axis in (("sinks", 0), ("grad_lse", 1)):
-        if name in options:
-            options[name] = options[name].narrow(axis, 0, SHAPE[1])
-    return options
 
 
 VECTORS = torch.ones(1, 2, 9, 3)
@@ -50,7 +44,7 @@ def runs_in_make_test(family: str, argument: str, causal: bool) -> bool:
 )
 def test_values_and_gradients_are_the_references(family, argument, causal):
     torch.manual_seed(0)
-    check(family, normal(*SHAPE), options_of(argument) | {"causal": causal}, kernel=triton.attention)
+    check(family, normal(*SHAPE), options_of(argument, SHAPE) | {"causal": causal}, kernel=triton.attention)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +52,28 @@ def test_values_and_gradients_are_the_references(family, argument, causal):
 )
 def test_half_precision(family):
     torch.manual_seed(1)
-    check(family, normal(*SHAPE), options_of("lse and sinks"), dtype=torch.float16, kernel=triton.attention)
+    check(family, normal(*SHAPE), options_of("lse and sinks", SHAPE), dtype=torch.float16, kernel=triton.attention)
     # Widened before each product, since the interpreter cannot multiply bfloat16: its rounding is that of the inputs.
-    check(family, normal(*SHAPE), options_of("plain"), dtype=torch.bfloat16, kernel=triton.attention)
+    check(family, normal(*SHAPE), options_of("plain", SHAPE), dtype=torch.bfloat16, kernel=triton.attention)
+
+
+# As on a GPU: kernels have tiles of different sizes, which are not square.
+TILES = {"forward": (128, 64), "grad_q": (64, 32), "grad_kv": (32, 128), "distance": (128, 64)}
+
+
+@pytest.mark.parametrize(
+    ("family", "causal"),
+    [
+        ("sum", False),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in itertools.product(UNSQUARE, (True, False))),
+    ],
+)
+def test_tiles_of_a_gpu(family, causal, monkeypatch):
+    from relpos.attend.triton import tile_sizes
+
+    monkeypatch.setattr(tile_sizes, "tile_size", lambda kernel, *_: tile_sizes.TileSize(*TILES[kernel], 4, 1))
+    torch.manual_seed(7)
+    check(family, normal(1, 2, 1, 150, 150, 16), {"causal": causal}, kernel=triton.attention)
 
 
 @settings(max_examples=8, **FUZZ)
@@ -192,7 +205,14 @@ def test_a_compiled_graph_gives_the_same_bits():
 
 def test_no_number_that_changes_from_call_to_call_compiles_a_kernel_anew():
     """Triton compiles again for an integer that becomes 1 or a multiple of 16, unless the kernel says otherwise."""
-    from relpos.attend.triton import backward_kernels, distance_kernel, forward_kernel, gpu_problem
+    from relpos.attend.triton import (
+        backward_kernels,
+        distance_kernel,
+        forward_kernel,
+        gpu_problem,
+        skipped_tiles,
+        tile_bounds,
+    )
     from relpos.attend.triton.tiles import CHANGING
 
     kernels = (
@@ -200,6 +220,12 @@ def test_no_number_that_changes_from_call_to_call_compiles_a_kernel_anew():
         backward_kernels.grad_q_kernel,
         backward_kernels.grad_kv_kernel,
         distance_kernel.distance_kernel,
+        tile_bounds.bias_bounds_kernel,
+        tile_bounds.key_bounds_kernel,
+        skipped_tiles.kept_keys_kernel,
+        skipped_tiles.row_factors_kernel,
+        skipped_tiles.kept_rows_kernel,
+        skipped_tiles.kept_diagonals_kernel,
     )
     for kernel in kernels:
         numbers = {name for name in gpu_problem.names(kernel) if name.islower()}

@@ -80,8 +80,8 @@ def sum_of(forms):
 
 
 def toeplitz(layer, rows, dtype):
-    table = layer.draw(layer.heads, 2 * LENGTH)
-    return relpos.Toeplitz(table.to(dtype), LENGTH)
+    table = layer.draw(layer.heads, 2 * layer.length)
+    return relpos.Toeplitz(table.to(dtype), layer.length)
 
 
 def rank_one(layer, rows, dtype):
@@ -101,15 +101,15 @@ def scaled(layer, rows, dtype):
 
 def query_vectors(layer, rows, dtype, tables=None):
     vectors = layer.draw(layer.batch, layer.heads, layer.length, SIZE)[:, :, rows]
-    table = layer.draw(tables or layer.heads, 2 * LENGTH, SIZE)
-    return relpos.Projected(vectors.to(dtype), table.to(dtype), LENGTH)
+    table = layer.draw(tables or layer.heads, 2 * layer.length, SIZE)
+    return relpos.Projected(vectors.to(dtype), table.to(dtype), layer.length)
 
 
 def key_vectors(layer, rows, dtype):
     vectors = layer.draw(layer.batch, layer.heads, layer.length, SIZE + 1)[..., 1:]
     table = layer.draw(layer.heads, 9, SIZE)
-    row = torch.arange(2 * LENGTH) % 9
-    return relpos.Projected(vectors.to(dtype), table.to(dtype), LENGTH, row, of_keys=True)
+    row = torch.arange(2 * layer.length) % 9
+    return relpos.Projected(vectors.to(dtype), table.to(dtype), layer.length, row, of_keys=True)
 
 
 FORMS = {
@@ -140,6 +140,13 @@ def test_more_rows_than_a_tile_has(dtype, atol):
     layer = Layer(key_heads=1, group=9, length=40)  # 72 rows: 16 in a tile, or 64 in half precision
     for ours, expected in zip(*(layer.attend("toeplitz + scaled", 8, x) for x in (dtype, torch.float64)), strict=True):
         torch.testing.assert_close(ours.double(), expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(("length", "splits"), [(316, 20), (40, 20), (40, 1)])
+def test_many_splits_and_splits_that_see_nothing(length, splits, monkeypatch):
+    """20 parts are combined 16 at a time, and rank one favours the last; of 40 keys, 3 tiles, 17 splits see none."""
+    monkeypatch.setattr("relpos.attend.triton.decoding_kernel.key_splits", lambda *arguments: splits)
+    Layer(key_heads=1, length=length).check("rank one", 2, sinks=torch.tensor([1.0, -2.0]).double())
 
 
 def test_a_batch_in_which_every_entry_has_totals_of_its_own():
@@ -213,7 +220,8 @@ ENCODINGS = ["nope", "alibi", "kerple_log", "t5", "fire", "cable", "cable_nw", "
 
 def encoding(name):
     torch.manual_seed(3)
-    position = relpos.encoding(name, 4, 8)
+    # The factor of fire changes with the query beyond its length.
+    position = relpos.encoding(name, 4, 8, **({"length": 6} if name == "fire" else {}))
     with torch.no_grad():
         for parameter in position.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -260,6 +268,8 @@ def test_what_a_step_needs_of_the_bias_is_not_computed_again(name, monkeypatch):
     for place in ("bias", "located_bias"):
         monkeypatch.setattr(type(position), place, lambda self, call: computed.append(call))
     monkeypatch.setattr("relpos.attend.triton.rank_one_tile.pack_totals", lambda *totals: computed.append(totals))
+    layer.step(x[:, :3], cache)
+    cache.crop(9)
     out = torch.cat([layer.step(x[:, i : i + 1], cache) for i in range(9, 14)], dim=2)
     monkeypatch.undo()
     assert not computed

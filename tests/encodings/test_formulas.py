@@ -17,7 +17,6 @@ from plain import (
     affine,
     bias,
     build,
-    copy,
     hidden,
     normal,
     qkv,
@@ -27,7 +26,6 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import relpos
-from relpos.forms.parameters import PositiveParameter
 
 # The bias of head h, query i and key j. A formula receives the encoding and the layer's input x (length, width).
 
@@ -63,12 +61,16 @@ def sandwich(position, x):
 
 
 def fire(position, x):
-    c, threshold = position.c(torch.float64).item(), position.length * position.stretch(torch.float64).item()
+    if position.options["absolute"]:
+        c, threshold, least = abs(position.c.raw.item()), abs(512 * position.stretch.raw.item()), 1e-6
+    else:
+        c, least = position.c(torch.float64).item(), 0.0
+        threshold = position.length * position.stretch(torch.float64).item()
     inner = list(zip(position.inner.weight[:, 0].tolist(), position.inner.bias.tolist(), strict=True))
     outer, offset = position.outer.weight.tolist(), position.outer.bias.tolist()
 
     def entry(h, i, j):
-        r = math.log(c * abs(i - j) + 1) / math.log(c * max(i, j, threshold) + 1)
+        r = math.log(c * abs(i - j) + 1) / (math.log(c * max(i, j, threshold) + 1) + least)
         units = [max(a * r + b, position.leak * (a * r + b)) for a, b in inner]
         return sum(w * u for w, u in zip(outer[h], units, strict=True)) + offset[h]
 
@@ -79,11 +81,12 @@ def cable(position, x):
     rectify = softplus if position.step == "softplus" else lambda z: max(z, 0.0)
     steps = [[rectify(z) for z in row] for row in affine(position.steps, x)]
     total = [[math.fsum(row[: t + 1]) for t in range(len(row))] for row in steps]
+    weighted = isinstance(position, relpos.encodings.Cable) or position.options.get("weighted")
+    weight = (
+        [[softplus(z) for z in row] for row in affine(position.weights, x)] if weighted else [[1.0] * len(x)] * HEADS
+    )
     if isinstance(position, relpos.encodings.KernelCable):
-        return lambda h, i, j: -math.log(1 + (total[h][i] - total[h][j]) ** 2)
-    if not isinstance(position, relpos.encodings.Cable):
-        return lambda h, i, j: -abs(total[h][i] - total[h][j])
-    weight = [[softplus(z) for z in row] for row in affine(position.weights, x)]
+        return lambda h, i, j: -weight[h][i] * math.log(1 + (total[h][i] - total[h][j]) ** 2)
     return lambda h, i, j: -weight[h][i] * abs(total[h][i] - total[h][j])
 
 
@@ -96,12 +99,17 @@ BIASES = [
     ("alibi", {}, alibi),
     ("kerple_log", {}, kerple),
     ("kerple_power", {}, kerple),
+    ("kerple_log", {"clamped": True}, kerple),
+    ("kerple_power", {"clamped": True}, kerple),
     ("clipped", {"limit": 5}, clipped),
+    ("clipped", {"limit": 5, "divisor": "width"}, clipped),
     ("window", {"size": 4}, window),
     ("sandwich", {}, sandwich),
     ("sandwich", {"dim": 12}, sandwich),
     *[("fire", {"length": 6, "units": 7, "leak": leak}, fire) for leak in (0, 0.01, 0.4, 1)],
     *[("fire", {"length": 6, "units": 7, "leak": leak, "symmetric": True}, fire) for leak in (0, 0.4)],
+    ("fire", {"length": 512, "units": 7, "absolute": True, "symmetric": True}, fire),
+    ("kcable", {"weighted": True}, cable),
     *[(name, {"step": step}, cable) for name in ("cable", "cable_nw", "kcable") for step in ("relu", "softplus")],
     ("forgetting", {}, forgetting),
 ]
@@ -120,7 +128,10 @@ def entries(formula, causal=True):
 def test_a_bias_is_its_formula(name, options, formula):
     position, x = build(name, **options), hidden()
     if name == "fire":
-        copy(position.stretch.raw, PositiveParameter(torch.tensor([1.4], dtype=torch.float64)).raw)  # it counts too
+        position.stretch.assign(torch.tensor([1.4], dtype=torch.float64))  # it counts too
+    if options.get("absolute"):
+        position.c.assign(torch.tensor([-0.7], dtype=torch.float64))
+        position.stretch.assign(torch.tensor([-8 / 512], dtype=torch.float64))  # a threshold within the window
     for causal in (True, False) if position.bidirectional else (True,):
         written = bias(position, causal=causal, x=x)
         for row, expected in enumerate([entries(formula(position, each), causal) for each in x]):
@@ -168,6 +179,11 @@ def temperature(position, h, Q, K, i, j):
     return dot(Q[i], K[j]) * (1 + 0.1 * growth[position.rule](i))
 
 
+def clipped_over_width(position, h, Q, K, i, j):
+    products = sum(a * b for a, b in zip(Q[i], K[j], strict=True))
+    return products / math.sqrt(WIDTH) + clipped(position, None)(h, i, j)
+
+
 def ssmax(position, h, Q, K, i, j):
     return dot(Q[i], K[j]) * position.s[h].item() * math.log(i + 1)
 
@@ -180,6 +196,7 @@ SCORES = [
     ("cope", {"npos": 5, "scaled": False}, cope),
     *[("temperature", {"rule": rule, "length": 3}, temperature) for rule in ("llama4", "ministral3", "inkling")],
     ("ssmax", {}, ssmax),
+    ("clipped", {"limit": 5, "divisor": "width"}, clipped_over_width),
 ]
 
 

@@ -43,7 +43,9 @@ BY_HAND = [  # values per head
     ("forgetting", {}, WIDTH + 1),
     ("forgetting", {"width": 11}, 12),
     ("kcable", {}, WIDTH + 1),
+    ("kcable", {"weighted": True}, 2 * (WIDTH + 1)),
     ("kerple_log", {}, 2),
+    ("kerple_log", {"clamped": True}, 2),
     ("kerple_power", {}, 2),
     ("learned", {}, Fraction(1024 * WIDTH, H)),
     ("learned", {"length": 9, "width": 11}, Fraction(9 * 11, H)),
@@ -87,7 +89,9 @@ def test_start_values_are_those_of_the_papers():
 
     # Standard errors of these means and deviations over 2000 draws are under 0.015 for the uniform ones.
     log, power = relpos.encoding("kerple_log", heads, 2), relpos.encoding("kerple_power", heads, 2)
-    for parameter, top in ((log.r1, 2.0), (log.r2, 1.0), (power.r1, 1.0), (power.r2, 2.0)):
+    clamped = relpos.encoding("kerple_log", heads, 2, clamped=True)
+    tops = ((log.r1, 2.0), (log.r2, 1.0), (power.r1, 1.0), (power.r2, 2.0), (clamped.r1, 2.0), (clamped.r2, 1.0))
+    for parameter, top in tops:
         values = parameter(torch.float32)
         assert spread(values) == pytest.approx([top / 2, top / math.sqrt(12)], abs=0.05)
         assert values.max() <= top + 1e-5
@@ -101,6 +105,11 @@ def test_start_values_are_those_of_the_papers():
     fire = relpos.encoding("fire", 1, HEAD_DIM, length=512)
     assert fire.c(torch.float64).item() == pytest.approx(0.1, abs=1e-6)  # a float32 parameter
     assert 512 * fire.stretch(torch.float64).item() == pytest.approx(512, abs=1e-3)
+    other = relpos.encoding("fire", 500, HEAD_DIM, absolute=True, initial_std=0.02)
+    assert other.c(torch.float64).item() == pytest.approx(0.1, abs=1e-6)
+    assert spread(other.outer.weight) == pytest.approx([0, 0.02], abs=0.002)
+    assert not other.inner.bias.any()
+    assert not other.outer.bias.any()
     assert relpos.encoding("ssmax", 3, HEAD_DIM, start=0.43).s.tolist() == pytest.approx([0.43] * 3)
 
 
@@ -125,6 +134,31 @@ def test_kerple_stays_in_range_and_falls_with_distance_whatever_the_raw_numbers(
         assert last[0] == 0
         assert (last.diff() < 0).all()
         assert last.isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "high"), [("kerple_log", math.inf), ("kerple_power", 2.0)])
+def test_clamped_values_are_trained_as_they_are_and_each_forward_pass_stores_the_clamped_ones(name, high):
+    """By hand: with a gradient of 1 and a rate of 0.1, a value below the floor starts its step at the floor."""
+    position = relpos.encoding(name, 3, HEAD_DIM, clamped=True)
+    parameter = position.r2
+    copy(parameter.raw, torch.tensor([-0.5, 0.7, 9.0])[:, None, None])
+    before = parameter(torch.float32)
+    assert before.tolist() == pytest.approx([0.01, 0.7, min(9.0, high)])
+    before.sum().backward()
+    torch.optim.SGD(position.parameters(), lr=0.1).step()
+    stored = parameter.raw.detach().flatten().tolist()
+    assert stored == pytest.approx([value - 0.1 for value in (0.01, 0.7, min(9.0, high))])  # the clamp has no gradient
+    position.map(4)
+    assert parameter.raw[0].item() == pytest.approx(0.01)
+    assert parameter.raw.shape == (3, 1, 1)  # a matrix for what decays matrices
+
+
+@torch.no_grad()
+def test_fire_is_finite_where_the_absolute_value_of_c_is_0():
+    position = relpos.encoding("fire", 2, HEAD_DIM, absolute=True)
+    position.c.assign(torch.zeros(1))
+    assert_close(position.map(5)[:, -1], position.map(5)[:, -1:, -1].expand(2, 5))  # no distance is left
+    assert position.map(5)[:, -1].isfinite().all()
 
 
 def slopes(**options):

@@ -61,6 +61,7 @@ def test_the_documents_have_what_is_tested_here():
     assert {words[0] for words in EXAMPLES.values()} == {
         "train",
         "evaluate",
+        "check",
         "compare",
         "draw",
         "explore",

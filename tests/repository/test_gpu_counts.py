@@ -5,12 +5,19 @@ import subprocess
 
 import pytest
 
-triton = pytest.importorskip("triton", reason="Triton is for Linux")
-pytestmark = pytest.mark.skipif(triton.knobs.runtime.interpret, reason="kernels are interpreted, not compiled")
+pytest.importorskip("triton", reason="Triton is for Linux")
 
-import gpu_counts  # noqa: E402
-import triton.language as tl  # noqa: E402
-from gpu_counts import compile_for, compile_kernel, find_loops, parse_amd, parse_sass, tally  # noqa: E402
+import gpu_counts
+from counted_kernel import counted, ptx
+from gpu_counts import find_loops, parse_amd, parse_sass, tally
+from triton_compiler import triton_compiler
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    with triton_compiler() as process:
+        yield process
+
 
 # A loop over tiles, 0x0020 to 0x00b0: a mask that a branch leaves out, a loop that waits, an exit in the middle.
 SASS = """
@@ -70,27 +77,10 @@ def test_a_loop_in_the_assembly_of_amd():
     assert (loop.tensor, loop.atomics) == (1, 1)
 
 
-@triton.jit
-def scores_times_values(Q, K, V, OUT, SUMS, length, BLOCK: tl.constexpr, D: tl.constexpr, ATOMIC: tl.constexpr):
-    i, d = tl.arange(0, BLOCK), tl.arange(0, D)
-    q = tl.load(Q + i[:, None] * D + d[None, :])
-    total = tl.zeros([BLOCK, D], tl.float32)
-    for first in range(0, length, BLOCK):
-        at = (first + i)[:, None] * D + d[None, :]
-        weights = tl.exp2(tl.dot(q, tl.trans(tl.load(K + at))))
-        if ATOMIC:
-            tl.atomic_add(SUMS + i[:, None] + i[None, :], weights, sem="relaxed")
-        total += tl.dot(weights.to(tl.bfloat16), tl.load(V + at))
-    tl.store(OUT + i[:, None] * D + d[None, :], total.to(tl.bfloat16))
-
-
-SIGNATURE = {"Q": "*bf16", "K": "*bf16", "V": "*bf16", "OUT": "*bf16", "SUMS": "*fp32", "length": "i32:16"}
-
-
 @pytest.mark.parametrize("target", gpu_counts.TARGETS)
-def test_a_kernel_is_compiled_and_counted(target):
+def test_a_kernel_is_compiled_and_counted(compiler, target):
     """By m16n8k16, two products of 64 × 64 × 64 over 4 warps are 64 tensor instructions; 32 exponentials."""
-    counts = compile_kernel(scores_times_values, SIGNATURE, {"BLOCK": 64, "D": 64, "ATOMIC": False}, target, 4, 2)
+    counts = compiler.submit(counted, target, 64, atomic=False).result()
     (loop,) = counts.loops
     assert counts.fits
     assert counts.spills == 0
@@ -99,15 +89,14 @@ def test_a_kernel_is_compiled_and_counted(target):
     assert loop.special >= 64 * 64 // loop.threads
     if target in ("sm_80", "sm_86", "sm_120"):
         assert (loop.tensor, loop.special) == (64, 32)
-    adding = compile_kernel(scores_times_values, SIGNATURE, {"BLOCK": 64, "D": 64, "ATOMIC": True}, target, 4, 2)
+    adding = compiler.submit(counted, target, 64, atomic=True).result()
     assert adding.loops[0].atomics >= 64 * 64 // loop.threads / 4  # up to four numbers by one instruction
     assert adding.loops[0].per_score(64, 64) > loop.per_score(64, 64)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_120"])
-def test_registers_and_spills_are_those_that_ptxas_reports(target, tmp_path):
-    arguments = scores_times_values, SIGNATURE, {"BLOCK": 128, "D": 128, "ATOMIC": True}, target, 4, 2
-    counts, code = compile_kernel(*arguments), compile_for(*arguments).asm["ptx"]
+def test_registers_and_spills_are_those_that_ptxas_reports(compiler, target, tmp_path):
+    counts, code = (compiler.submit(function, target, 128, atomic=True).result() for function in (counted, ptx))
     (tmp_path / "kernel.ptx").write_text(code)
     tool = "ptxas-blackwell" if target == "sm_120" else "ptxas"
     command = [gpu_counts.TOOLS / tool, "-v", "-lineinfo", "--regAllocOptLevel=2", "-o", tmp_path / "kernel.cubin"]
@@ -117,9 +106,10 @@ def test_registers_and_spills_are_those_that_ptxas_reports(target, tmp_path):
     assert counts.spills == int(re.search(r"(\d+) bytes spill stores", said)[1]) > 0
 
 
-def test_wrong_arguments_have_a_sentence():
-    constants = {"BLOCK": 64, "D": 64, "ATOMIC": False}
+def test_what_cannot_be_compiled_has_a_sentence(compiler):
     with pytest.raises(ValueError, match="SUMS: each argument of scores_times_values"):
-        compile_kernel(scores_times_values, SIGNATURE, constants | {"SUMS": None}, "sm_80", 4, 2)
+        compiler.submit(counted, "sm_80", 64, atomic=False, SUMS=None).result()
     with pytest.raises(ValueError, match="'sm_70' is unknown: choose one of sm_80"):
-        compile_kernel(scores_times_values, SIGNATURE, constants, "sm_70", 4, 2)
+        compiler.submit(counted, "sm_70", 64, atomic=False).result()
+    with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1 is set"):
+        counted("sm_80", 64, atomic=False)

@@ -1,29 +1,27 @@
 """What docs/attention.md says of FlexAttention's kernels, read from their compiled code."""
 
 import pytest
-import torch
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 
-from flex_kernels import by_hand, by_relpos, generate
-from gpu_counts import TARGETS
-from gpu_static import compile_as_inductor, flex_loops, row
+from flex_kernels import by_hand, by_relpos
+from gpu_static import flex_row
+from triton_compiler import triton_compiler
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
-]
+FORMS = "none", "Toeplitz"
+pytestmark = pytest.mark.slow
 
 
-def flex_row(attention, form, part, target="sm_80", head_dim=64):
-    kernel = generate(attention, form, head_dim, TARGETS[target], torch.bfloat16)[part]
-    counts, note = compile_as_inductor(kernel, target)
-    return row(counts, attention.__name__, form, part, head_dim, flex_loops(counts, part, kernel.sizes), note)
+@pytest.fixture(scope="module")
+def compiler():
+    with triton_compiler() as process:
+        yield process
 
 
 @pytest.mark.parametrize("attention", [by_hand, by_relpos])
-def test_the_gradient_of_a_table_is_one_atomic_addition_per_score(attention):
-    trained, fixed = (flex_row(attention, form, "backward") for form in ("Toeplitz", "Toeplitz without gradient"))
+def test_the_gradient_of_a_table_is_one_atomic_addition_per_score(compiler, attention):
+    forms = "Toeplitz", "Toeplitz without gradient"
+    trained, fixed = (compiler.submit(flex_row, attention, form, "backward", 64, "sm_80").result() for form in forms)
     assert (trained.atomics_per_score, fixed.atomics_per_score) == (1, 0)
     assert trained.per_score > fixed.per_score
     for loop in trained.loops:
@@ -31,6 +29,6 @@ def test_the_gradient_of_a_table_is_one_atomic_addition_per_score(attention):
         assert loop.tensor == {"q": 3, "k, v": 4}[loop.name] * 64**3 / (16 * 8 * 16) / trained.num_warps
 
 
-def test_the_forward_with_a_table_does_not_fit_into_an_h100_as_pytorch_configures_it():
-    assert flex_row(by_relpos, "Toeplitz", "forward", "sm_90").note == "242 KB with 3 stages"
-    assert flex_row(by_relpos, "none", "forward", "sm_90").note == ""
+def test_the_forward_with_a_table_does_not_fit_into_an_h100_as_pytorch_configures_it(compiler):
+    notes = [compiler.submit(flex_row, by_relpos, form, "forward", 64, "sm_90").result().note for form in FORMS]
+    assert notes == ["", "242 KB with 3 stages"]

@@ -22,6 +22,7 @@ ROOMS = [  # from the lowest to the highest
     "explorer",
     "training",
     "evaluation",
+    "checking",
     "comparison",
     "paper",
     "cli",

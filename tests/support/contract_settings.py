@@ -10,6 +10,7 @@ import relpos
 from relpos.attend.backends import BACKENDS
 from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
+from relpos.forms.parameters import ClampedParameter
 
 HEADS, HEAD_DIM = 4, 8
 WIDTH = HEADS * HEAD_DIM
@@ -52,6 +53,9 @@ def build(make: Make, setting: Setting) -> Encoding:
     with torch.no_grad():
         for parameter in position.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
+        for module in position.modules():
+            if isinstance(module, ClampedParameter):  # at the ends of its range there is no derivative
+                module.raw.clamp_(module.low + 0.1, module.high - 0.1)
     return position
 
 

@@ -1,6 +1,6 @@
 """Forms with numbers of their own, and calls, for holding the compiled kernels to the reference in float64."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -331,6 +331,15 @@ ARGUMENTS = {  # by the numbers of queries and keys
         "documents": packed(m),
     },
 }
+
+
+def options_of(argument: str, shape: Sequence[int]) -> dict:
+    """The arguments of a case for a shape (batch, heads, key_heads, queries, keys, …)."""
+    options = ARGUMENTS[argument](*shape[3:5])
+    for name, axis in (("sinks", 0), ("grad_lse", 1)):
+        if name in options:
+            options[name] = options[name].narrow(axis, 0, shape[1])
+    return options
 
 
 # -- Any call

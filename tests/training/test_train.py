@@ -306,6 +306,8 @@ def test_the_rate_follows_the_clock_or_the_steps():
     assert share(11) == pytest.approx(0.1)
     share = schedule(OptimizerSettings(final_lr_ratio=0.1, warmup_steps=10), 110, Clock(None))
     assert [share(step) for step in (10, 60, 110)] == pytest.approx([1.0, 0.55, 0.1])
+    share = schedule(OptimizerSettings(warmup_steps=4, warmup_reaches_lr=True), 40, Clock(None))
+    assert [share(step) for step in range(5)] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
 
 
 def test_the_parameters_of_an_encoding_are_a_group_of_their_own():
@@ -317,6 +319,29 @@ def test_the_parameters_of_an_encoding_are_a_group_of_their_own():
     assert len(own["params"]) == 4 * len(list(model.config.make_position().parameters()))
     assert sum(len(group["params"]) for group in (matrices, vectors, own)) == len(list(model.parameters()))
     assert parameter_groups(model, OptimizerSettings(lr=1e-3))[2]["weight_decay"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("position", "decayed"),
+    [
+        ("cable", {"steps.weight", "weights.weight"}),
+        ("fire", {"inner.weight", "outer.weight"}),
+        ({"name": "kerple_log", "clamped": True}, {"r1.raw", "r2.raw"}),
+        ("kerple_log", set()),
+        ("clipped", {"table"}),
+    ],
+)
+def test_weight_decay_may_be_that_of_an_encodings_matrices(position, decayed):
+    model = RelposGPT2ForCausalLM(RelposGPT2Config.preset("nano", vocab_size=300, position=position))
+    settings = OptimizerSettings(lr=1e-3, position_lr=1e-2, position_weight_decay=0.05, position_decay="matrices")
+    groups = parameter_groups(model, settings)
+    own = dict(model.config.make_position().named_parameters())
+    found = {id(p): group for group in groups for p in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(found) == len(list(model.parameters()))
+    for layer in model.transformer.h:
+        for name in own:
+            group = found[id(layer.attn.position.get_parameter(name))]
+            assert (group["lr"], group["weight_decay"]) == (1e-2, 0.05 if name in decayed else 0.0), name
 
 
 @pytest.mark.parametrize("name", ["clipped", {"name": "sum", "parts": ["clipped", "t5"]}])

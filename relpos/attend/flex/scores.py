@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from relpos.attend.piecewise import pieces
 from relpos.forms.bias import Form, Positions, RankOne, Scaled, Toeplitz, terms
@@ -129,16 +130,35 @@ def distance_function(where: Positions | None, call: Call) -> Distance:
     return by_position
 
 
+def padded(table: Tensor, zero: int, call: Call) -> tuple[Tensor, int]:
+    """The table with a column for each distance of a query from a key, seen or not, and the column of distance 0.
+
+    Keys that are not seen are read all the same. An index that is clamped for them is so long that Triton computes the
+    weights in the layout of the table, and moves all scores there and back through shared memory.
+    """
+    lowest, highest = call.first - call.keys + 1, call.first + call.queries - 1
+    left, right = max(0, -zero - lowest), max(0, highest + zero - (table.shape[-1] - 1))
+    return own(F.pad(table, (left, right)) if left or right else table), zero + left
+
+
 def toeplitz(form: Toeplitz, call: Call) -> Mask:
     """table[h, i − j]."""
+    if form.where is None:
+        columns, column = padded(form.table, form.zero, call)
+        shift = scalar(call.first + column, call)
+
+        def by_index(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return columns[h, query - key + shift]
+
+        return by_index
     distance, table = distance_function(form.where, call), own(form.table)
     zero, last = scalar(form.zero, call), scalar(table.shape[1] - 1, call)
 
-    def bias(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def by_position(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         # Distances beyond the table belong to keys that are not seen, but they are read all the same.
         return table[h, torch.minimum((distance(b, query, key) + zero).clamp(min=0), last)]
 
-    return bias
+    return by_position
 
 
 def rank_one(form: RankOne, call: Call) -> Mask:

@@ -115,6 +115,7 @@ def attention(
     v: Tensor,
     form: Form | None,
     call: Call,
+    skip: bool = True,
     packed: "PackedBias | RunningTotals | None" = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention that `refuses` has not refused; gradients flow to q, k, v, the sinks and the form's tensors.
@@ -129,7 +130,7 @@ def attention(
     if call.rotation is not None:
         turned = call.rotated(q, k)
         q, k = turned[0].to(q.dtype), turned[1].to(k.dtype)
-    inputs = make_inputs(q, k, v, form, call, skip=True)
+    inputs = make_inputs(q, k, v, form, call, skip)
     if packed is not None:
         out, lse, _, _ = gpu_operators.TritonKernel().run(inputs, packed)
     elif needs_operator(getattr(inputs, name) for name in TENSORS):

@@ -9,6 +9,7 @@ import triton.language as tl
 from relpos.attend.triton.projected_tile import fold_vectors
 from relpos.attend.triton.rank_one_tile import signed
 from relpos.attend.triton.scaled_tile import fold_knots, scaled_slope
+from relpos.attend.triton.skipped_tiles import narrowed
 from relpos.attend.triton.tile_bias import (
     C_KEY_VECTORS,
     C_QUERY_VECTORS,
@@ -43,8 +44,8 @@ from relpos.attend.triton.toeplitz_tile import load_distances
 @triton.jit(do_not_specialize=CHANGING)
 def grad_q_kernel(
     Q, K, V, OUT, GRAD, GRAD_LSE, LEVEL, DELTA, GRAD_Q, ROW_SUMS, ROW_GROWTH, ROW_INVERSE, KNOT_SUMS, FAR_SUMS,
-    GRAD_QUERY_VECTORS, FIRST, END, PADDING, TABLE, QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS, CURVE,
-    INVERSE, HINGES,
+    GRAD_QUERY_VECTORS, FIRST, END, KEPT_KEYS, PADDING, TABLE,
+    QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS, CURVE, INVERSE, HINGES,
     QUERY_VECTORS, QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_m, g_b, g_h, g_m,
     batch, heads, group, queries, keys, start, interval_b, zero, table_h, query_width, key_width, curve_zero, inverse_b,
@@ -53,8 +54,7 @@ def grad_q_kernel(
     D: tl.constexpr, E: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, KNOTS: tl.constexpr, FORM: tl.constexpr, LEARNED: tl.constexpr,
     WEIGHTED: tl.constexpr, SYMMETRIC: tl.constexpr, CAPPED: tl.constexpr, PADDED: tl.constexpr, DROPS: tl.constexpr,
-    HAS_ENDS: tl.constexpr, PRECISION: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
+    HAS_ENDS: tl.constexpr, NARROWED: tl.constexpr, PRECISION: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """GRAD_Q, and DELTA = Σ grad · out − grad_lse of each query, which the other kernels read; and sums per query.
 
@@ -96,6 +96,8 @@ def grad_q_kernel(
     knot_sums = tl.zeros([4, KNOTS], tl.float32)
     vectors = tl.zeros([BM, BR], tl.float32)
     begin, stop, inner, outer = key_range(first, end, BN)
+    if NARROWED:
+        begin, stop = narrowed(KEPT_KEYS, head, row0, queries, begin, stop, BM, BN)
     i = (start + r)[:, None]
     for key0 in range(begin, stop, BN):
         j = (key0 + tl.arange(0, BN))[None, :]
@@ -117,10 +119,10 @@ def grad_q_kernel(
         ds = p * (dp - delta[:, None])  # gradient of the logits
         if C_RANK_ONE & LEARNED:
             if SYMMETRIC:
-                sums += tl.sum(signed(ds, growth[:, None], growth_j[None, :], SYMMETRIC), 1)
+                sums += tl.sum(signed(ds, growth[:, None], growth_j[None, :], i, j, SYMMETRIC), 1)
                 growth_sums += tl.sum(ds * tl.abs(growth[:, None] - growth_j[None, :]), 1)
             elif WEIGHTED:
-                growth_sums -= tl.sum(ds * growth_j[None, :], 1)
+                growth_sums += tl.sum(ds * (growth[:, None] - growth_j[None, :]), 1)
         if C_SCALED & LEARNED:
             entry = load_distances(CURVE + curve_zero, i, j, ASSEMBLY)
             x = entry * inverse[:, None]
@@ -152,7 +154,7 @@ def grad_q_kernel(
 
 @triton.jit(do_not_specialize=CHANGING)
 def grad_kv_kernel(
-    Q, K, V, GRAD, LEVEL, DELTA, GRAD_K, GRAD_V, KEY_SUMS, GRAD_KEY_VECTORS, FIRST, END, RANGES, PADDING,
+    Q, K, V, GRAD, LEVEL, DELTA, GRAD_K, GRAD_V, KEY_SUMS, GRAD_KEY_VECTORS, FIRST, END, RANGES, KEPT_ROWS, PADDING,
     TABLE, QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS, CURVE, INVERSE, HINGES, QUERY_VECTORS,
     QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, g_b, g_h, g_m,
@@ -162,8 +164,7 @@ def grad_kv_kernel(
     D: tl.constexpr, E: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, KNOTS: tl.constexpr, FORM: tl.constexpr, LEARNED: tl.constexpr,
     WEIGHTED: tl.constexpr, SYMMETRIC: tl.constexpr, CAPPED: tl.constexpr, PADDED: tl.constexpr, DROPS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
+    NARROWED: tl.constexpr, PRECISION: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """GRAD_K, GRAD_V and sums per key. Tiles are (keys, queries): nothing is transposed but what is loaded.
 
@@ -189,7 +190,10 @@ def grad_kv_kernel(
         growth_j, w = load_columns(KEY_GROWTH, KEY_VECTORS, head, key0, 0.0, keys, key_width, R, BR, BN, FORM)
         sums = tl.zeros([BN], tl.float32)
         vectors = tl.zeros([BN, BR], tl.float32)
-        for row0 in range(begin, stop, BM):
+        low_row, high_row = begin, stop
+        if NARROWED:
+            low_row, high_row = narrowed(KEPT_ROWS, head, key0, keys, begin, stop, BN, BM)
+        for row0 in range(low_row, high_row, BM):
             r = row0 + tl.arange(0, BM)
             live = r < queries
             i = (start + r)[None, :]
@@ -222,7 +226,7 @@ def grad_kv_kernel(
             delta = tl.load(DELTA + head * queries + r, mask=live, other=0.0)
             ds = p * (dp - delta[None, :])
             if C_RANK_ONE & LEARNED:
-                moved = signed(ds, growth[None, :], growth_j[:, None], SYMMETRIC)
+                moved = signed(ds, growth[None, :], growth_j[:, None], i, j, SYMMETRIC)
                 if WEIGHTED:
                     moved = moved * weight[None, :]
                 sums += tl.sum(moved, 1)

@@ -8,7 +8,7 @@ from relpos.attend.kernel_inputs import Inputs, describe
 from relpos.attend.triton import FEW, rank_one_tile, scaled_tile
 from relpos.attend.triton.gpu_problem import GpuProblem, form_bits, on_device, pack_forms
 from relpos.attend.triton.tiles import C_LOG2E, wide
-from relpos.forms.bias import Form, running_sum
+from relpos.forms.bias import Form, running_sum, terms
 from relpos.forms.call import Call
 
 
@@ -23,6 +23,7 @@ class PackedBias:
         nothing = numbers.new_empty(0)
         inputs = Inputs(nothing, nothing, nothing)
         describe(form, Call(capacity, capacity, device=numbers.device), inputs)
+        self.names = "+".join(type(term).__name__ for term in terms(form))
         self.form = form_bits(inputs)
         self.arguments = pack_forms(inputs, self.form)
 
@@ -64,6 +65,7 @@ class RunningTotals:
     """
 
     fits = True
+    names = "RankOne"
 
     def __init__(self, step: Tensor, weight: Tensor | None, capacity: int) -> None:
         self.capacity, self.length = capacity, step.shape[2]

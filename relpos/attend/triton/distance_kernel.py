@@ -52,7 +52,7 @@ def store_diagonals(at, tile, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit(do_not_specialize=CHANGING)
 def distance_kernel(
-    Q, K, V, GRAD, LEVEL, DELTA, PARTS, FIRST, END, ROW_KEYS, PADDING,
+    Q, K, V, GRAD, LEVEL, DELTA, PARTS, FIRST, END, ROW_KEYS, DIAGONALS, PADDING,
     TABLE, QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS, CURVE, INVERSE, HINGES, QUERY_VECTORS,
     QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, g_b, g_h, g_m,
@@ -63,13 +63,12 @@ def distance_kernel(
     D: tl.constexpr, E: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, KNOTS: tl.constexpr, FORM: tl.constexpr, OF: tl.constexpr,
     WEIGHTED: tl.constexpr, SYMMETRIC: tl.constexpr, CAPPED: tl.constexpr, PADDED: tl.constexpr, DROPS: tl.constexpr,
-    SKIPS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
+    SKIPS: tl.constexpr, NARROWED: tl.constexpr, PRECISION: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """PARTS: the sums of one block diagonal, head and split; OF is the bit of the form whose gradient they are.
 
     Diagonal number n has the tiles with row0 − key0 = (lowest + n) · BN, of all batch entries, in a fixed order.
+    DIAGONALS: the row blocks from its first tile that matters to its last; read with NARROWED.
     ROW_KEYS: first key and one past the last of each block of rows, (1 or batch, blocks, 2); read with SKIPS.
     """
     diagonal = tl.program_id(0)
@@ -80,6 +79,9 @@ def distance_kernel(
     row_blocks, key_blocks = tl.cdiv(queries, BM), tl.cdiv(keys, BN)
     low_block = tl.maximum(offset + ratio - 1, 0) // ratio  # the first row block whose key block exists
     high_block = tl.minimum(row_blocks, tl.maximum(key_blocks + offset + ratio - 1, 0) // ratio)
+    if NARROWED:
+        at = DIAGONALS + (h * tl.num_programs(0) + diagonal) * 2
+        low_block, high_block = tl.maximum(low_block, tl.load(at)), tl.minimum(high_block, tl.load(at + 1))
     count = tl.maximum(high_block - low_block, 0)  # tiles of one batch entry
     share = tl.cdiv(count * batch, tl.num_programs(2))
     TABLE += h * table_h

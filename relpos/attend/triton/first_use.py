@@ -36,12 +36,13 @@ class Subject:
     dtype: str  # of q, as in "bfloat16"
     head_dim: int
     value_dim: int
-    size: int  # of the vectors of Projected terms; 0 without any
+    size: int = 0  # of the vectors of Projected terms; 0 without any
+    decoding: bool = False  # the kernels for few queries, which have no backward of their own
 
     def __str__(self) -> str:
         value_dim = "" if self.value_dim == self.head_dim else f", value_dim {self.value_dim}"
         size = f", vectors of {self.size}" if self.size else ""
-        return f"{self.form}, {self.dtype}, head_dim {self.head_dim}{value_dim}{size}"
+        return f"{self.form}, {self.dtype}, head_dim {self.head_dim}{value_dim}{size}{', decoding' * self.decoding}"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Verdict:
     difference: float  # the largest from the definition, relative to the largest entry; infinite after an error
     tensor: str  # that has it
     limit: float  # of the difference
-    repeats: bool  # whether two runs of the backward gave the same bits
+    repeats: bool  # whether two runs gave the same bits
     error: str = ""  # of the compiler or the driver
 
     @property
@@ -64,7 +65,7 @@ class Verdict:
         if not self.difference <= self.limit:  # also if it is NaN
             return f"{self.tensor} differs from the definition by {self.difference:.1e} (allowed: {self.limit:.0e})"
         if not self.repeats:
-            return "two runs of the backward gave different bits"
+            return "two runs gave different bits"
         return f"differs from the definition by at most {self.difference:.1e} (allowed: {self.limit:.0e})"
 
 
@@ -76,22 +77,35 @@ def failure(q: Tensor, v: Tensor, form: Form | None) -> str | None:
 
     The first call of a subject waits for the small problem; later ones look up its verdict.
     """
-    if backend.INTERPRETED:
-        return None
     names, size = [], 0
     for term in terms(form):
         if isinstance(term, Projected):
             size = int(term.vectors.shape[-1])
         names.append("Projected of keys" if isinstance(term, Projected) and term.of_keys else type(term).__name__)
-    subject = ("+".join(names), str(q.dtype), int(q.shape[-1]), int(v.shape[-1]), size)
-    return _sentence(str(q.device), *subject, torch.compiler.is_compiling())
+    learned = form is not None and any(x.requires_grad for _, x in form.tensors())
+    return failure_of(q, v, "+".join(names), size, learned)
+
+
+def failure_of(q: Tensor, v: Tensor, names: str, size: int = 0, learned: bool = False) -> str | None:
+    """The same for a bias whose terms have these names, joined by "+"; `learned` if it wants a gradient."""
+    if backend.INTERPRETED:
+        return None
+    few = bool(q.shape[2] <= backend.FEW)
+    subject = (names, str(q.dtype), int(q.shape[-1]), int(v.shape[-1]), size)
+    graded = torch.is_grad_enabled() and (learned or q.requires_grad or v.requires_grad)
+    for decoding in (True, False):  # few queries with a gradient run the kernels of both
+        if (few if decoding else graded or not few) and (
+            sentence := _sentence(str(q.device), *subject, decoding, torch.compiler.is_compiling())
+        ):
+            return sentence
+    return None
 
 
 def _sentence(
-    device: str, names: str, dtype: str, head_dim: int, value_dim: int, size: int, tracing: bool
+    device: str, names: str, dtype: str, head_dim: int, value_dim: int, size: int, decoding: bool, tracing: bool
 ) -> str | None:
     form = " + ".join(sorted(set(names.split("+")))) or NO_BIAS
-    subject = Subject(form, dtype.removeprefix("torch."), head_dim, value_dim, size)
+    subject = Subject(form, dtype.removeprefix("torch."), head_dim, value_dim, size, decoding)
     verdict = verdict_of(torch.device(device), subject, tracing)
     if verdict is None or verdict.passed:
         return None
@@ -142,23 +156,26 @@ def can_run(device: torch.device) -> bool:
 
 
 def check(device: torch.device, subject: Subject, tokens: int = TOKENS) -> Verdict:
-    """Run the small problem: two packed documents, a window, two heads per key head, forward and backward, twice."""
+    """Run the small problem: packed documents, a window, two heads per key head; forward and backward, twice.
+
+    For decoding it has 5 queries, and no backward.
+    """
     from relpos.attend.triton.trial_problems import LIMITS, TrialProblem, difference, exact, one_line, results
 
     dtype = getattr(torch, subject.dtype)
     problem = TrialProblem(
         terms=() if subject.form == NO_BIAS else tuple(subject.form.split(" + ")),
-        queries=tokens,
+        queries=5 if subject.decoding else tokens,
         keys=tokens,
         head_dim=subject.head_dim,
         value_dim=subject.value_dim,
         size=subject.size,
         options={"window": tokens * 3 // 4, "documents": True},
     )
-    numbers = problem.numbers(dtype)
+    numbers, backward = problem.numbers(dtype), not subject.decoding
     try:
-        expected = exact(problem, numbers)
-        ours, again = (results(problem, backend, dtype, device, numbers) for _ in range(2))
+        expected = exact(problem, numbers, backward)
+        ours, again = (results(problem, backend, dtype, device, numbers, backward) for _ in range(2))
     except torch.OutOfMemoryError:  # says nothing of the kernels
         raise
     except Exception as error:  # of Triton, of LLVM and ptxas, of the driver: they share no class

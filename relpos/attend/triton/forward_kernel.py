@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from relpos.attend.triton.skipped_tiles import narrowed
 from relpos.attend.triton.tile_bias import add_bias, load_columns, load_rows, shifted_rows, totals_apart
 from relpos.attend.triton.tiles import (
     C_INFINITY,
@@ -37,17 +38,16 @@ def attend_to_tile(m, total, acc, s, v, hashed, i, j, threshold, kept_factor, DR
 
 @triton.jit(do_not_specialize=CHANGING)
 def forward_kernel(
-    Q, K, V, OUT, LSE, FIRST, END, PADDING, SINKS, TABLE, QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS,
-    CURVE, INVERSE, HINGES,
+    Q, K, V, OUT, LSE, FIRST, END, KEPT_KEYS, PADDING, SINKS, TABLE,
+    QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS, CURVE, INVERSE, HINGES,
     QUERY_VECTORS, QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_m,
     batch, heads, group, queries, keys, start, interval_b, zero, table_h, query_width, key_width, curve_zero, inverse_b,
     relative_zero, query_relative_h, key_relative_h, scale, softcap, seed_high, seed_low, threshold, kept_factor,
     D: tl.constexpr, E: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, KNOTS: tl.constexpr, FORM: tl.constexpr, WEIGHTED: tl.constexpr,
-    SYMMETRIC: tl.constexpr,
-    CAPPED: tl.constexpr, PADDED: tl.constexpr, HAS_SINKS: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
+    SYMMETRIC: tl.constexpr, CAPPED: tl.constexpr, PADDED: tl.constexpr, HAS_SINKS: tl.constexpr, DROPS: tl.constexpr,
+    NARROWED: tl.constexpr, PRECISION: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """OUT (batch, heads, queries, E), and LSE (batch, heads, queries) in log2, +inf for a row that sees nothing."""
     row0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the longest rows first
@@ -72,6 +72,8 @@ def forward_kernel(
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BE], tl.float32)
     begin, stop, inner, outer = key_range(first, end, BN)
+    if NARROWED:
+        begin, stop = narrowed(KEPT_KEYS, head, row0, queries, begin, stop, BM, BN)
     i = (start + r)[:, None]
     for key0 in range(begin, stop, BN):
         j = (key0 + tl.arange(0, BN))[None, :]

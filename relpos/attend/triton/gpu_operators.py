@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from relpos.attend.kernel_inputs import NOWHERE, Inputs
 from relpos.attend.kernel_operators import Results, empty_out, register
-from relpos.attend.triton import FEW, projected_tile, rank_one_tile, scaled_tile, toeplitz_tile
+from relpos.attend.triton import FEW, projected_tile, rank_one_tile, scaled_tile, skipped_tiles, toeplitz_tile
 from relpos.attend.triton.backward_kernels import grad_kv_kernel, grad_q_kernel
 from relpos.attend.triton.decoding_kernel import decode
 from relpos.attend.triton.decoding_state import PackedBias, RunningTotals
@@ -30,20 +30,22 @@ class TritonKernel:
         if packed is not None:
             packed.fill(problem)
         q, out = inputs.q, empty_out(inputs)
-        lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+        lse, record = q.new_empty(q.shape[:3], dtype=torch.float32), skipped_tiles.empty_record(inputs)
         if q.shape[2] <= FEW:
             decode(problem, out, lse)
         else:
             problem.set_strides("o", out)
             size = problem.size("forward")
             grid = (triton.cdiv(q.shape[2], size.BM), q.shape[0] * q.shape[1])
+            skipped_tiles.keep_keys(problem, record)
             problem.launch(forward_kernel, grid, size, OUT=out, LSE=lse)
-        return out, natural(lse) if inputs.return_lse else lse.new_empty(0), lse, lse.new_empty(0)
+        return out, natural(lse) if inputs.return_lse else lse.new_empty(0), lse, record
 
     def fake(self, inputs: Inputs) -> Results:
         lse = inputs.q.new_empty(inputs.q.shape[:3], dtype=torch.float32)
         nothing = lse.new_empty(0)
-        return empty_out(inputs), lse if inputs.return_lse else nothing, torch.empty_like(lse), lse.new_empty(0)
+        record = skipped_tiles.empty_record(inputs)
+        return empty_out(inputs), lse if inputs.return_lse else nothing, torch.empty_like(lse), record
 
     def gradients(
         self, inputs: Inputs, grad: Tensor, grad_lse: Tensor | None, results: Results, wanted: frozenset[str]
@@ -64,7 +66,8 @@ class Backward:
     ) -> None:
         self.inputs, self.wanted = inputs, wanted
         self.problem = problem = GpuProblem(inputs)
-        out, _, self.lse, _ = results
+        out, _, self.lse, record = results
+        skipped_tiles.use_record(problem, record)
         self.grad_lse = grad_lse
         grad = grad.to(inputs.q.dtype)
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
@@ -76,12 +79,11 @@ class Backward:
         problem.set_strides("g", grad)
         problem.arguments |= {"OUT": out, "GRAD": grad, "GRAD_LSE": moved, "DELTA": self.delta}
 
-    def launch(self, kernel, grid: tuple[int, ...], size: TileSize, **more: object) -> dict[str, Tensor]:
-        """Run a kernel with the log-sum-exp that it reads; returns what depends on the size of its tiles."""
+    def launch(self, kernel, grid: tuple[int, ...], size: TileSize, **more: object) -> None:
+        """Run a kernel with the log-sum-exp that it reads."""
         values = self.problem.by_blocks(size)
         level = rank_one_tile.levels(self.lse, values, self.inputs.symmetric) if values else self.lse
         self.problem.launch(kernel, grid, size, LEVEL=level, **more)
-        return values
 
     def learns(self, *names: str) -> bool:
         """Whether a gradient of one of these inputs is wanted."""
@@ -121,10 +123,11 @@ class Backward:
         if ends:
             sums["FAR_SUMS"] = new((2, batch, heads, queries), dtype=single)
         size = self.problem.size("grad_q")
-        values = self.launch(
+        self.launch(
             grad_q_kernel, (blocks, batch * heads), size, GRAD_Q=grads["q"], LEARNED=bits, HAS_ENDS=ends,
             far_low=inputs.far_low, far_high=inputs.far_high, **sums,
         )  # fmt: skip
+        skipped_tiles.keep_rows(self.problem)
         size = self.problem.size("grad_kv")
         ranges = row_ranges(self.problem.arguments["FIRST"], self.problem.arguments["END"], keys, size.BM, size.BN)
         self.launch(
@@ -134,7 +137,7 @@ class Backward:
         if bits & toeplitz_tile.BIT:
             grads["table"] = self.table_gradient(sums.get("FAR_SUMS"))
         if bits & rank_one_tile.BIT:
-            grads |= self.totals_gradients(sums, values)
+            grads |= self.totals_gradients(sums)
         if bits & scaled_tile.BIT:
             matters = inputs.sinks is not None or self.grad_lse is not None
             by_distance = self.by_distance(scaled_tile.BIT)
@@ -153,19 +156,14 @@ class Backward:
         assert self.inputs.sinks is not None
         return torch.exp2(self.inputs.sinks.float()[:, None] * LOG2E - self.lse)
 
-    def totals_gradients(self, sums: dict[str, Tensor], values: dict[str, Tensor]) -> dict[str, Tensor]:
+    def totals_gradients(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
         """Gradients of running totals and weights. A row of ds has a known sum: its weights are 1 with the sink's."""
         inputs = self.inputs
         of_rows, of_keys, growth = self.moved, sums["KEY_SUMS"], sums.get("ROW_GROWTH")
         if inputs.symmetric:
             of_rows = sums["ROW_SUMS"]
-        else:
-            if inputs.sinks is not None:
-                of_rows = of_rows + self.sink_share * self.delta
-            if inputs.weight is not None:
-                assert growth is not None
-                since = values["QUERY_GROWTH"][:, : growth.shape[-1]].view_as(growth)
-                growth = growth + since * of_rows
+        elif inputs.sinks is not None:
+            of_rows = of_rows + self.sink_share * self.delta
         if inputs.weight is not None or inputs.symmetric:  # the kernel's weights are times log2(e)
             of_keys = of_keys / LOG2E
         return rank_one_tile.gradients(inputs, of_rows, growth, of_keys)
@@ -210,6 +208,7 @@ class Backward:
         vectors = bit in (projected_tile.QUERY_BIT, projected_tile.KEY_BIT)
         rank = problem.arguments["R"] if vectors else 1
         parts = inputs.q.new_empty(splits, heads, diagonals, ratio + 1, BN, rank, dtype=torch.float32)
+        skipped_tiles.keep_diagonals(problem, diagonals, lowest, size)
         row_keys = block_keys(problem.arguments["FIRST"], problem.arguments["END"], BM)
         self.launch(
             distance_kernel, (diagonals, heads, splits), size, PARTS=parts, OF=bit, lowest=lowest, ROW_KEYS=row_keys,

@@ -22,13 +22,13 @@ ABSENT_POINTERS = (
     "TABLE", "TOTALS", "QUERY_GROWTH", "QUERY_BASES", "KEY_GROWTH", "KEY_BASES", "WEIGHTS", "CURVE", "INVERSE",
     "HINGES", "QUERY_VECTORS", "QUERY_RELATIVE", "KEY_VECTORS", "KEY_RELATIVE", "ROW_SUMS", "ROW_GROWTH",
     "ROW_INVERSE", "KNOT_SUMS", "FAR_SUMS", "GRAD_QUERY_VECTORS", "GRAD_KEY_VECTORS", "KEY_SUMS", "SINKS", "PADDING",
-    "ROW_KEYS",
+    "ROW_KEYS", "KEPT_KEYS", "KEPT_ROWS", "DIAGONALS",
 )  # fmt: skip
 ABSENT_NUMBERS = {
     "zero": 0, "table_h": 0, "query_width": 0, "key_width": 0, "tokens": 1, "WEIGHTED": False, "curve_zero": 0,
     "inverse_b": 0, "inverse_start": 0, "relative_zero": 0, "query_relative_h": 0, "key_relative_h": 0, "KNOTS": 1,
     "R": 1, "BR": 16, "SYMMETRIC": False, "seed_high": 0, "seed_low": 0, "threshold": 0, "kept_factor": 1.0,
-    "range_b": 0,
+    "range_b": 0, "NARROWED": False,
 }  # fmt: skip
 
 

@@ -56,10 +56,13 @@ def bias_of_totals(high_i, low_i, weight_i, high_j, low_j, SYMMETRIC: tl.constex
 
 
 @triton.jit
-def signed(ds, growth_i, growth_j, SYMMETRIC: tl.constexpr):
-    """The gradient of a tile's logits with the sign of the growth, where its absolute value counts."""
+def signed(ds, growth_i, growth_j, i, j, SYMMETRIC: tl.constexpr):
+    """The gradient of a tile's logits with the sign of the growth, where its absolute value counts.
+
+    Between a token and itself it is 0, whatever rounding says: it differs from kernel to kernel, as their blocks do.
+    """
     if SYMMETRIC:
-        ds = tl.where(growth_i > growth_j, ds, tl.where(growth_i < growth_j, -ds, 0.0))
+        ds = tl.where((growth_i > growth_j) & (i != j), ds, tl.where((growth_i < growth_j) & (i != j), -ds, 0.0))
     return ds
 
 

@@ -23,7 +23,7 @@ class TileSize(NamedTuple):
 
 
 def tile_size(kernel: str, target: str, dim: int, wide: bool, form: int, rows: int = 16) -> TileSize:
-    """The tile of a kernel: "forward", "grad_q", "grad_kv", "distance", "decoding" or "combining".
+    """The tile of a kernel: "forward", "grad_q", "grad_kv", "distance", "skipping", "decoding" or "combining".
 
     To combine, BM is the number of parts that are loaded together.
 
@@ -37,6 +37,8 @@ def tile_size(kernel: str, target: str, dim: int, wide: bool, form: int, rows: i
     """
     if kernel == "decoding":
         return decoding_size(target, dim, wide, form, rows)
+    if kernel == "skipping":
+        return TileSize(64, 64, 4 if target.startswith("gfx") else 8, 1)  # AMD's warps have 64 threads
     if kernel == "combining":
         return TileSize(16, 1, 4, 1)
     if target == "interpreter":
@@ -54,6 +56,7 @@ def family(target: str) -> str:
 
 
 SMALLEST = TileSize(32, 32, 4, 1)  # for sums that are not listed
+# Chosen for the fewest instructions per score; a few registers may spill (tests/attend/test_triton_compiled.py).
 # By kernel and GPU, then head_dim (64; 128; "wide" beyond; "float32" of any): the first entry that has all forms of the
 # bias. The order is from cheap forms to expensive ones; tiles are square where vectors per distance are multiplied.
 SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] = {
@@ -95,7 +98,13 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
             (SCALED, (128, 32, 8, 2)),
             (VECTORS, (32, 32, 4, 2)),
         ],
-        128: [(TABLES, (64, 32, 4, 2)), (SCALED, (64, 32, 8, 2)), (VECTORS, (32, 32, 4, 1))],
+        128: [
+            (TOEPLITZ, (64, 64, 4, 2)),
+            (RANK_ONE, (64, 64, 4, 2)),
+            (TABLES, (64, 32, 4, 2)),
+            (SCALED, (64, 32, 8, 2)),
+            (VECTORS, (32, 32, 4, 1)),
+        ],
         "wide": [(TOEPLITZ, (64, 32, 8, 2)), (TABLES, (32, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
     },
@@ -118,26 +127,13 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
         "float32": [(TABLES, (32, 32, 4, 1))],
     },
     "grad_kv sm_80": {
-        64: [
-            (0, (32, 64, 4, 2)),
-            (TOEPLITZ, (32, 128, 8, 2)),
-            (RANK_ONE, (32, 32, 4, 2)),
-            (TABLES, (16, 64, 4, 2)),
-            (SCALED, (32, 128, 8, 2)),
-            (VECTORS, (32, 32, 4, 2)),
-        ],
-        128: [
-            (0, (64, 64, 8, 2)),
-            (TOEPLITZ, (32, 64, 8, 2)),
-            (TABLES, (32, 32, 4, 2)),
-            (SCALED, (64, 64, 8, 2)),
-            (VECTORS, (32, 32, 4, 1)),
-        ],
+        64: [(TABLES, (32, 128, 8, 2)), (SCALED, (32, 128, 8, 2)), (VECTORS, (32, 32, 4, 2))],
+        128: [(TABLES, (64, 64, 8, 2)), (SCALED, (64, 64, 8, 2)), (VECTORS, (32, 32, 4, 1))],
         "wide": [(TABLES, (32, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
     },
     "grad_kv sm_90": {
-        64: [(TABLES, (64, 64, 8, 2)), (SCALED, (64, 64, 8, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (32, 32, 4, 1))],
+        64: [(TABLES, (64, 64, 8, 2)), (SCALED, (64, 64, 8, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (32, 32, 4, 2))],
         128: [
             (TOEPLITZ, (32, 128, 8, 2)),
             (TABLES, (32, 64, 8, 2)),
@@ -151,13 +147,12 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
     "grad_kv sm_100": {
         64: [
             (TOEPLITZ, (64, 64, 8, 2)),
-            (RANK_ONE, (32, 128, 8, 2)),
-            (TABLES, (32, 64, 8, 2)),
+            (TABLES, (32, 128, 8, 2)),
             (SCALED, (64, 64, 8, 2)),
             (QUERIES, (64, 64, 8, 1)),
             (KEYS, (32, 32, 4, 1)),
         ],
-        128: [(0, (32, 64, 8, 2)), (TABLES, (32, 32, 4, 2)), (SCALED, (64, 64, 8, 2)), (VECTORS, (32, 32, 4, 1))],
+        128: [(TABLES, (32, 128, 8, 2)), (SCALED, (64, 64, 8, 2)), (VECTORS, (32, 32, 4, 1))],
         "wide": [(TABLES, (32, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
     },
@@ -180,13 +175,13 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
         "float32": [(TABLES, (32, 32, 4, 2))],
     },
     "distance sm_90": {
-        64: [(TABLES, (128, 64, 8, 2)), (EACH, (64, 64, 8, 2)), (VECTORS, (64, 64, 8, 1))],
+        64: [(TABLES, (128, 64, 8, 2)), (EACH, (64, 64, 8, 2))],
         128: [(TABLES, (128, 64, 8, 2)), (EACH, (64, 64, 8, 2))],
         "wide": [(TABLES, (64, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
     },
     "distance sm_100": {
-        64: [(TABLES, (128, 64, 8, 2)), (EACH, (64, 32, 4, 2)), (VECTORS, (64, 64, 8, 1))],
+        64: [(TABLES, (128, 64, 8, 2)), (EACH, (64, 32, 4, 2))],
         128: [(TABLES, (128, 64, 8, 2)), (EACH, (64, 32, 4, 2))],
         "wide": [(TABLES, (64, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],

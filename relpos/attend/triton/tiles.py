@@ -23,7 +23,7 @@ CHANGING = (
     "heads", "group", "batch", "queries", "keys", "start", "interval_b", "range_b", "zero", "table_h", "curve_zero",
     "query_width", "key_width", "tokens", "inverse_b", "inverse_start", "relative_zero", "query_relative_h",
     "key_relative_h", "far_low", "far_high", "lowest", "splits", "seed_high", "seed_low", "threshold", "scale",
-    "softcap", "kept_factor",
+    "softcap", "kept_factor", "key_units", "row_units", "allowed",
 )  # fmt: skip
 
 

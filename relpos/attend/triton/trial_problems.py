@@ -157,6 +157,10 @@ TERMS: dict[str, tuple[Callable[[TrialProblem, Call], Shapes], Callable[[Numbers
     "Toeplitz": (_table, lambda n, call: Toeplitz(n["table"], call.zero)),
     "Toeplitz with ends": (_short_table, _clipped),
     "RankOne": (_totals, lambda n, call: RankOne(n["total"], n["weight"], symmetric=not call.causal)),
+    "RankOne without weights": (
+        lambda problem, call: {"total": _totals(problem, call)["total"]},
+        lambda n, call: RankOne(n["total"], symmetric=not call.causal),
+    ),
     "Scaled": (_network, _scaled),
     "Projected": (_vectors, lambda n, call: Projected(_smaller(n["vectors"]), n["relative"], call.zero)),
     "Projected of keys": (
@@ -167,23 +171,32 @@ TERMS: dict[str, tuple[Callable[[TrialProblem, Call], Shapes], Callable[[Numbers
 }
 
 
-def results(problem: TrialProblem, backend: Backend, dtype: torch.dtype, device: torch.device, of: Numbers) -> Numbers:
-    """The output, the log-sum-exp and every gradient for the numbers `of`: by name, in float64 on the CPU."""
-    leaves = make_leaves(of, dtype, device)
+def results(
+    problem: TrialProblem,
+    backend: Backend,
+    dtype: torch.dtype,
+    device: torch.device,
+    numbers: Numbers,
+    backward: bool = True,
+) -> Numbers:
+    """The output, the log-sum-exp and every gradient, by name, in float64 on the CPU."""
+    leaves = make_leaves(numbers, dtype, device)
     q, k, v = (interleaved(leaves[name]) if problem.strided else leaves[name] for name in "qkv")
-    out, lse = run(backend, q, k, v, problem.position(leaves), problem.arguments(device) | sinks_of(leaves))
+    with torch.set_grad_enabled(backward):
+        out, lse = run(backend, q, k, v, problem.position(leaves), problem.arguments(device) | sinks_of(leaves))
     assert lse is not None
     seen = lse.isfinite()
-    learned = {name: x for name, x in leaves.items() if x.requires_grad}
-    grads = torch.autograd.grad(
-        [out, lse],
-        list(learned.values()),
-        [leaves["gradient"], torch.where(seen, leaves["gradient of lse"], 0.0)],
-        allow_unused=True,
-        materialize_grads=True,
-    )
     values = {"out": out, "lse": torch.where(seen, lse, 0.0), "rows that see nothing": ~seen}
-    values |= {f"gradient of {name}": x for name, x in zip(learned, grads, strict=True)}
+    if backward:
+        learned = {name: x for name, x in leaves.items() if x.requires_grad}
+        grads = torch.autograd.grad(
+            [out, lse],
+            list(learned.values()),
+            [leaves["gradient"], torch.where(seen, leaves["gradient of lse"], 0.0)],
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        values |= {f"gradient of {name}": x for name, x in zip(learned, grads, strict=True)}
     return {name: x.detach().double().cpu() for name, x in values.items()}
 
 
@@ -218,9 +231,9 @@ def run(
     return backend.attention(q, k, v, form, call)
 
 
-def exact(problem: TrialProblem, numbers: Numbers) -> Numbers:
+def exact(problem: TrialProblem, numbers: Numbers, backward: bool = True) -> Numbers:
     """What the definition gives, in float64 on the CPU."""
-    return results(problem, reference, torch.float64, torch.device("cpu"), numbers)
+    return results(problem, reference, torch.float64, torch.device("cpu"), numbers, backward)
 
 
 def difference(ours: Numbers, expected: Numbers) -> tuple[float, str]:

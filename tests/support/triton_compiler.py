@@ -1,4 +1,4 @@
-"""A process in which Triton interprets its kernels: it decides that when it is imported."""
+"""A process in which Triton compiles its kernels: it decides that when it is imported, and here it interprets them."""
 
 import contextlib
 import multiprocessing
@@ -10,10 +10,10 @@ import pytest
 
 
 @contextlib.contextmanager
-def triton_interpreter() -> Iterator[ProcessPoolExecutor]:
+def triton_compiler() -> Iterator[ProcessPoolExecutor]:
     """One process, to which functions are submitted; what it imports stays imported from one to the next."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TRITON_INTERPRET", "1")
+            patch.delenv("TRITON_INTERPRET", raising=False)
             process.submit(os.getpid).result()  # it starts here, and keeps this environment
         yield process

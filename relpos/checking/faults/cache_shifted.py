@@ -1,0 +1,52 @@
+"""Positions after the cache are off by one."""
+
+import itertools
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from relpos.checking.faults.fault import Fault, NotPossibleError, seen_before, with_inputs
+from relpos.checking.report import Finding
+from relpos.checking.subject import ModelSubject
+
+
+def inject(subject: ModelSubject) -> AbstractContextManager[None]:
+    reads = subject.kinds & {"rotary", "learned", "sinusoidal"}
+    if not subject.cache or not subject.positions or subject.two_stacks or not reads:
+        raise NotPossibleError("it takes no positions with a cache, or does not read them")
+
+    def change(keywords: dict[str, Any]) -> None:
+        seen, length = seen_before(keywords), keywords["input_ids"].shape[1]
+        if seen:
+            keywords["position_ids"] = (torch.arange(length) + seen + 1)[None]
+
+    return with_inputs(subject.model, change)
+
+
+def claims(finding: Finding) -> bool:
+    measured, pieces = finding.evidence.get("positions"), finding.evidence["pieces"]
+    if measured is None or len(measured) != sum(pieces):
+        return False
+    starts = [0, *itertools.accumulate(pieces)][:-1]
+    return all(
+        measured[start + i] == start + i + 1
+        for start, piece in zip(starts[1:], pieces[1:], strict=True)
+        for i in range(piece)
+    )
+
+
+FAULT = Fault(
+    name="cache shifted",
+    title="positions after the cache are off by one",
+    tests=("cache", "pieces"),
+    diagnosis=(
+        "Tokens that are read with a cache have positions that are one too large (or too small): right at the "
+        "first call, off by one afterwards. The loss does not show it."
+    ),
+    remedy="The first new token has the position that equals the number of tokens in the cache.",
+    claims=claims,
+    inject=inject,
+    also=("pieces", "crop", "static cache"),
+    threads=("https://github.com/skyzh/tiny-llm/pull/46",),
+)

@@ -1,0 +1,31 @@
+"""An encoder has a causal mask."""
+
+from contextlib import AbstractContextManager
+
+import torch
+
+from relpos.checking.faults.fault import Fault, NotPossibleError, with_mask
+from relpos.checking.report import Finding
+from relpos.checking.subject import ModelSubject
+
+
+def inject(subject: ModelSubject) -> AbstractContextManager[None]:
+    if subject.causal is not False:
+        raise NotPossibleError("it is causal")
+    return with_mask(subject, lambda length: torch.ones(length, length, dtype=torch.bool).tril())
+
+
+def claims(finding: Finding) -> bool:
+    return "ahead" not in finding.evidence
+
+
+FAULT = Fault(
+    name="encoder causal",
+    title="an encoder has a causal mask",
+    tests=("causality",),
+    diagnosis="A bidirectional encoder sees no later tokens: it runs with the causal mask of a decoder.",
+    remedy="Give it a bidirectional mask (is_causal=False, is_decoder=False).",
+    claims=claims,
+    inject=inject,
+    also=("right padding", "window"),
+)

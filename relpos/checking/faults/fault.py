@@ -1,0 +1,224 @@
+"""What a fault is, and the tools by which faults are injected into models of transformers for the tests."""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from relpos.checking.configured import LayerBias
+from relpos.checking.report import Finding
+from relpos.checking.rotations import LayerRotation
+from relpos.checking.subject import ModelSubject
+
+Change = Callable[..., Any]
+APPLY = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_emb")  # functions that turn q and k
+READS_MASK = ("bloom", "esm", "falcon", "mpt", "opt")  # model types whose code needs a 2-D mask of padding
+SLOPES = ("_get_alibi_slopes",)
+ALIBI = ("build_alibi_tensor", "build_mpt_alibi_tensor")
+
+
+class NotPossibleError(Exception):
+    """A model cannot have a fault."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of fault."""
+
+    name: str
+    title: str  # a few words
+    tests: tuple[str, ...]  # those whose findings tell it
+    diagnosis: str  # one sentence
+    remedy: str  # the line that mends it
+    claims: Callable[[Finding], bool]  # whether a failed finding of these tests is this fault
+    inject: Callable[[ModelSubject], AbstractContextManager[None]]  # raises NotPossibleError
+    also: tuple[str, ...] = ()  # tests that fail as a consequence
+    threads: tuple[str, ...] = ()  # public threads where it happened
+
+
+ROTATED = ("precision", "shift", "cache", "pieces", "crop", "static cache", "packing", "left padding")
+
+
+# -- Telling
+
+
+def wrong_rotations(finding: Finding) -> list[LayerRotation]:
+    """The layers whose rotation is not as configured."""
+    rotations = finding.evidence["rotations"]
+    return [rotations[number] for number in finding.evidence["wrong"]]
+
+
+def wrong_biases(finding: Finding) -> list[LayerBias]:
+    """The layers whose bias is not as configured."""
+    wrong: list[LayerBias] = finding.evidence["wrong"]
+    return wrong
+
+
+# -- Injecting
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute with another value."""
+    before = vars(owner).get(name, replaced)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is replaced:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def together(*contexts: AbstractContextManager[None]) -> Iterator[None]:
+    """Several contexts as one."""
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+def code_of(subject: ModelSubject) -> Any:
+    """The module of transformers that has the code of the model's attention."""
+    return sys.modules[type(subject.layers[0].module).__module__]
+
+
+def with_function(subject: ModelSubject, names: tuple[str, ...], change: Change) -> AbstractContextManager[None]:
+    """The functions of these names in the model's code, wrapped: change(function, *arguments, **keywords)."""
+    code = code_of(subject)
+    found = [name for name in names if hasattr(code, name)]
+    if not found:
+        raise NotPossibleError(f"its code has no {names[0]}")
+    return together(*(replaced(code, name, functools.partial(change, getattr(code, name))) for name in found))
+
+
+def with_rotation(subject: ModelSubject, change: Change) -> AbstractContextManager[None]:
+    """The function that turns q and k, wrapped: change(function, q, k, cos, sin, *rest, **keywords)."""
+    if "rotary" not in subject.kinds or subject.model.config.model_type in ("llama4_text", "deepseek_v2"):
+        raise NotPossibleError("its rotations are not cosines and sines")
+    return with_function(subject, APPLY[:2], change)
+
+
+def rotary_modules(subject: ModelSubject) -> list[Any]:
+    """The modules that have the frequencies."""
+    modules = [module for module in subject.model.modules() if "Rotary" in type(module).__name__]
+    if not modules or "rotary" not in subject.kinds:
+        raise NotPossibleError("it has no module of frequencies")
+    return modules
+
+
+def with_frequencies(
+    subject: ModelSubject, change: Callable[[Tensor, Any, str], Tensor]
+) -> AbstractContextManager[None]:
+    """The buffers of frequencies, changed: change(frequencies, module, name)."""
+    contexts = []
+    for module in rotary_modules(subject):
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if name.endswith("inv_freq"):
+                changed = change(buffer, module, name)
+                contexts.append(with_data(buffer, changed))
+    if not contexts:
+        raise NotPossibleError("it has no buffer of frequencies")
+    return together(*contexts)
+
+
+@contextlib.contextmanager
+def with_data(tensor: Tensor, data: Tensor) -> Iterator[None]:
+    """A parameter or buffer with other values."""
+    before = tensor.data
+    tensor.data = data.to(before.dtype)
+    try:
+        yield
+    finally:
+        tensor.data = before
+
+
+@contextlib.contextmanager
+def with_inputs(model: PreTrainedModel, change: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """The keywords of the model's forward, changed in place."""
+
+    def hook(module: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
+        keywords = dict(keywords)
+        change(keywords)
+        return arguments, keywords
+
+    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextlib.contextmanager
+def during(modules: list[Any], set_up: Callable[[Any], Any], undo: Callable[[Any, Any], None]) -> Iterator[None]:
+    """Something that holds only while some modules run, so that nobody sees it in their attributes."""
+    kept: dict[Any, Any] = {}
+    handles = []
+    for module in modules:
+        handles.append(module.register_forward_pre_hook(lambda m, _: kept.__setitem__(m, set_up(m))))
+        handles.append(module.register_forward_hook(lambda m, _, __: undo(m, kept.pop(m)), always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def seen_before(keywords: dict[str, Any]) -> int:
+    """The tokens in the cache of a forward."""
+    cache = keywords.get("past_key_values")
+    return 0 if cache is None else int(cache.get_seq_length())
+
+
+def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A mask that is added to scores, (1, 1, queries, keys), from the keys that are seen."""
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)[None, None]
+
+
+def with_mask(subject: ModelSubject, visible: Callable[[int], Tensor]) -> AbstractContextManager[None]:
+    """Forwards without a cache or a padding mask see what a function of the length says."""
+    code = sys.modules[type(subject.model).__module__]
+    if not any(hasattr(code, f"create_{kind}_mask") for kind in ("causal", "bidirectional")) or subject.two_stacks:
+        raise NotPossibleError("its code makes its masks itself")
+    if subject.model.config.model_type in READS_MASK:
+        raise NotPossibleError("its code makes its masks itself")
+
+    def change(keywords: dict[str, Any]) -> None:
+        ids = keywords["input_ids"]
+        if keywords.get("attention_mask") is None and not seen_before(keywords) and ids.shape[1] > 3:
+            dtype = next(subject.model.parameters()).dtype
+            keywords["attention_mask"] = additive(visible(ids.shape[1]), dtype).expand(len(ids), -1, -1, -1)
+
+    return with_inputs(subject.model, change)
+
+
+def with_bias(subject: ModelSubject, change: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
+    """The bias on the scores, changed: a function of (batch, heads, queries, keys)."""
+    if "alibi" in subject.kinds:
+
+        def wrong(function: Any, *arguments: Any, **keywords: Any) -> Tensor:
+            values: Tensor = function(*arguments, **keywords)  # (batch × heads, 1, keys), (heads, 1, keys) or (heads,)
+            heads = int(subject.layers[0].config.num_attention_heads)
+            keys = 1 if values.dim() == 1 else values.shape[-1]
+            return change(values.view(-1, heads, 1, keys)).reshape(values.shape)
+
+        return with_function(subject, SLOPES if hasattr(code_of(subject), SLOPES[0]) else ALIBI, wrong)
+    if "buckets" not in subject.kinds:
+        raise NotPossibleError("it has no bias by distance")
+    owners = [layer.module for layer in subject.layers if hasattr(layer.module, "compute_bias")]
+    if not owners:
+        raise NotPossibleError("it has no compute_bias")
+    contexts = []
+    for owner in owners:
+        own = owner.compute_bias
+        contexts.append(replaced(owner, "compute_bias", lambda *a, own=own, **k: change(own(*a, **k))))
+    return together(*contexts)

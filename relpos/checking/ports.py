@@ -1,0 +1,206 @@
+"""Part 4: two ports of one model. Same weights, same tokens: where their scores part, and by what pattern.
+
+Scores are compared, not queries and keys: a port that stores the dimensions of its heads in another order is right.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos.checking.capture import HIDDEN, AttentionCall
+from relpos.checking.configured import LayerBias, Reach
+from relpos.checking.outcomes import TOLERANCE, difference
+from relpos.checking.report import FAILED, NOT_TESTED, PASSED, Finding
+from relpos.checking.rotations import CLOSE, LayerRotation, describe, estimate, repeated_token, rotary_words
+from relpos.checking.subject import ModelSubject, Subject
+from relpos.pretrained.positions import layer_numbers
+
+TITLE = "the same as the other port"
+WEIGHTS = "The ports differ in the first layer before any position acts (at distance 0): other weights, norms or scale."
+POSITIONS = "The ports agree at distance 0 and part with the distance: their positions differ."
+
+
+@dataclass(frozen=True)
+class PortLayer:
+    """A layer by its number."""
+
+    index: int
+    name: str
+    model_type: str = ""
+
+
+@dataclass(frozen=True)
+class PortCalls:
+    """What each call of attention of a port computed."""
+
+    names: list[str]
+    scores: list[Tensor]  # (heads, length, length)
+    output: Tensor  # (length, width)
+
+
+def calls_of(subject: Subject, ids: Tensor) -> PortCalls:
+    """The scores of all calls of self-attention, in order."""
+    names: list[str] = []
+    scores: list[Tensor] = []
+
+    def listen(call: AttentionCall) -> None:
+        values = call.scores()[0].double()
+        if values.shape[-2:] == (ids.shape[1], ids.shape[1]):
+            names.append(call.layer)
+            scores.append(values)
+
+    with subject.captured(listen):
+        output = subject.run(ids)[0]
+    return PortCalls(names, scores, output)
+
+
+def ports(subject: Subject, other: Subject) -> list[Finding]:
+    """The findings of a comparison of two ports."""
+    source = other if isinstance(other, ModelSubject) else subject
+    length = min(subject.length, other.length)
+    ids = source.tokens(1, length, 0)
+    mine, theirs = calls_of(subject, ids), calls_of(other, ids)
+    if mine.output.shape != theirs.output.shape:
+        reason = f"they return {tuple(mine.output.shape)} and {tuple(theirs.output.shape)} for the same tokens"
+        return [Finding("ports", TITLE, NOT_TESTED, words=reason)]
+    gaps = difference(mine.output, theirs.output)
+    amount = float(gaps.max())
+    if amount <= TOLERANCE:
+        return [Finding("ports", TITLE, PASSED, amount, f"{amount:.1g}")]
+    position = int((gaps > TOLERANCE).nonzero()[0])
+    parted = first_parting(mine, theirs)
+    if parted is None:
+        words = "Their attention scores are the same: they part outside of attention, or it could not be seen."
+        return [Finding("ports", TITLE, FAILED, amount, f"off by {amount:.2g}", f"position {position}", None, words)]
+    layer, head, distance = parted
+    begins = f"layer {layer + 1}, head {head + 1}, distance {distance}; position {position}"
+    diagnosis = WEIGHTS if layer == 0 and distance == 0 else POSITIONS
+    found = [Finding("ports", TITLE, FAILED, amount, f"off by {amount:.2g}", begins, None, diagnosis)]
+    return [*patterns(subject, other, mine, theirs, source.tokens(1, 1, 0)), *found]
+
+
+def aligned(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores without what changes no weight: a constant per query; and 0 where both are hidden."""
+    hidden = (one <= HIDDEN) & (two <= HIDDEN)
+    cleaned = []
+    for x in (one, two):
+        clipped = x.clamp(min=HIDDEN)
+        cleaned.append((clipped - clipped.diagonal(dim1=-2, dim2=-1)[..., None]).masked_fill(hidden, 0.0))
+    return cleaned[0], cleaned[1]
+
+
+def first_parting(mine: PortCalls, theirs: PortCalls) -> tuple[int, int, int] | None:
+    """The first layer and head, and the smallest distance, at which the scores differ; None if nowhere."""
+    for layer, (one, two) in enumerate(zip(mine.scores, theirs.scores, strict=False)):
+        if one.shape != two.shape:
+            return layer, 0, 0
+        spread = float(two[two > HIDDEN].std()) or 1.0
+        own = (one - two).diagonal(dim1=-2, dim2=-1).abs().amax(-1) / spread  # (heads,)
+        a, b = aligned(one, two)
+        gap = (a - b).abs() / spread
+        if float(own.max()) > TOLERANCE and layer == 0:
+            return layer, int((own > TOLERANCE).nonzero()[0]), 0
+        if float(gap.max()) > TOLERANCE:
+            head = int((gap.amax((1, 2)) > TOLERANCE).nonzero()[0])
+            i, j = (gap[head] > TOLERANCE).nonzero(as_tuple=True)
+            return layer, head, int((i - j).abs().min())
+    return None
+
+
+def patterns(subject: Subject, other: Subject, mine: PortCalls, theirs: PortCalls, token: Tensor) -> list[Finding]:
+    """Findings on masks, rotations and biases, each as if the other port were the configuration."""
+    return [
+        finding
+        for finding in (
+            masks(mine, theirs, bool(other.causal)),
+            rotation(subject, other, mine, theirs, token),
+            bias(subject, other, token),
+        )
+        if finding is not None
+    ]
+
+
+def masks(mine: PortCalls, theirs: PortCalls, causal: bool) -> Finding | None:
+    """How far each layer of the two sees."""
+    reaches = []
+    for number, (one, two) in enumerate(zip(mine.scores, theirs.scores, strict=False)):
+        seen, right = (int((x[0, -1] > HIDDEN).sum()) for x in (one, two))
+        layer: Any = PortLayer(number, mine.names[number])
+        reaches.append(Reach(layer, right, seen, right < one.shape[-1]))
+    wrong = [reach for reach in reaches if reach.expected != reach.measured]
+    if not wrong:
+        return None
+    numbers = layer_numbers([reach.layer.index + 1 for reach in wrong], len(reaches))
+    words = f"{wrong[0].measured} keys for {wrong[0].expected}"
+    evidence = {"reaches": reaches, "wrong": wrong, "causal": causal}
+    return Finding(
+        "window", "keys that are seen, as in the other port", FAILED, None, words, numbers, evidence=evidence
+    )
+
+
+def rotation(subject: Subject, other: Subject, mine: PortCalls, theirs: PortCalls, token: Tensor) -> Finding | None:
+    """How the two rotate, measured on one repeated token."""
+    positions = torch.arange(min(subject.length, other.length))
+    own, own_constant = repeated_token(subject, positions, False, token)
+    right, right_constant = repeated_token(other, positions, False, token)
+    rotations: list[LayerRotation] = []
+    for number, (name, other_name) in enumerate(zip(mine.names, theirs.names, strict=False)):
+        if not (own_constant.get(name) and right_constant.get(other_name)):
+            continue
+        expected = estimate(right[other_name][0], positions, None)
+        q, k, _ = own[name]
+        rotations.append(LayerRotation(PortLayer(number, name), expected, positions, q, k, None))
+    wrong = [
+        number
+        for number, each in enumerate(rotations)
+        if q_differs(each) or (each.expected is None) != (estimate(each.q, positions, None) is None)
+    ]
+    if not wrong:
+        return None
+    first = rotations[wrong[0]]
+    theirs_words = "no rotation" if first.expected is None else rotary_words(first.expected)
+    words = f"{describe(first)}; the other: {theirs_words}"
+    numbers = layer_numbers([rotations[number].layer.index + 1 for number in wrong], len(rotations))
+    evidence = {"rotations": rotations, "wrong": wrong, "subject": subject}
+    return Finding("rotation", "rotation as in the other port", FAILED, None, words, numbers, evidence=evidence)
+
+
+def q_differs(rotation: LayerRotation) -> bool:
+    """Whether a port rotates by other frequencies; another order of dimensions alone is no difference."""
+    found, expected = estimate(rotation.q, rotation.positions, None), rotation.expected
+    if found is None or expected is None:
+        return found is not expected
+    if len(found.frequencies) != len(expected.frequencies):
+        return True
+    if found.layout == expected.layout:
+        return max(float(rotation.off(x, expected).max()) for x in (rotation.q, rotation.k)) > CLOSE
+    return True
+
+
+def bias(subject: Subject, other: Subject, token: Tensor) -> Finding | None:
+    """The biases of the two by distance, where neither rotates: the scores of one repeated token."""
+    length = min(subject.length, other.length)
+    ids = token.expand(1, length)
+    mine, theirs = calls_of(subject, ids), calls_of(other, ids)
+    distances = length - 1 - torch.arange(length, dtype=torch.float64)
+    found = []
+    for number, (one, two) in enumerate(zip(mine.scores, theirs.scores, strict=False)):
+        rows = [x[:, -1] - x[:, -1:, -1] for x in (one, two)]  # (heads, keys)
+        if rows[0].shape != rows[1].shape or any(bool((row < HIDDEN).any()) for row in rows):
+            return None
+        layer: Any = PortLayer(number, mine.names[number])
+        found.append(LayerBias(layer, distances, rows[1], rows[0]))
+    wrong = [each for each in found if not each.explained(each.expected)]
+    if not wrong or not all(is_linear_or_table(each) for each in wrong):
+        return None
+    numbers = layer_numbers([each.layer.index + 1 for each in wrong], len(found))
+    evidence = {"biases": found, "wrong": wrong}
+    return Finding("bias", "bias as in the other port", FAILED, None, "another bias", numbers, evidence=evidence)
+
+
+def is_linear_or_table(bias: LayerBias) -> bool:
+    """Whether the other port has a bias that grows or falls with the distance, and not the waves of a rotation."""
+    steps = bias.expected.diff(dim=1)
+    return bool(((steps >= -1e-6).all(1) | (steps <= 1e-6).all(1)).all())
