@@ -42,6 +42,7 @@ def head(name: str) -> str:
         "directions": "both" if card.directions == "both" else "causal attention only",
         "learned values per head": card.learned,
         "paper": linked(card.paper),
+        **({"other names": ", ".join(f"`{alias}`" for alias in card.aliases)} if card.aliases else {}),
     }
     first, *others = [f"| {key} | {value} |" for key, value in rows.items()]
     facts = "\n".join([first, "|---|---|", *others])

@@ -17,6 +17,27 @@ from relpos.forms.tracing import has_values
 from relpos.system.errors import unknown
 
 LARGEST_SEED = 2**63 - 1
+ELSEWHERE = {  # arguments of other attention functions: what to write here
+    "is_causal": "write causal=, which is True by default.",
+    "attn_mask": "write mask= for a boolean mask, True where a query may see a key, or padding= for keys that nobody "
+    "sees; numbers that are added to the scores are a bias: give position= a form such as relpos.Toeplitz(table).",
+    "attention_mask": "write padding=, boolean (batch, keys), False for keys that must not be seen.",
+    "key_padding_mask": "write padding=, boolean (batch, keys), False for keys that must not be seen: its inverse.",
+    **dict.fromkeys(("dropout_p", "attention_dropout"), "write dropout=."),
+    **dict.fromkeys(
+        ("num_heads", "n_heads", "heads"),
+        "the heads are the second dimension of q, (batch, heads, queries, head_dim), and an argument of "
+        "relpos.encoding(name, heads=, head_dim=).",
+    ),
+    **dict.fromkeys(
+        ("theta", "rope_theta", "base"), 'it belongs to the encoding: relpos.encoding("rope", heads, head_dim, base=).'
+    ),
+    **dict.fromkeys(("softmax_scale", "scaling"), "write scale=."),
+    **dict.fromkeys(("sliding_window", "window_size"), "write window=, the tokens before its own that a query sees."),
+    "enable_gqa": "leave it out: k and v may have fewer heads than q.",
+    "score_mod": "a bias is an encoding or a form, position=; a cap of the scores is softcap=.",
+    "block_mask": "write mask=, a boolean tensor or a function (b, h, i, j) -> seen.",
+}
 Position = Encoding | Form
 
 
@@ -70,10 +91,12 @@ class LayerCall:
     turned: RotaryFrequencies | None = None  # how q and k were rotated before, if that is known
 
 
-def check_names(function: str, options: ScoreOptions, allowed: type) -> None:
-    """Refuse arguments that a function does not have."""
-    names: frozenset[str] = allowed.__optional_keys__  # type: ignore[attr-defined]
+def check_names(function: str, options: Mapping[str, object], allowed: type, *more: str) -> None:
+    """Refuse arguments that a function does not have: others than the keys of `allowed`, and `more`."""
+    names: set[str] = {*allowed.__optional_keys__, *more}  # type: ignore[attr-defined]
     for name in options:
+        if name not in names and name in ELSEWHERE:
+            raise TypeError(f"{function} has no argument {name!r}: {ELSEWHERE[name]}")
         if name not in names:
             raise TypeError(str(unknown(f"argument of {function}", name, names)))
 
@@ -279,9 +302,14 @@ def check_position(q: Tensor, keys: int, position: Position | None, options: Sco
         )
     batch, heads, _, head_dim = q.shape
     if position.heads != heads or position.head_dim != head_dim:
+        turned = (q.shape[2], head_dim) == (position.heads, position.head_dim)
+        advice = (
+            f" Its shape {tuple(q.shape)} looks like (batch, length, heads, head_dim), and it must be (batch, heads, "
+            "length, head_dim): give q.transpose(1, 2), and k and v likewise."
+        )
         raise ValueError(
             f"{type(position).__name__} was made for {position.heads} heads, head_dim {position.head_dim}, but q has "
-            f"{heads} heads, head_dim {head_dim}."
+            f"{heads} heads, head_dim {head_dim}.{advice if turned else ''}"
         )
     return position.read_gates(batch, keys, options.get("causal", True), options.get("hidden"), options.get("gates"))
 

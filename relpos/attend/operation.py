@@ -1,6 +1,6 @@
 """Attention with any encoding, as one operation."""
 
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Never, Unpack
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ def attention(
     cache: Cache | None = None,
     group: "ProcessGroup | None" = None,
     scheme: str | None = None,
+    **others: Never,
 ) -> Any:
     """Compute attention with a positional encoding.
 
@@ -96,6 +97,7 @@ def attention(
         scheme: How the processes of a group divide the work. "heads": each computes the whole sequence for some heads;
             "ring": keys and values travel from process to process; "gather": each gathers all of them. If None, the
             first of these that can run this call. What a scheme cannot run it refuses: docs/scale.md has the table.
+        **others: None. An argument of another library's attention, such as is_causal, is refused with the right name.
 
     Returns:
         (batch, heads, queries, value_dim) in the dtype of v, computed in float32 at least. A query that may see no key
@@ -112,6 +114,8 @@ def attention(
         >>> out = relpos.attention(q, k, v, position, hidden=x, window=1023)
         >>> part = relpos.attention(q, k, v, position, hidden=x, group=torch.distributed.group.WORLD)  # of a slice each
     """
+    if others:
+        check_names("attention", others, AttentionOptions, "backend", "cache", "group", "scheme")
     check_tensors(q, k, v)
     options: AttentionOptions = {
         "hidden": hidden,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relpos.cli.from_options import beginning
-from relpos.encodings.registry import card, names
+from relpos.encodings.registry import ALIASES, canonical, card, names
 from relpos.forms.cards import HEAD_DIM, HEADS, Card
 from relpos.training.train import task_names
 
@@ -229,7 +229,7 @@ def list_encodings(
         return
     if as_json and markdown:
         raise ValueError("--json and --markdown exclude each other: give only one of them.")
-    if name and name not in names() and (Path(name).exists() or name.endswith(".gguf") or "/" in name):
+    if name and canonical(name) not in names() and (Path(name).exists() or name.endswith(".gguf") or "/" in name):
         if markdown:
             raise ValueError("--markdown is for encodings: leave it out, or use --json.")
         show_model(name, as_json)
@@ -245,7 +245,8 @@ def list_encodings(
     else:
         rows = [[shown.name, shown.summary, shown.place, shown.learned] for shown in cards]
         print_table(["name", "what it is", "place", "learned per head"], rows, unwrapped=("name", "place"))
-        typer.echo("relpos ls NAME shows formula, paper and options.")
+        others = ", ".join(f"{alias} for {ours}" for alias, ours in ALIASES.items())
+        typer.echo(f"Also known: {others}. relpos ls NAME shows formula, paper and options.")
 
 
 def markdown_table(cards: list[Card]) -> str:
@@ -262,6 +263,7 @@ def _print_encoding(shown: Card) -> None:
     shapes = ", ".join(f"{name} {shape}" for name, shape in shown.parameters.items())
     rows = {
         shown.name: shown.summary,
+        **({"also known as": ", ".join(shown.aliases)} if shown.aliases else {}),
         "formula": shown.formula,
         "place": shown.place,
         "form": shown.form,

@@ -25,7 +25,7 @@ from relpos.comparison.compare_options import (
     STEPS,
     CompareOptions,
 )
-from relpos.encodings.registry import card
+from relpos.encodings.registry import canonical, card
 from relpos.model_catalogue import DEFAULT, FamilyEntry, entry
 from relpos.runs.resolve import check_encoding
 from relpos.runs.results import About, RunResult, TextResult
@@ -147,7 +147,7 @@ def make_comparison(
         before = load_comparison(out) if exists else _default(new_encodings, new_lengths, new_settings)
         comparison = dataclasses.replace(
             before,
-            encodings=list(dict.fromkeys([*before.encodings, *(encoding.strip() for encoding in new_encodings)])),
+            encodings=list(dict.fromkeys([*before.encodings, *map(canonical_entry, new_encodings)])),
             seeds=max(before.seeds, seeds or 1) if exists else seeds or SEEDS,
             lengths=sorted({*before.lengths, *new_lengths}),
             positions=positions or before.positions,
@@ -166,6 +166,12 @@ def make_comparison(
             comparison.commands = [*comparison.commands, command]
         write_text(out / FILE, yaml.safe_dump(dataclasses.asdict(comparison), sort_keys=False, allow_unicode=True))
     return comparison
+
+
+def canonical_entry(encoding: str) -> str:
+    """An encoding with its options, by its name in the registry."""
+    name, *options = encoding.strip().split(":")
+    return ":".join([canonical(name), *options])
 
 
 def _default(encodings: list[str], lengths: list[int], settings: Mapping[str, Any]) -> Comparison:

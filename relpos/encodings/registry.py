@@ -8,12 +8,12 @@ import functools
 import importlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
-from relpos.forms.cards import Card, compute_card, options_of
+from relpos.forms.cards import SIZES, Card, compute_card, options_of
 from relpos.system.errors import unknown
 from relpos.system.memory import check_memory
 
@@ -45,8 +45,15 @@ FILES = {  # name: file and class
     "window": ("window", "Window"),
     "xpos": ("xpos", "Xpos"),
 }
+ALIASES = {"fox": "forgetting", "kerple": "kerple_log", "t5_bias": "t5"}  # other names that people use: ours
+OTHER_WORDS = {  # sizes and options as other libraries call them: our word
+    **dict.fromkeys(("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads"), "heads"),
+    **dict.fromkeys(("dim_head", "head_size", "d_head"), "head_dim"),
+    **dict.fromkeys(("theta", "rope_theta", "rotary_base"), "base"),
+}
 LARGE = 2**27  # the product of an encoding's sizes from which its memory is checked
 CARDS = Path(__file__).with_name("cards.json")  # so that `relpos ls` need not import torch; `make readme` writes it
+Arguments = ParamSpec("Arguments")
 _registered: dict[str, type["Encoding"]] = {}
 
 
@@ -96,8 +103,32 @@ def register(name: str, cls: type["Encoding"]) -> None:
     _registered[name] = cls
 
 
+def canonical(name: str) -> str:
+    """The name in the registry that an alias stands for; any other name as it is.
+
+    Example:
+        >>> canonical("kerple"), canonical("alibi")
+        ('kerple_log', 'alibi')
+    """
+    return ALIASES.get(name, name) if isinstance(name, str) and name not in _registered else name
+
+
+def aliases_of(name: str) -> tuple[str, ...]:
+    """The other names of an encoding."""
+    return tuple(alias for alias, ours in ALIASES.items() if ours == name)
+
+
+def unknown_option(name: str, option: str, allowed: Iterable[str]) -> ValueError:
+    """The error about an option that an encoding does not have."""
+    ours = OTHER_WORDS.get(option)
+    if ours in (*SIZES, *allowed):
+        return ValueError(f"{name} has no option {option!r}: it is called {ours!r} here.")
+    return unknown(f"option of {name}", option, allowed)
+
+
 def encoding_class(name: str) -> type["Encoding"]:
     """The class of an encoding."""
+    name = canonical(name)
     if not isinstance(name, str) or name not in names():  # a list, from a settings file, could not be looked up
         raise unknown("encoding", name, names())
     if name in _registered:
@@ -109,10 +140,24 @@ def encoding_class(name: str) -> type["Encoding"]:
 
 def check_encoding_or_folder(what: str | Path) -> None:
     """Refuse a name that is neither an encoding nor a file or folder; with a slash, it may be a model on the hub."""
-    if str(what) not in names() and len(Path(what).parts) == 1 and not Path(what).exists():
+    if canonical(str(what)) not in names() and len(Path(what).parts) == 1 and not Path(what).exists():
         raise unknown("encoding or folder", str(what), names())
 
 
+def _in_our_words(function: Callable[Arguments, "Encoding"]) -> Callable[Arguments, "Encoding"]:
+    """Refuse sizes under names of other libraries, where Python would say that ours are missing."""
+
+    @functools.wraps(function)
+    def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> "Encoding":
+        for word in kwargs:
+            if OTHER_WORDS.get(word) in SIZES:
+                raise TypeError(f"relpos.encoding has no argument {word!r}: it is called {OTHER_WORDS[word]!r} here.")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+@_in_our_words
 def encoding(name: str, heads: int, head_dim: int, **options: Any) -> "Encoding":
     """Make an encoding by name.
 
@@ -136,7 +181,7 @@ def encoding(name: str, heads: int, head_dim: int, **options: Any) -> "Encoding"
     allowed = options_of(cls)
     for option in options:
         if option not in allowed:
-            raise unknown(f"option of {name}", option, allowed)
+            raise unknown_option(name, option, allowed)
     _check_memory(name, cls, {"heads": heads, "head_dim": head_dim, **options})
     return cls(heads, head_dim, **options)
 
@@ -174,13 +219,20 @@ def card(name: str) -> Card:
         >>> relpos.card("alibi").formula
         'B_ij = −m_h·|i − j|,  m_h = 2^(−8h/H)'
     """
-    written = written_cards()
-    return written[name] if name in written and name not in _registered else compute_card(name, encoding_class(name))
+    written, name = written_cards(), canonical(name)
+    if name in written and name not in _registered:
+        return written[name]
+    return compute_card(name, encoding_class(name))
+
+
+def builtin_card(name: str) -> Card:
+    """The card of a built-in encoding, computed, with its other names."""
+    return dataclasses.replace(compute_card(name, encoding_class(name)), aliases=aliases_of(name))
 
 
 def write_cards() -> None:
     """Write the file of cards, for `make readme`."""
-    cards = {name: dataclasses.asdict(compute_card(name, encoding_class(name))) for name in FILES}
+    cards = {name: dataclasses.asdict(builtin_card(name)) for name in FILES}
     CARDS.write_text(json.dumps(cards, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 

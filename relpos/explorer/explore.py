@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relpos.encodings.registry import names
+from relpos.encodings.registry import canonical, names
 from relpos.explorer.explore_options import ExploreOptions
 from relpos.explorer.scenes import ExplorerSubject
 from relpos.maps.model_subject import ModelSubject, open_model
@@ -157,8 +157,8 @@ def open_subjects(
 ) -> list[ExplorerSubject]:
     """The subjects of the explorer: names of encodings, and models as `relpos.open` takes them, or open ones."""
     return [
-        ExplorerSubject(str(place), EncodingSubject(item), length)
-        if isinstance(item, str) and item in names()
+        ExplorerSubject(str(place), EncodingSubject(canonical(item)), length)
+        if isinstance(item, str) and canonical(item) in names()
         else ExplorerSubject(str(place), ModelSubject(open_model(item, bos)), length, text)  # type: ignore[arg-type]
         for place, item in enumerate(what)
     ]

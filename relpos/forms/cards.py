@@ -46,6 +46,7 @@ class Card:
         paper: Where it was published.
         formula: What it computes, in one line.
         options: Type, default and meaning of each option, by name.
+        aliases: Other names that it can be asked for by.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Card:
     paper: str
     formula: str
     options: Mapping[str, Option]
+    aliases: tuple[str, ...] = ()
 
     @property
     def place(self) -> str:
@@ -74,7 +76,8 @@ class Card:
         """The card whose fields were written as JSON."""
         parameters = {name: tuple(shape) for name, shape in entry["parameters"].items()}
         options = {name: Option(**option) for name, option in entry["options"].items()}
-        return cls(**{**entry, "places": tuple(entry["places"]), "parameters": parameters, "options": options})
+        lists = {key: tuple(entry[key]) for key in ("places", "aliases")}
+        return cls(**{**entry, **lists, "parameters": parameters, "options": options})
 
 
 def compute_card(name: str, cls: type["Encoding"]) -> Card:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from relpos.attend.arguments import LayerCall
-from relpos.encodings.registry import check_encoding_or_folder, names
+from relpos.encodings.registry import canonical, check_encoding_or_folder, names
 from relpos.forms.encoding import Encoding
 from relpos.maps import LENGTH
 from relpos.maps.distance_profiles import equal_tokens, rotation_kernel, token_means
@@ -257,8 +257,8 @@ def open_model(what: "str | Path | Run", bos: bool) -> "Run":
 
 def open_view(what: Any, request: Request, bos: bool = True) -> View:
     """The view of an encoding or a model for a picture."""
-    if isinstance(what, Encoding) or what in names():
-        return EncodingSubject(what).view(request)
+    if isinstance(what, Encoding) or canonical(what) in names():
+        return EncodingSubject(canonical(what) if isinstance(what, str) else what).view(request)
     tables = request.input_free and request.text is None
     view = _fetched_view(what, request) if tables and isinstance(what, str) else None
     if view is not None:

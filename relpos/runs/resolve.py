@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relpos.encodings.registry import card, encoding_class, names
+from relpos.encodings.registry import canonical, card, encoding_class, names, unknown_option
 from relpos.model_catalogue import DEFAULT, entry, preset
 from relpos.runs.settings import (
     CORPUS,
@@ -61,7 +61,7 @@ def _resolve_model(settings: Settings) -> None:
     model.family = model.family or DEFAULT
     family, size = entry(model.family), preset(model.preset or PRESET)
     model.preset = model.preset or PRESET
-    model.encoding = model.encoding or ENCODING
+    model.encoding = canonical(model.encoding or ENCODING)
     model.dropout = model.dropout or 0.0
     _check_options(model, model.encoding)
     _resolve_data(data, size.tokenizer)
@@ -93,6 +93,7 @@ def _resolve_start(settings: Settings, start: str) -> None:
     if model.family is not None and not entry(model.family).causal:
         raise ValueError(f"only a GPT-2 or a Llama can be started from, not {entry(model.family).title}.")
     if model.encoding is not None:
+        model.encoding = canonical(model.encoding)
         _check_options(model, model.encoding)
     _resolve_data(data, None)
     if optimizer.lr is None:
@@ -105,7 +106,7 @@ def _check_options(model: ModelSettings, encoding: str) -> None:
         raise unknown("encoding", encoding, names())
     for option in model.options:
         if option not in card(encoding).options:
-            raise unknown(f"option of {encoding}", option, card(encoding).options)
+            raise unknown_option(encoding, option, card(encoding).options)
 
 
 def _default_folder(settings: Settings) -> str:

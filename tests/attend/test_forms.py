@@ -1,10 +1,14 @@
 """A bias of one's own as a form, without a class: `relpos.attention(q, k, v, relpos.Toeplitz(table))`."""
 
+import inspect
+import re
+
 import pytest
 import torch
 
 import relpos
 from relpos.attend import native
+from relpos.attend.arguments import ELSEWHERE
 
 BATCH, HEADS, LENGTH, HEAD_DIM = 2, 3, 37, 8
 CALLS = {
@@ -144,3 +148,45 @@ def test_arguments_that_scores_and_mass_do_not_have_are_refused():
         relpos.scores(q, q, dropout=0.1)
     with pytest.raises(TypeError, match=r"unknown argument of mass 'windows'\. Did you mean 'window'"):
         relpos.mass(q, q, windows=3)
+    with pytest.raises(
+        TypeError, match=r"unknown argument of attention 'casual'\. Did you mean 'causal'.*backend, cache"
+    ):
+        relpos.attention(q, q, q, casual=True)
+
+
+@pytest.mark.parametrize(
+    ("argument", "ours"),
+    [
+        ("is_causal", "write causal="),
+        ("attn_mask", "write mask= for a boolean mask"),
+        ("dropout_p", "write dropout="),
+        ("num_heads", "the heads are the second dimension of q"),
+        ("theta", 'relpos.encoding("rope", heads, head_dim, base=)'),
+        ("rope_theta", 'relpos.encoding("rope", heads, head_dim, base=)'),
+    ],
+)
+@pytest.mark.parametrize("function", ["attention", "scores", "mass"])
+def test_arguments_of_other_libraries_are_refused_with_the_right_name(function, argument, ours):
+    q = torch.randn(1, 2, 4, 8)
+    tensors = (q, q, q) if function == "attention" else (q, q)
+    with pytest.raises(TypeError, match=rf"^{function} has no argument '{argument}': .*{re.escape(ours)}"):
+        getattr(relpos, function)(*tensors, **{argument: None})
+
+
+@pytest.mark.parametrize("argument", sorted(ELSEWHERE))
+def test_an_argument_of_another_library_is_none_of_ours_and_what_is_named_instead_is(argument):
+    parameters = inspect.signature(relpos.attention).parameters
+    assert argument not in parameters
+    named = re.findall(r"\b(?:write|or|position=|is) ?(\w+)=", ELSEWHERE[argument])
+    assert set(named) <= set(parameters)
+
+
+def test_lengths_before_heads_are_recognised():
+    q = torch.randn(1, 16, 4, 8)
+    words = r"\(1, 16, 4, 8\) looks like \(batch, length, heads, head_dim\).*give q\.transpose\(1, 2\)"
+    for name in ("alibi", "rope"):
+        position = relpos.encoding(name, heads=4, head_dim=8)
+        with pytest.raises(ValueError, match=words):
+            relpos.attention(q, q, q, position)
+        turned = q.transpose(1, 2)
+        assert relpos.attention(turned, turned, turned, position).shape == turned.shape

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 from typing import Literal, get_args, get_origin
 
 import pytest
@@ -9,12 +10,14 @@ import torch
 
 import relpos
 from relpos import encodings
+from relpos.comparison.comparison import canonical_entry
 from relpos.encodings import registry
 from relpos.encodings.registry import FILES, encoding_class
 from relpos.forms.call import Call
 from relpos.forms.cards import compute_card, meanings_of, options_of, type_text
 from relpos.forms.encoding import Encoding
 from relpos.forms.rotation import SCALINGS, Scaling
+from relpos.runs.settings import load_settings
 
 
 def build(name, **options):
@@ -190,7 +193,55 @@ def test_every_choice_of_an_option_is_accepted(name, option, choice):
 
 def test_the_file_of_cards_is_current():
     """After a change of an encoding, `make readme` writes it again."""
-    assert registry.written_cards() == {name: compute_card(name, encoding_class(name)) for name in FILES}
+    assert registry.written_cards() == {name: registry.builtin_card(name) for name in FILES}
+
+
+@pytest.mark.parametrize(("alias", "name"), [("kerple", "kerple_log"), ("fox", "forgetting"), ("t5_bias", "t5")])
+def test_an_encoding_can_be_asked_for_by_another_name(alias, name, tmp_path):
+    assert alias not in relpos.names()  # which lists every encoding once
+    assert type(build(alias)) is type(build(name))
+    assert relpos.card(alias) == relpos.card(name)
+    assert relpos.card(name).aliases == (alias,)
+    assert load_settings(None, {"model.encoding": alias}) == load_settings(None, {"model.encoding": name})
+    by_options = [f"{alias}:a=1", alias, name]
+    assert [canonical_entry(encoding) for encoding in by_options] == [f"{name}:a=1", name, name]
+
+
+def test_an_encoding_of_ones_own_may_have_the_name_of_an_alias(monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})
+    relpos.register("fox", type("Fox", (encoding_class("nope"),), {}))
+    assert type(build("fox")).__name__ == "Fox"
+    assert "fox" in relpos.names()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "error", "sentence"),
+    [
+        ("rope", {"num_heads": 2, "head_dim": 4}, TypeError, "no argument 'num_heads': it is called 'heads' here"),
+        ("rope", {"heads": 2, "dim_head": 4}, TypeError, "no argument 'dim_head': it is called 'head_dim' here"),
+        (
+            "rope",
+            {"heads": 2, "head_dim": 4, "theta": 5e5},
+            ValueError,
+            "rope has no option 'theta': it is called 'base'",
+        ),
+        ("rope", {"heads": 2, "head_dim": 4, "rope_theta": 5e5}, ValueError, "it is called 'base' here"),
+        (
+            "alibi",
+            {"heads": 2, "head_dim": 4, "theta": 1},
+            ValueError,
+            "unknown option of alibi 'theta'. Allowed: slopes.",
+        ),
+    ],
+)
+def test_words_of_other_libraries_get_ours(name, arguments, error, sentence):
+    with pytest.raises(error, match=re.escape(sentence)):
+        relpos.encoding(name, **arguments)
+
+
+def test_settings_say_our_word_for_an_option_too():
+    with pytest.raises(ValueError, match="rope has no option 'rope_theta': it is called 'base' here"):
+        load_settings(None, {"model.encoding": "rope", "model.options.rope_theta": 5e5})
 
 
 def test_learned_values_as_text():
