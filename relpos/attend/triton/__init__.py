@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from relpos.attend.triton.decoding_state import PackedBias, RunningTotals
 
 FASTEST_ON: tuple[str, ...] = ("cuda",)  # after FlexAttention, until this has been measured on GPUs
+# Keys from which on tiles are skipped: before, looking for them may cost what it saves. Judged, not measured.
+SHORTEST = 2048
 FEW = 8  # queries: programs divide the keys among them
 WIDEST = 256  # head_dim or value_dim
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

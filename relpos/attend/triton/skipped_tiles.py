@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from relpos.attend.kernel_inputs import Inputs
-from relpos.attend.triton import rank_one_tile, toeplitz_tile
+from relpos.attend.triton import SHORTEST, rank_one_tile, toeplitz_tile
 from relpos.attend.triton.gpu_problem import GpuProblem, form_bits
 from relpos.attend.triton.tile_bias import C_RANK_ONE
 from relpos.attend.triton.tile_bounds import (
@@ -52,7 +52,6 @@ from relpos.attend.triton.tiles import (
     wide,
 )
 
-SHORTEST = 2048  # keys: below, a row has few tiles, and looking for them does not pay. Judged, not measured
 BITS = 24.02  # a row loses less than 2^−24 of what it keeps; the rest is for rounding in the test
 C_TOLERANCE = tl.constexpr(2.0)  # bits: similar gradients differ by about as much
 # Fields of FACTORS: logarithms of the largest |g|, |g|·|q|, |g|·|weight|, |e|·|q| and |e|·|weight|, where g is the

@@ -35,6 +35,7 @@ class TrialProblem:
     head_dim: int = 64
     value_dim: int = 64
     size: int = 64  # of the vectors of a Projected term
+    steep: float = 0.0  # by how much the bias falls per token, so that far tiles do not matter
     strided: bool = False  # whether heads lie between tokens in memory, as projections leave them
     # Arguments of attention; documents, padding, positions and sinks are made where they are True.
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -60,6 +61,11 @@ class TrialProblem:
             for number, (shape, kind) in TERMS[name][0](self, call).items():
                 x = normal(*shape, exact_in=dtype if kind == "vector" else torch.float32)
                 tensors[number] = x.abs().cumsum(-1).float().double() / 16 if kind == "growing" else x
+        if self.steep and "table" in tensors:
+            tensors["table"] -= self.steep * call.distances.abs()
+        if self.steep and "total" in tensors:
+            tensors["total"] += self.steep * torch.arange(self.keys)
+            tensors["weight"] = tensors["weight"].abs() / 4 + 0.5
         return tensors
 
     def call(self) -> Call:
