@@ -149,20 +149,25 @@ def check_call(drawn, skip, isa, threads):
     check(family, tensors, options, skip, logit=12.0, isas=[isa], dtype=dtype)
 
 
-ANY_CALL = (calls(list(FAMILIES), 220, 72), st.booleans(), st.sampled_from(ISAS), st.integers(1, 3))
+ANY_CALL = {
+    "drawn": calls(list(FAMILIES), 220, 72),
+    "skip": st.booleans(),
+    "isa": st.sampled_from(ISAS),
+    "threads": st.integers(1, 3),
+}
 
 
 @settings(max_examples=150, **FUZZ)
-@given(*ANY_CALL)
-def test_any_shape_stride_form_and_mask(*drawn):
-    check_call(*drawn)
+@given(**ANY_CALL)
+def test_any_shape_stride_form_and_mask(drawn, skip, isa, threads):
+    check_call(drawn, skip, isa, threads)
 
 
 @pytest.mark.slow
 @settings(max_examples=10_000, **FUZZ)
-@given(*ANY_CALL)
-def test_any_shape_stride_form_and_mask_many_times(*drawn):
-    check_call(*drawn)
+@given(**ANY_CALL)
+def test_any_shape_stride_form_and_mask_many_times(drawn, skip, isa, threads):
+    check_call(drawn, skip, isa, threads)
 
 
 def test_a_scaled_bias_may_have_any_units():

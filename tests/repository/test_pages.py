@@ -19,7 +19,7 @@ pytestmark = pytest.mark.heavy
 
 PAGES = [document for document in documents.DOCUMENTS if documents.all_blocks(document)]
 RUN = {"python", "sh", "setup"}
-SHOWN = {"", "text", "cpp"}  # trees, outputs; cpp is compared with the sources
+SHOWN = {"", "text", "cpp", "yaml"}  # trees, outputs, a workflow; cpp is compared with the sources
 SOURCES = re.sub(r"\s+", " ", "\n".join(file.read_text() for file in (documents.ROOT / "native/src").iterdir()))
 TRAINING = ("--preset", "nano", "--batch-size", "1", "run.eval_windows=1")
 SINGLE = ("--encodings", "alibi", "--seeds", "1", "--eval-tokens", "64", "--lengths", "64")
