@@ -1,6 +1,8 @@
 """What do kernels of attention with a bias cost on GPUs? Counted in compiled code, without a GPU.
 
-    python benchmarks/gpu_static.py [--targets sm_80,sm_90] [--head-dims 64,128] [--only flex] [--no-file]
+    python benchmarks/gpu_static.py [--targets sm_80,sm_90] [--head-dims 64,128] [--only relpos] [--no-file]
+
+What is not counted anew stays in the file of results.
 
 Causal attention in bfloat16. Each kernel is compiled ahead of time for each target; of its loops over tiles, the
 instructions per score are those of one turn, times threads, divided by the scores of a tile. Loops over full tiles and
@@ -14,7 +16,7 @@ from typing import Any
 import torch
 import triton
 from gpu_counts import SHARED, TARGETS, Counts, Loop, compile_kernel
-from measure import made_by, option_parser, table, write
+from measure import made_by, option_parser, read, table, write
 
 from relpos.attend.triton.tile_sizes import tile_size
 
@@ -215,11 +217,33 @@ def main() -> None:
         for head_dim in map(int, given.head_dims.split(",")):
             rows += [each for make in chosen for each in make(target, head_dim)]
             print("\n\n".join(report(rows)[-2:]), flush=True)
-    facts = {"torch": torch.__version__, "triton": triton.__version__}
     if not given.no_file:
-        numbers = [asdict(each) | {"per_score": each.per_score} for each in rows]
+        rows = [*kept_rows(rows), *rows]
+        rows.sort(key=lambda each: (list(TARGETS).index(each.target), each.head_dim))
+        facts = {"torch": torch.__version__, "triton": triton.__version__}
         title = "# Kernels counted without a GPU"
+        numbers = [as_json(each) for each in rows]
         write("gpu_static", numbers, title, EXPLANATION, *report(rows), made_by("gpu_static", facts))
+
+
+def kept_rows(rows: list[Row]) -> Iterator[Row]:
+    """Rows of the file for implementations, targets and sizes that were not counted now."""
+    counted = {(each.implementation, each.target, each.head_dim) for each in rows}
+    for numbers in read("gpu_static") or []:
+        loops = [LoopRow(**loop | {"tile": tuple(loop["tile"])}) for loop in numbers["loops"]]
+        each = Row(**numbers | {"loops": tuple(loops)})
+        if (each.implementation, each.target, each.head_dim) not in counted:
+            yield each
+
+
+def as_json(each: Row) -> dict[str, Any]:
+    """The numbers of a row, without more digits than they mean."""
+    return {
+        name: [{key: round(x, 3) if isinstance(x, float) else x for key, x in loop.items()} for loop in value]
+        if name == "loops"
+        else value
+        for name, value in asdict(each).items()
+    }
 
 
 if __name__ == "__main__":

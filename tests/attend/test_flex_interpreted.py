@@ -12,6 +12,7 @@ from kernel_cases import (
     ARGUMENTS,
     FAMILIES,
     OF_TOKENS,
+    SHARED,
     Family,
     assert_close,
     compare,
@@ -96,7 +97,9 @@ def check(family, shape, options, dtype=torch.float32):
     numbers = random_numbers(FORMS[family], tensors, options)
     compared = compare(tensors, FORMS[family], numbers, options, dtype=dtype, kernel=flex.attention)
     unit = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps / 2
-    assert_close(compared, unit=unit, steps=tensors[3].numel())
+    # If a query sees its own token only, all rows share one number of a table.
+    shared = (*SHARED, "gradient of table by") if options.get("window") == (0, 0) else SHARED
+    assert_close(compared, unit=unit, steps=tensors[3].numel(), shared=shared)
 
 
 @pytest.mark.parametrize(("family", "argument", "mode"), marked(list(every_argument())))
@@ -141,12 +144,11 @@ def test_masks_positions_and_full_blocks(family, call):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", FORMS)
+@pytest.mark.parametrize(
+    ("family", "mode"), [(family, mode) for family in FORMS for mode in MODES if is_defined(family, MODES[mode][1])]
+)
 def test_half_precision(family, mode):
     shape, causal = MODES[mode]
-    if not is_defined(family, causal):
-        pytest.skip("the form is defined for the other direction")
     with flex_in_interpreter():
         check(family, shape, {"causal": causal}, dtype=torch.float16)
 

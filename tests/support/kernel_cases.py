@@ -236,7 +236,13 @@ def compare(
     return compared
 
 
-def assert_close(results: Iterable[Compared], logit: float = LOGIT, unit: float = 0.0, steps: int = 1) -> None:
+def assert_close(
+    results: Iterable[Compared],
+    logit: float = LOGIT,
+    unit: float = 0.0,
+    steps: int = 1,
+    shared: tuple[str, ...] = SHARED,
+) -> None:
     """Errors are rounding errors.
 
     A logit is a sum rounded to float32: it is off by a few units u = 2^−24 of the largest logit, and so, relatively, is
@@ -250,12 +256,13 @@ def assert_close(results: Iterable[Compared], logit: float = LOGIT, unit: float 
 
     The gradient of a key, and of a number of the bias that all rows share, is a sum over them, of gradients of weights
     that are sums over value_dim: their errors add up as a random walk of `steps` = rows · value_dim steps, each a small
-    part of the bound. (If all rows see one key only, its gradient is 0, and what is left is this walk.)
+    part of the bound. (If all rows see one key only, its gradient is 0, and what is left is this walk.) `shared` are
+    the beginnings of their names.
     """
     for name, ours, expected in results:
         assert ours.shape == expected.shape, name
         error = (ours - expected).abs().max().item()
-        walk = max(1.0, steps**0.5 / 8) if name.startswith(SHARED) else 1.0
+        walk = max(1.0, steps**0.5 / 8) if name.startswith(shared) else 1.0
         bound = walk * (32 * 2.0**-24 * (1 + logit) + 32 * unit) * max(1.0, expected.abs().max().item())
         assert error <= bound, f"{name} is off by {error:.2e}, more than {bound:.2e}"
 
