@@ -251,7 +251,7 @@ class TestPlans:
             ("nope", "a plan is a list of rules"),
             ([{"every": 2, "name": "learned"}], "learned acts once, on the token embedding"),
             ([{"every": 2, "name": "alibbi"}], "Did you mean 'alibi'"),
-            ([{"every": 2, "theta": 5}], "unknown option of rope 'theta'"),
+            ([{"every": 2, "theta": 5}], "rope has no option 'theta': it is called 'base' here"),
         ],
     )
     def test_a_rule_that_is_not_valid_is_refused_with_a_sentence(self, plan, sentence):
