@@ -11,7 +11,9 @@ from torch.nn import functional as F
 from relpos.attend.piecewise import hinges
 from relpos.forms.bias import Form, Projected, RankOne, Scaled, Toeplitz, terms
 from relpos.forms.call import Call
+from relpos.forms.tracing import is_transformed
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of q, k and v
 NOWHERE = 2**31 - 1  # a distance that does not occur
 
 
@@ -76,6 +78,20 @@ def columns(call: Call) -> tuple[int, int]:
     """Column of distance 0 of a table over the differences of indices, and number of its columns."""
     zero = 0 if call.causal else max(0, call.keys - 1 - call.first)
     return zero, zero + call.first + call.queries
+
+
+def refuses_tensors(kernel: str, q: Tensor, v: Tensor, widest: int) -> str | None:
+    """Why a kernel, named as in "the native kernel", cannot run such tensors, as a sentence; None if it can."""
+    if q.dtype not in DTYPES:
+        return f"{kernel} computes in float32, but q is {q.dtype}."
+    if max(q.shape[-1], v.shape[-1]) > widest:
+        return f"{kernel} runs head_dim and value_dim up to {widest}, not {q.shape[-1]} and {v.shape[-1]}."
+    if is_transformed():
+        return (
+            f"{kernel} has reverse-mode gradients only, and this call is inside a transform of torch.func or "
+            "forward-mode differentiation: leave backend= out, and the reference runs (in memory length²)."
+        )
+    return None
 
 
 def make_inputs(q: Tensor, k: Tensor, v: Tensor, form: Form | None, call: Call, skip: bool) -> Inputs:

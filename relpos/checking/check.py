@@ -43,7 +43,7 @@ def check(options: CheckOptions) -> Report:
 
     Raises:
         ValueError: There is nothing to check, or an unknown test is named.
-        OSError: There is no such model.
+        OSError: The model does not exist.
 
     Example:
         >>> report = relpos.check(model)

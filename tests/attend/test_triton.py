@@ -261,6 +261,6 @@ def test_what_it_cannot_run_is_refused_by_a_sentence(form, options, reason):
 
 def test_wide_heads_and_double_precision_are_refused():
     q = torch.randn(1, 1, 4, 260)
-    for x, reason in ((q, "head_dim and value_dim up to 256"), (q[..., :8].double(), "compute in float32")):
+    for x, reason in ((q, "head_dim and value_dim up to 256"), (q[..., :8].double(), "computes in float32")):
         with pytest.raises(ValueError, match=reason):
             relpos.attention(x, x, x, backend="triton")

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from relpos.attend import kernel_inputs
-from relpos.attend.kernel_inputs import TENSORS, Inputs, columns
+from relpos.attend.kernel_inputs import TENSORS, Inputs, columns, refuses_tensors
 from relpos.attend.kernel_operators import needs_operator
 from relpos.attend.native import library, operators
 from relpos.attend.native.library import FEW, MAX_DIM, isa, isas
 from relpos.attend.native.operators import skipped_fraction
 from relpos.attend.native.packing import PackedBias, RunningTotals
-from relpos.attend.native.problem import DTYPES, Problem
+from relpos.attend.native.problem import Problem
 from relpos.forms.bias import Form, RankOne, Scaled, Toeplitz, terms
 from relpos.forms.call import Call
-from relpos.forms.tracing import is_transformed
 
 __all__ = [
     "FASTEST_ON",
@@ -63,16 +62,7 @@ def refuses(q: Tensor, v: Tensor, form: Form | None, call: Call) -> str | None:
             return reason
     if q.device.type != "cpu":
         return f"the native kernel runs on the CPU, but q is on {q.device}."
-    if q.dtype not in DTYPES:
-        return f"the native kernel computes in float32, but q is {q.dtype}."
-    if max(q.shape[-1], v.shape[-1]) > MAX_DIM:
-        return f"the native kernel runs head_dim and value_dim up to {MAX_DIM}, not {q.shape[-1]} and {v.shape[-1]}."
-    if is_transformed():
-        return (
-            "the native kernel has reverse-mode gradients only, and this call is inside a transform of torch.func or "
-            "forward-mode differentiation: leave backend= out, and the reference runs (in memory length²)."
-        )
-    return refuses_call(form, call)
+    return refuses_tensors("the native kernel", q, v, MAX_DIM) or refuses_call(form, call)
 
 
 def refuses_call(form: Form | None, call: Call) -> str | None:

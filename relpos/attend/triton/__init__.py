@@ -9,14 +9,12 @@ import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from relpos.attend.kernel_inputs import TENSORS, make_inputs
+from relpos.attend.kernel_inputs import TENSORS, make_inputs, refuses_tensors
 from relpos.attend.kernel_operators import needs_operator
 from relpos.forms.bias import Form, Projected, RankOne, Scaled, Scored, Toeplitz, terms
 from relpos.forms.call import Call
-from relpos.forms.tracing import is_transformed
 
 if TYPE_CHECKING:
     from relpos.attend.triton.decoding_state import PackedBias, RunningTotals
@@ -26,7 +24,6 @@ FASTEST_ON: tuple[str, ...] = ("cuda",)  # after FlexAttention, until this has b
 SHORTEST = 2048
 FEW = 8  # queries: programs divide the keys among them
 WIDEST = 256  # head_dim or value_dim
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 INSTALLED = find_spec("triton") is not None
@@ -45,16 +42,7 @@ def refuses(q: Tensor, v: Tensor, form: Form | None, call: Call) -> str | None:
     if q.device.type != ("cpu" if INTERPRETED else "cuda"):
         where = "on the CPU, in Triton's interpreter" if INTERPRETED else "on CUDA and ROCm"
         return f"the Triton kernels run {where}, and q is on {q.device.type}."
-    if q.dtype not in DTYPES:
-        return f"the Triton kernels compute in float32, but q is {q.dtype}."
-    if max(q.shape[-1], v.shape[-1]) > WIDEST:
-        return f"the Triton kernels run head_dim and value_dim up to {WIDEST}, not {q.shape[-1]} and {v.shape[-1]}."
-    if is_transformed():
-        return (
-            "the Triton kernels have reverse-mode gradients only, and this call is inside a transform of torch.func or "
-            "forward-mode differentiation: leave backend= out, and the reference runs (in memory length²)."
-        )
-    return refuses_call(form, call)
+    return refuses_tensors("the Triton backend", q, v, WIDEST) or refuses_call(form, call)
 
 
 def refuses_call(form: Form | None, call: Call) -> str | None:

@@ -1,29 +1,16 @@
 """The buckets reach to another distance."""
 
 from contextlib import AbstractContextManager
-from typing import Any
-
-from torch import Tensor
 
 from relpos.checking.check_subject import ModelSubject
-from relpos.checking.faults.fault import Fault, NotPossibleError, replaced, together, wrong_biases
+from relpos.checking.faults.fault import Fault, with_buckets, wrong_biases
 from relpos.checking.findings import Finding
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    owners = [layer.module for layer in subject.layers if hasattr(layer.module, "_relative_position_bucket")]
-    owners = [owner for owner in owners if type(owner).__name__ not in ("UMT5Attention", "LongT5LocalAttention")]
-    if not owners:
-        raise NotPossibleError("it has no buckets")
-    contexts = []
-    for owner in owners:
-        own: Any = owner._relative_position_bucket
-
-        def wrong(relative: Tensor, own: Any = own, **more: Any) -> Any:
-            return own(relative, **{**more, "max_distance": 8 * more["max_distance"]})
-
-        contexts.append(replaced(owner, "_relative_position_bucket", wrong))
-    return together(*contexts)
+    return with_buckets(
+        subject, lambda own, relative, more: own(relative, **{**more, "max_distance": 8 * more["max_distance"]})
+    )
 
 
 def claims(finding: Finding) -> bool:

@@ -7,36 +7,26 @@ from torch import Tensor
 
 from relpos.checking.check_subject import ModelSubject
 from relpos.checking.configured import LayerBias
-from relpos.checking.faults.fault import Fault, NotPossibleError, replaced, together, wrong_biases
+from relpos.checking.faults.fault import Fault, with_buckets, wrong_biases
 from relpos.checking.findings import Finding
 from relpos.encodings.t5 import bucket
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    owners = [layer.module for layer in subject.layers if hasattr(layer.module, "_relative_position_bucket")]
-    owners = [owner for owner in owners if type(owner).__name__ not in ("UMT5Attention", "LongT5LocalAttention")]
-    if not owners:
-        raise NotPossibleError("it has no buckets")
-    contexts = []
-    for owner in owners:
-        own: Any = owner._relative_position_bucket
-
-        def wrong(relative: Tensor, own: Any = own, **more: Any) -> Any:
-            return own(relative, **{**more, "bidirectional": not more["bidirectional"]})
-
-        contexts.append(replaced(owner, "_relative_position_bucket", wrong))
-    return together(*contexts)
+    return with_buckets(
+        subject, lambda own, relative, more: own(relative, **{**more, "bidirectional": not more["bidirectional"]})
+    )
 
 
 def claims(finding: Finding) -> bool:
     for bias in wrong_biases(finding):
-        table = with_buckets(bias)
+        table = table_of_the_other_kind(bias)
         if table is None or not bias.explained(table):
             return False
     return True
 
 
-def with_buckets(bias: LayerBias) -> Tensor | None:
+def table_of_the_other_kind(bias: LayerBias) -> Tensor | None:
     """The bias with the buckets of the other kind of layer."""
     owners = [module for module in bias.layer.part.modules() if hasattr(module, "relative_attention_bias")]
     if not owners:

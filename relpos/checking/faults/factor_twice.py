@@ -3,29 +3,16 @@
 from contextlib import AbstractContextManager
 
 from relpos.checking.check_subject import ModelSubject
-from relpos.checking.faults.fault import Fault, NotPossibleError, replaced, rotary_modules, together
+from relpos.checking.faults.fault import Fault, has_factor, with_factor
 from relpos.checking.findings import Finding
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    factors = {position.rotary.factor for position in subject.known.values() if position.rotary is not None}
-    if factors == {1.0}:
-        raise NotPossibleError("its rotation has no factor")
-    known = subject.known  # read before the model is changed
-    assert known
-    return together(
-        *(
-            replaced(module, name, getattr(module, name) ** 2)
-            for module in rotary_modules(subject)
-            for name in list(vars(module))
-            if name.endswith("attention_scaling")
-        )
-    )
+    return with_factor(subject, power=2)
 
 
 def claims(finding: Finding) -> bool:
-    factor, expected = finding.evidence["factor"], finding.evidence["expected"]
-    return bool(abs(factor - expected**2) < 0.005 * expected and expected != 1.0)
+    return has_factor(finding, power=2)
 
 
 FAULT = Fault(

@@ -222,3 +222,45 @@ def with_bias(subject: ModelSubject, change: Callable[[Tensor], Tensor]) -> Abst
         own = owner.compute_bias
         contexts.append(replaced(owner, "compute_bias", lambda *a, own=own, **k: change(own(*a, **k))))
     return together(*contexts)
+
+
+def with_buckets(
+    subject: ModelSubject, change: Callable[[Callable[..., Any], Tensor, dict[str, Any]], Any]
+) -> AbstractContextManager[None]:
+    """T5's buckets by `change`, a function of the model's own function, the relative positions and its options."""
+    owners = [layer.module for layer in subject.layers if hasattr(layer.module, "_relative_position_bucket")]
+    owners = [owner for owner in owners if type(owner).__name__ not in ("UMT5Attention", "LongT5LocalAttention")]
+    if not owners:
+        raise NotPossibleError("it has no buckets")
+    contexts = []
+    for owner in owners:
+        own: Any = owner._relative_position_bucket
+
+        def changed(relative: Tensor, own: Any = own, **more: Any) -> Any:
+            return change(own, relative, more)
+
+        contexts.append(replaced(owner, "_relative_position_bucket", changed))
+    return together(*contexts)
+
+
+def with_factor(subject: ModelSubject, power: int) -> AbstractContextManager[None]:
+    """The attention factor of a scaling to a power: 0 leaves it out, 2 applies it twice."""
+    factors = {position.rotary.factor for position in subject.known.values() if position.rotary is not None}
+    if factors == {1.0}:
+        raise NotPossibleError("its rotation has no factor")
+    known = subject.known  # read before the model is changed
+    assert known
+    return together(
+        *(
+            replaced(module, name, getattr(module, name) ** power)
+            for module in rotary_modules(subject)
+            for name in list(vars(module))
+            if name.endswith("attention_scaling")
+        )
+    )
+
+
+def has_factor(finding: Finding, power: int) -> bool:
+    """Whether the measured attention factor is the expected one to a power."""
+    factor, expected = finding.evidence["factor"], finding.evidence["expected"]
+    return bool(abs(factor - expected**power) < 0.005 * expected and expected != 1.0)
