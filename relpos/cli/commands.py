@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -314,13 +314,16 @@ def draw(options: Values, output: Values) -> None:
     - relpos draw runs/cable --text "To be, or not to be" --label-tokens
     - relpos draw runs/cable --layer all --shared-scale
     - relpos draw kerple_log --show profile --columns 1 --out kerple.pdf
+    - relpos draw alibi rope fire
     - relpos draw kerple_log fire t5 --show profile --log --head 1
+    - relpos draw --all
     - relpos draw runs/cable --layer all --show mass
     - relpos draw runs/cable --show weights --numbers weights.npz
     """
     files = DrawOutput(**output)
-    what = options.pop("what")
-    path = Path(files.out or f"{'-'.join(Path(name).resolve().name for name in what)}.png")
+    what = options.pop("what", [])
+    names = "-".join(Path(name).resolve().name for name in what)
+    path = Path(files.out or f"{names or 'encodings'}.png")
     numbers = None if files.numbers is None else Path(files.numbers)
     # Before the work, and before torch and matplotlib are imported, which takes seconds.
     check_files(path, numbers)
@@ -336,8 +339,10 @@ def draw(options: Values, output: Values) -> None:
 
     from relpos.pictures.draw import draw as draw_picture
 
-    picture = draw_picture(what if len(what) > 1 else what[0], **options, progress=_progress("drawing"))
-    typer.echo(f"{picture.save(path)}: {picture.caption}")
+    with _progress("drawing") as progress:
+        picture = draw_picture(what[0] if len(what) == 1 else what, **options, progress=progress)
+        saved = picture.save(path)
+    typer.echo(f"{saved}: {picture.caption}")
     if numbers is not None:
         typer.echo(f"{picture.save(numbers)}: the numbers behind it")
     if options.get("caption") is False:
@@ -406,7 +411,8 @@ def explore(options: Values, output: Values) -> None:
     if server.export is None:
         exploration.serve(server.host, server.port, server.browser, typer.echo)
         return
-    file = exploration.save(server.export, _progress("exporting"))
+    with _progress("exporting") as progress:
+        file = exploration.save(server.export, progress)
     typer.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB, one page that needs no server and no network")
 
 
@@ -441,7 +447,8 @@ def gpu_report(options: Values) -> None:
     if file is not None:
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-    report = make_report(quick=options.get("quick", False), progress=_progress("trying the kernels"))
+    with _progress("trying the kernels") as progress:
+        report = make_report(quick=options.get("quick", False), progress=progress)
     page = gpu_report_page(report)
     typer.echo(page)
     if file is not None:
@@ -458,15 +465,25 @@ def _read_text(file: str) -> str:
     return next(read_file(Path(file), "text")).text
 
 
-def _progress(verb: str) -> Callable[[float], None]:
-    """Show the share of the work that is done and the time left; nothing if the work takes less than two seconds."""
+@contextlib.contextmanager
+def _progress(verb: str) -> Iterator[Callable[[float], None]]:
+    """Show the share of the work that is done and the time left; nothing if the work takes less than two seconds.
+
+    The time is that since the first call: what was loaded before it says nothing about the speed of the work.
+    """
     line = LiveLine(sys.stderr, every=10.0)
-    countdown = Countdown(1.0, line, every=2.0)
+    countdown: Countdown | None = None
+    before = 0.0
 
     def show(done: float) -> None:
-        if done >= 1:
-            line.clear()
-        elif done > 0:
-            countdown.step(done - countdown.done, f"{verb} {done:4.0%}")
+        nonlocal countdown, before
+        if countdown is None:
+            countdown = Countdown(1.0 - done, line, every=2.0)
+        elif before < done < 1:
+            countdown.step(done - before, f"{verb} {done:4.0%}")
+        before = done
 
-    return show
+    try:
+        yield show
+    finally:
+        line.clear()

@@ -262,7 +262,7 @@ MUTATIONS = [
     ),
     Mutation(
         "use: keywords that nobody knows are swallowed",
-        "relpos/pretrained/attention_interface.py",
+        "relpos/models/attention_interface.py",
         "    if unknown:\n",
         "    if False:\n",
         "tests/pretrained/test_use.py",
