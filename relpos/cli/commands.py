@@ -372,7 +372,9 @@ def figures(options: Values) -> None:
 
     Figure 12 (ALiBi) needs no training and is ready within seconds.
 
-    The others: 8 CABLE, 10 Kerple, 13 FIRE, 14 T5-bias (clipped), 15 RoPE.
+    The others: 4 CABLE beside ALiBi, 8 CABLE, 10 Kerple, 13 FIRE, 14 T5-bias (clipped), 15 RoPE.
+
+    Only if asked for by --figure, since they train longer: 5 CABLE and K-CABLE, 9 and 11 DAPEv2 over CABLE and Kerple.
 
     The models are kept in RUNS/figures-ENCODING-PRESET.
     """
@@ -396,6 +398,7 @@ def paper(options: Values) -> None:
 
     - relpos paper
     - relpos paper table4
+    - relpos paper deviations
     - relpos paper run table4 --size tiny --row cable
     - relpos paper run table4 --size tiny --row cable --shrink
     - relpos paper run all --shrink

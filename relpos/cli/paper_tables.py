@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from relpos.cli.tables import print_json, print_table
-from relpos.paper.catalogue import SHRUNK_LENGTHS, Cell, Item, book, item, items
+from relpos.paper.catalogue import SHRUNK_LENGTHS, Cell, Item, book, deviations, item, items
 from relpos.paper.paper_options import PaperOptions
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ def print_items(options: PaperOptions) -> None:
     head = ["", "shows", "cells", "printed numbers", "needs", "here", "command"]
     print_table(head, rows, unwrapped=["", "printed numbers", "here"])
     typer.echo(
-        f"\nThe nine rows: {', '.join(NINE)}.\nA GPU hour is one of an H100 at 40 % of its peak in bfloat16 (6 FLOP per "
-        "parameter and token). "
-        f"Here: cells that were trained and evaluated in {options.runs}/.\nSources of the printed numbers and every "
-        "deviation between the paper, the authors' code and relpos: docs/paper.md."
+        f"\nThe nine rows: {', '.join(NINE)}.\nA GPU hour is one of an H100 at 40 % of its peak in bfloat16 (6 FLOP "
+        "per parameter and token). "
+        f"Here: cells that were trained and evaluated in {options.runs}/.\nrelpos paper deviations: where the "
+        "printed text, the authors' code and relpos differ, and the options that decide it."
     )
 
 
@@ -70,7 +70,10 @@ def _as_json(shown: Item, options: PaperOptions) -> dict[str, Any]:
 
 
 def print_item(name: str, options: PaperOptions) -> None:
-    """Print the cells of a table or figure, with the numbers that are printed for them."""
+    """Print the cells of a table or figure, with the numbers that are printed for them; or all deviations."""
+    if name == "deviations":
+        _print_deviations(options.json)
+        return
     shown = item(name)
     if options.json:
         print_json(_as_json(shown, options))
@@ -91,6 +94,15 @@ def print_item(name: str, options: PaperOptions) -> None:
         typer.echo(f"source: {book()['sources'][source]}")
     if any(length not in cell.printed for cell in shown.cells for length in lengths):
         typer.echo(f"An empty cell: {UNKNOWN}, or the paper has none.")
+
+
+def _print_deviations(as_json: bool) -> None:
+    known = deviations()
+    if as_json:
+        print_json([vars(deviation) for deviation in known])
+        return
+    rows = [[each.name, each.printed, each.code, each.relpos, each.recipe, ", ".join(each.keys)] for each in known]
+    print_table(["", "printed", "authors' code", "relpos by default", "recipe", "settings"], rows, unwrapped=[""])
 
 
 def print_verdict(verdict: "Verdict") -> None:

@@ -1,7 +1,7 @@
 """The tables and figures of the CABLE paper as data: rows, recipes, printed numbers with their source, deviations.
 
-cable.json has all of it. A printed number that we have no source for is missing there, never guessed. Imports nothing
-heavy: `relpos paper` prints the list at once.
+cable.json has what the recipes paper-*.yaml of `relpos train --config` do not. A printed number that we have no source
+for is missing there, never guessed. Imports nothing heavy: `relpos paper` prints the list at once.
 """
 
 import json
@@ -11,7 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from relpos.runs.settings import RECIPES, flatten
 from relpos.system.errors import unknown
+from relpos.system.files import read_yaml
 
 FILE = Path(__file__).with_name("cable.json")
 Kind = Literal["perplexity", "retrieval", "speed", "maps"]
@@ -83,7 +85,10 @@ class Cell:
             "run.save_every": 10**6,
             "optimizer.warmup_steps": 1,
         }
-        settings |= {"data.heldout_source": None, "data.heldout": SHRUNK_HELDOUT}
+        if self.settings.get("data.heldout_source") is not None:
+            settings["data.heldout_source"] = "sotu"
+        else:
+            settings["data.heldout"] = SHRUNK_HELDOUT
         fields = {**vars(self), "lengths": list(SHRUNK_LENGTHS), "windows": 4, "settings": settings}
         return Cell(**fields)
 
@@ -148,9 +153,14 @@ def items() -> dict[str, Item]:
         f"figure{number}": Item(f"figure{number}", title, "maps", [], [], f"relpos figures --figure {number}")
         for number, title in MAPS.items()
     }
-    return dict(
-        sorted({**made, **drawn}.items(), key=lambda pair: (pair[0][:1] == "f", int(pair[0].lstrip("tablefigur"))))
-    )
+    diagram = Item("figure2", "How ALiBi and CABLE compute scores: a diagram, nothing to run", "maps", [], [])
+    every = {**made, "figure2": diagram, **drawn}
+    return {name: every[name] for name in sorted(every, key=_place)}
+
+
+def _place(name: str) -> tuple[bool, int]:
+    """The tables by number, then the figures."""
+    return name.startswith("figure"), int(name.removeprefix("table").removeprefix("figure"))
 
 
 MAPS = {  # figures of heads, which `relpos figures` draws
@@ -185,6 +195,12 @@ def _item(name: str, entry: Mapping[str, Any], entries: Mapping[str, Any]) -> It
     return Item(name, merged["title"], merged["kind"], list(_cells(name, merged)), merged.get("missing", []))
 
 
+@cache
+def _recipe(name: str) -> dict[str, Any]:
+    """The settings of a recipe of `relpos train --config`, by dotted key."""
+    return flatten(read_yaml(RECIPES / f"{name}.yaml"))
+
+
 def _cells(name: str, entry: Mapping[str, Any]) -> Iterator[Cell]:
     rules = book()
     for part in entry["parts"]:
@@ -194,10 +210,9 @@ def _cells(name: str, entry: Mapping[str, Any]) -> Iterator[Cell]:
             options = {f"model.options.{key}": value for key, value in about.get("options", {}).items()}
             steps = {"run.steps": data["steps"][size]} if "steps" in data else {}
             settings = {
-                **rules["settings"],
+                **_recipe(rules["sizes"][size]["recipe"]),
                 **data["settings"],
                 **steps,
-                **rules["sizes"][size]["settings"],
                 "model.encoding": about["encoding"],
                 **options,
                 **part.get("settings", {}),

@@ -17,9 +17,9 @@ class PaperOptions:
 
     words: Sequence[str] = option(
         (),
-        "Nothing, to list the tables and figures; the name of one; run and a name, to train and evaluate one of its "
-        "cells; verify and the folder of a run, to compare it with the printed cell. After run also settings by dotted "
-        "key, as in data.source=my/fineweb.",
+        "Nothing, to list the tables and figures; the name of one, or deviations; run and a name, to train and "
+        "evaluate one of its cells; verify and the folder of a run, to compare it with the printed cell. After run "
+        "also settings by dotted key, as in data.source=my/fineweb.",
         metavar="[NAME|run NAME|verify RUN] [KEY=VALUE]...",
         argument=True,
     )

@@ -97,12 +97,12 @@ class Verdict:
             )
         worst = max(self.compared)
         if self.reproduced:
-            return f"reproduced within {TOLERANCE:.0%}: the largest difference is {worst:.2%}."
+            return f"reproduced within {100 * TOLERANCE:g} %: the largest difference is {100 * worst:.2f} %."
         if worst <= TOLERANCE and not changed:
-            return f"reproduced within {TOLERANCE:.0%} where it was measured ({len(self.compared)} lengths)."
+            return f"reproduced within {100 * TOLERANCE:g} % where it was measured ({len(self.compared)} lengths)."
         if worst <= TOLERANCE:
-            return f"within {TOLERANCE:.0%} of the printed numbers, but {settings}."
-        return f"not reproduced: off by up to {worst:.1%}, and {settings if changed else 'no setting differs'}."
+            return f"within {100 * TOLERANCE:g} % of the printed numbers, but {settings}."
+        return f"not reproduced: off by up to {100 * worst:.1f} %, and {settings if changed else 'no setting differs'}."
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "reproduced": self.reproduced, "sentence": self.sentence}
