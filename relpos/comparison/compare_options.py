@@ -19,6 +19,7 @@ SINUSOIDAL = "sinusoidal:amplitude=0.1"
 ENCODINGS = ("alibi", "kerple_log", "clipped", "fire", "rope", "cable", SINUSOIDAL, "learned", "nope")
 MULTIPLES = (1, 2, 4, 8, 16, 32)  # the lengths to evaluate, as multiples of the trained length
 LONG = 8  # loss by position is measured at this multiple of the trained length, or at the longest length if shorter
+POSITIONS_SHARE = 4  # there it is measured on this share of the tokens: its control reads each of them four times
 SEEDS = 3
 EVAL_TOKENS = 2**17
 # With the same amount of data, small models learn more from many small steps than with the defaults of `relpos train`:
@@ -26,6 +27,11 @@ EVAL_TOKENS = 2**17
 LENGTH = 256
 BATCH = 2
 STEPS = 1200  # of each training, if neither steps nor tokens nor minutes are chosen
+
+# The search: factors of the learning rate, factors of it for the encoding's own parameters, share of the training.
+LR_FACTORS = (0.5, 1.0, 2.0)
+POSITION_FACTORS = (1.0, 10.0)
+SEARCH_SHARE = 3
 
 MODEL = "Encodings and model"  # groups in the help
 of_model, of_evaluation, of_run = (partial(option, panel=panel) for panel in (MODEL, "Evaluation", "Run"))
@@ -38,7 +44,8 @@ class CompareOptions:
 
     encodings: Sequence[str] | None = of_model(
         None,
-        "Encodings (`relpos ls`); options follow after colons: alibi, rope:base=500000.",
+        "Encodings (`relpos ls`); options follow after colons, and settings of the optimizer for one encoding: alibi, "
+        "rope:base=500000, kerple_log:optimizer.position_lr=0.01.",
         shown=", ".join(ENCODINGS),
         metavar="NAME,NAME,...",
         complete=names,
@@ -58,6 +65,14 @@ class CompareOptions:
     )
     batch_size: int | None = training_setting("run.batch_size", shown=f"{BATCH}")
     lr: float | None = training_setting("optimizer.lr", shown="that of the preset and family")
+    search: bool = option(
+        False,
+        "First give every encoding the same search: learning rates × learning rates of its own parameters, "
+        f"{len(LR_FACTORS) * len(POSITION_FACTORS)} settings, one seed, a third of the training each. The setting with "
+        "the lowest loss at the trained length on the validation split is then trained with all seeds, and scored on "
+        "the test split.",
+        panel="Training",
+    )
     lengths: Sequence[int] | None = of_evaluation(
         None,
         "Lengths to evaluate, in tokens.",

