@@ -15,11 +15,19 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from relpos.comparison.compare_options import POSITIONS_SHARE, CompareOptions
+from relpos.comparison.compare_options import (
+    LENGTH,
+    POSITIONS_SHARE,
+    QUICK_ENCODINGS,
+    QUICK_SEEDS,
+    QUICK_STEPS,
+    CompareOptions,
+)
 from relpos.comparison.comparison import (
+    ENDS,
     FILE,
     Comparison,
     Machine,
@@ -31,7 +39,9 @@ from relpos.comparison.comparison import (
     read_record,
     write_record,
 )
+from relpos.comparison.duration import sentence
 from relpos.comparison.search import choose_settings, make_search, search_folder
+from relpos.evaluation.evaluate_options import QUICK_MULTIPLES, default_eval_tokens
 from relpos.runs.checkpoints import read_log
 from relpos.runs.results import RunResult, read_about
 from relpos.runs.settings import settings_by_key
@@ -89,6 +99,8 @@ def compare(options: CompareOptions) -> ComparisonReport:
     folder, say = Path(options.out), options.say
     failed: dict[Trial, str] = {}
     if not options.report_only:
+        if options.quick:
+            options = _quick(options)
         comparison = make_comparison(
             folder,
             options.encodings,
@@ -102,11 +114,31 @@ def compare(options: CompareOptions) -> ComparisonReport:
         )
         size = f"{len(comparison.encodings)} encodings, {comparison.seeds} seeds of each"
         say(f"{folder}: {len(comparison.trials())} trials ({size})")
+        executor = options.executor or LocalExecutor(options.workers)
+        if isinstance(executor, LocalExecutor):
+            say(sentence(comparison, folder, executor))
         if comparison.search:
             failed = run_search(folder, options.workers, say, options.executor)
         failed |= run_trials(folder, options.workers, say, lambda: write_report(folder), options.executor)
     html, markdown = write_report(folder)
     return ComparisonReport(html, markdown, failed)
+
+
+def _quick(options: CompareOptions) -> CompareOptions:
+    """The options of a first look, where none are given."""
+    overrides = options.overrides or {}
+    ends = (options.steps, options.tokens, options.minutes, *(overrides.get(end) for end in ENDS))
+    length = int(overrides.get("data.length", options.length or LENGTH))
+    lengths = [length * multiple for multiple in QUICK_MULTIPLES]
+    return replace(
+        options,
+        encodings=options.encodings or QUICK_ENCODINGS,
+        seeds=options.seeds or QUICK_SEEDS,
+        steps=options.steps if any(end is not None for end in ends) else QUICK_STEPS,
+        lengths=options.lengths or lengths,
+        positions=options.positions or lengths[1],
+        eval_tokens=options.eval_tokens or default_eval_tokens("windows", None, quick=True),
+    )
 
 
 # -- All trials

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relpos.encodings.registry import names
+from relpos.evaluation.evaluate_options import QUICK_MULTIPLES
 from relpos.runs.settings import setting
 from relpos.system.options import COUNT, EXECUTOR, TOKENS, option
 
@@ -21,12 +22,16 @@ MULTIPLES = (1, 2, 4, 8, 16, 32)  # the lengths to evaluate, as multiples of the
 LONG = 8  # loss by position is measured at this multiple of the trained length, or at the longest length if shorter
 POSITIONS_SHARE = 4  # there it is measured on this share of the tokens: its control reads each of them four times
 SEEDS = 3
-EVAL_TOKENS = 2**17
+EVAL_TOKENS = 2**17  # scored at each length, at most; after a short training fewer, as with `relpos evaluate`
 # With the same amount of data, small models learn more from many small steps than with the defaults of `relpos train`:
 # rope, which has to learn to attend to near tokens, reaches alibi, which does so from the start.
 LENGTH = 256
 BATCH = 2
 STEPS = 1200  # of each training, if neither steps nor tokens nor minutes are chosen
+
+# `quick`
+QUICK_ENCODINGS = ("alibi", "rope", "cable")
+QUICK_SEEDS, QUICK_STEPS = 2, 150
 
 # The search: factors of the learning rate, factors of it for the encoding's own parameters, share of the training.
 LR_FACTORS = (0.5, 1.0, 2.0)
@@ -87,7 +92,16 @@ class CompareOptions:
         range=TOKENS,
     )
     eval_tokens: int | None = of_evaluation(
-        None, "Score at most this many tokens at each length.", shown=f"{EVAL_TOKENS}", range=COUNT
+        None,
+        "Score at most this many tokens at each length.",
+        shown=f"an eighth of the tokens of the training, at most {EVAL_TOKENS}",
+        range=COUNT,
+    )
+    quick: bool = of_run(
+        False,
+        f"A first look, in two or three minutes on 2 cores with --workers 2: {', '.join(QUICK_ENCODINGS)}, "
+        f"{QUICK_SEEDS} seeds, {QUICK_STEPS} steps, {', '.join(map(str, QUICK_MULTIPLES))} × the trained length. "
+        "Options that are given as well win. The report says what so small a comparison can show.",
     )
     out: str | Path = of_run("runs/comparison", "The comparison's folder.", metavar="FOLDER")
     report_only: bool = of_run(False, "Write the report again from the finished trials, and run nothing.")

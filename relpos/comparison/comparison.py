@@ -26,6 +26,7 @@ from relpos.comparison.compare_options import (
     CompareOptions,
 )
 from relpos.encodings.registry import canonical, card
+from relpos.evaluation.evaluate_options import default_eval_tokens
 from relpos.model_catalogue import DEFAULT, FamilyEntry, entry
 from relpos.runs.resolve import check_encoding
 from relpos.runs.results import About, RunResult, TextResult
@@ -202,12 +203,15 @@ def _default(encodings: list[str], lengths: list[int], settings: Mapping[str, An
     shared = {**SHARED, **settings}
     if not any(shared.get(key) for key in ENDS):
         shared["run.steps"] = STEPS
-    trained = load_settings(None, shared).data.length
+    resolved = load_settings(None, shared)
+    trained, run = resolved.data.length, resolved.run
+    read = None if run.steps is None else run.steps * run.batch_size * trained
+    eval_tokens = min(EVAL_TOKENS, default_eval_tokens("windows", read))
     measured = sorted({trained, *(lengths or (trained * multiple for multiple in MULTIPLES))})
     positions = max(length for length in measured if length <= max(LONG * trained, measured[0]))
     causal = entry(shared.get("model.family", DEFAULT)).causal  # else encodings for causal attention are left out
     usual = [name for name in ENCODINGS if causal or card(name.split(":")[0]).directions == "both"]
-    return Comparison([] if encodings else usual, SEEDS, measured, positions, EVAL_TOKENS, shared)
+    return Comparison([] if encodings else usual, SEEDS, measured, positions, eval_tokens, shared)
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Entries:
