@@ -122,15 +122,11 @@ def _default_folder(settings: Settings) -> str:
 
 def check_encoding(settings: Settings) -> None:
     """Build the encodings once, so that options they refuse are refused before any work. Imports torch."""
-    from relpos.models.plan import make_positions
-
     model = settings.model
     assert model.preset is not None
     assert model.family is not None
-    size = preset(model.preset)
-    built = make_positions(model.position(), model.share_position, size.layers, size.heads, size.head_dim)
-    positions = [position for position in (built.embedding, built.shared, *built.layers) if position is not None]
-    check_window(settings, positions, size.width)
+    positions = build_encodings(settings)
+    check_window(settings, positions, preset(model.preset).width)
     if entry(model.family).causal:
         return
     for position in positions:
@@ -139,6 +135,17 @@ def check_encoding(settings: Settings) -> None:
                 f"{model.encoding} is defined for causal attention only, and {entry(model.family).title} attends in "
                 f"both directions: choose another encoding. {position.advice_for_both_directions}"
             )
+
+
+def build_encodings(settings: Settings) -> list["Encoding"]:
+    """The encodings that a new model will have: of its embedding, of all layers, and of single ones."""
+    from relpos.models.plan import make_positions
+
+    model = settings.model
+    assert model.preset is not None
+    size = preset(model.preset)
+    built = make_positions(model.position(), model.share_position, size.layers, size.heads, size.head_dim)
+    return [position for position in (built.embedding, built.shared, *built.layers) if position is not None]
 
 
 def check_window(settings: Settings, positions: Iterable["Encoding"], width: int) -> None:
