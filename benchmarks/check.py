@@ -3,12 +3,13 @@
     python benchmarks/check.py                 the confusion table: every fault in every small family that can have it
     python benchmarks/check.py --types         every model type of transformers that can be built small, as it is
     python benchmarks/check.py --real          SmolLM2-135M and all-MiniLM-L6-v2, with their weights
+    python benchmarks/check.py --resume        what an interrupted run (of --real too) has not yet done
 
 The families are the small random models of the tests, some of them with scaled rotations as well. A fault is found if a
 test fails that does not fail without it, and named rightly if the first fault that the report names is the one that was
-injected. False alarms are counted on the models as they are: in float32, in bfloat16, and on sdpa. What
-transformers itself does wrong is not one: `KNOWN` lists it, with how it was confirmed. Writes
-benchmarks/results/check.{json,md} and check_types.{json,md}.
+injected. False alarms are counted on the models as they are: in float32, in bfloat16, and on eager or sdpa.
+What transformers itself does wrong is not one: `KNOWN` lists it, with how it was confirmed. Writes
+benchmarks/results/check.{json,md}, check_types.{json,md} and check_real.{json,md}, after every model.
 """
 
 import importlib.util
@@ -18,6 +19,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,9 @@ KNOWN = {  # (family, test): what transformers does, and how it was confirmed
 }
 
 
+Result = dict[str, Any]  # "cells": faults in families; "clean": the alarms on models that are right
+
+
 def models() -> dict[str, PreTrainedModel]:
     """The families, by name."""
     built = {family: small_model(family) for family in FAMILIES}
@@ -79,33 +84,40 @@ def in_bfloat16(model: PreTrainedModel) -> None:
         parameter.data = parameter.data.bfloat16()
 
 
-def clean(name: str, model: PreTrainedModel) -> dict[str, dict[str, str]]:
-    """The tests that fail on a model as it is, in several forms."""
-    found = {"float32": failures(relpos.check(model))}
+def forms(model: PreTrainedModel) -> Iterator[str]:
+    """The model as it is, in several forms, one after the other."""
+    yield "float32"
+    own = model.config._attn_implementation
     try:
-        model.set_attn_implementation("sdpa")
-        found["sdpa"] = failures(relpos.check(model))
-        model.set_attn_implementation("eager")
+        model.set_attn_implementation("eager" if own == "sdpa" else "sdpa")
+        yield model.config._attn_implementation
+        model.set_attn_implementation(own)
     except (ValueError, ImportError):  # it has no other implementation
         pass
     kept = [parameter.data for parameter in model.parameters()]
     in_bfloat16(model)
-    found["bfloat16"] = failures(relpos.check(model))
+    yield "bfloat16"
     for parameter, data in zip(model.parameters(), kept, strict=True):
         parameter.data = data
-    return found
 
 
-def confusion(chosen: dict[str, PreTrainedModel], real: bool = False) -> dict[str, Any]:
-    """The table of faults, and the alarms on models that are right; on real ones in float32 only, which is slow."""
-    cells: list[dict[str, Any]] = []
-    alarms: dict[str, dict[str, dict[str, str]]] = {}
-    for name, model in chosen.items():
+def confusion(models: dict[str, PreTrainedModel], result: Result, save: Callable[[], None], real: bool) -> None:
+    """Add to a result what it lacks: the alarms on models that are right, and the table of faults.
+
+    Real models are slow: of them, a fault is looked for by the tests that tell it.
+    """
+    cells, alarms = result["cells"], result["clean"]
+    done = {(cell["family"], cell["fault"]) for cell in cells}
+    for name, model in models.items():
         begun = time.monotonic()
-        alarms[name] = {"float32": failures(relpos.check(model))} if real else clean(name, model)
+        for form in forms(model):
+            if form not in alarms.setdefault(name, {}):
+                alarms[name][form] = failures(relpos.check(model))
+                save()
         before = alarms[name]["float32"]
         for fault in faults():
-            if set(fault.tests) & before.keys():  # transformers' own code fails this test: see `KNOWN`
+            known_to_fail = set(fault.tests) & before.keys()  # transformers' own code fails this test: see `KNOWN`
+            if known_to_fail or (name, fault.name) in done:
                 continue
             subject = ModelSubject(model)
             assert subject.known  # read while the model is right
@@ -120,8 +132,9 @@ def confusion(chosen: dict[str, PreTrainedModel], real: bool = False) -> dict[st
             cells.append({"family": name, "fault": fault.name, "found": bool(wrong), "named": named, "tests": failed})
             if real:
                 print(cells[-1], flush=True)
+                save()
+        save()
         print(f"{name}: {sum(c['family'] == name for c in cells)} faults, {time.monotonic() - begun:.1f} s", flush=True)
-    return {"cells": cells, "clean": alarms}
 
 
 def real_models() -> dict[str, PreTrainedModel]:
@@ -136,7 +149,7 @@ def real_models() -> dict[str, PreTrainedModel]:
     return {name: open_original(path, False).model for name, path in paths.items()}
 
 
-def false_alarms(result: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+def false_alarms(result: Result) -> list[tuple[str, str, str, str]]:
     """Alarms on models that are right: family, form, test, words."""
     return [
         (name, form, test, words)
@@ -147,7 +160,7 @@ def false_alarms(result: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: Result) -> str:
     """The confusion table as Markdown."""
     cells, alarms = result["cells"], false_alarms(result)
     found, named = sum(c["found"] for c in cells), sum(c["named"] == c["fault"] for c in cells)
@@ -263,6 +276,7 @@ def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("--types", nargs="?", const="", help="every model type, or these, separated by commas")
     parser.add_argument("--real", action="store_true", help="models with weights of their own")
+    parser.add_argument("--resume", action="store_true", help="keep what the file of results has")
     parser.add_argument("--work", action="store_true")
     arguments = parser.parse_args()
     if arguments.work:
@@ -274,16 +288,27 @@ def main() -> None:
     if arguments.types is not None:
         wanted = set(arguments.types.split(",")) if arguments.types else None
         rows = every_type(wanted)
-        result: Any = rows
-        text, name = types_table(rows), "check_types"
-    else:
-        torch.set_num_threads(2 if arguments.real else 1)
-        result = confusion(real_models() if arguments.real else models(), arguments.real)
-        text, name = table(result), "check_real" if arguments.real else "check"
-    print(text)
-    if not arguments.no_file and not arguments.types:
-        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1))
-        (RESULTS / f"{name}.md").write_text(text)
+        print(types_table(rows))
+        if not arguments.no_file and wanted is None:
+            write("check_types", rows, types_table(rows))
+        return
+    name = "check_real" if arguments.real else "check"
+    result: Result = {"cells": [], "clean": {}}
+    if arguments.resume and (RESULTS / f"{name}.json").exists():
+        result = json.loads((RESULTS / f"{name}.json").read_text())
+
+    def save() -> None:
+        if not arguments.no_file and result["cells"]:
+            write(name, result, table(result))
+
+    confusion(real_models() if arguments.real else models(), result, save, arguments.real)
+    print(table(result))
+
+
+def write(name: str, numbers: Any, text: str) -> None:
+    """The files of results."""
+    (RESULTS / f"{name}.json").write_text(json.dumps(numbers, indent=1))
+    (RESULTS / f"{name}.md").write_text(text)
 
 
 if __name__ == "__main__":
