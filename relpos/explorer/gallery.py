@@ -1,6 +1,7 @@
 """The gallery: a small map and profiles of every encoding, untrained, computed once per server."""
 
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -19,7 +20,8 @@ POINTS = 96  # of a profile
 
 def gallery_entry(name: str) -> replies.GalleryEntry:
     """An encoding among all of them."""
-    return _entry(name, encoding_class(name))
+    cls: Any = encoding_class(name)
+    return _entry(name, cls)
 
 
 @cache

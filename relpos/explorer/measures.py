@@ -25,7 +25,11 @@ from relpos.maps.values import HeadValues
 from relpos.pictures.captions import SHOWN
 from relpos.pictures.colours import linear_ticks
 
-WORDS = {**SHOWN, "position": "the positional part of the scores", "flat": "the weights by position only, the softmax over equal content"}
+WORDS = {
+    **SHOWN,
+    "position": "the positional part of the scores",
+    "flat": "the weights by position only, the softmax over equal content",
+}
 OVERVIEW_BINS, DETAIL_BINS, PROFILE_POINTS = 64, 256, 512  # at most
 TICKS = 6  # of a colour bar, at most
 Ratios = list[float | None]  # of each head

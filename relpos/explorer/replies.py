@@ -400,7 +400,14 @@ def to_json(value: Any) -> bytes:
 def typescript() -> str:
     """The types of this file, and the constants that the page shares, in TypeScript."""
     aliases = {
-        **{"Show": Show, "Kind": Kind, "ColourMap": ColourMap, "Extend": Extend, "Parameter": Parameter, "Numbers": Numbers},
+        **{
+            "Show": Show,
+            "Kind": Kind,
+            "ColourMap": ColourMap,
+            "Extend": Extend,
+            "Parameter": Parameter,
+            "Numbers": Numbers,
+        },
         **{"Reading": Reading, "Input": Input},
     }
     words = {str: "string", int: "number", float: "number", bool: "boolean", NoneType: "null", Any: "unknown"}
@@ -422,7 +429,14 @@ def typescript() -> str:
         return f"({inner})[]" if "|" in inner else f"{inner}[]"
 
     lines = ["// Made by `python -m relpos.explorer.replies`: see relpos/explorer/replies.py.", ""]
-    constants = {"TILE": TILE, "SIDE": SIDE, "MOST_SIDE": MOST_SIDE, "FLAT_RANGE": FLAT_RANGE, "LONGEST": LONGEST, "TEXT_BYTES": TEXT_BYTES}
+    constants = {
+        "TILE": TILE,
+        "SIDE": SIDE,
+        "MOST_SIDE": MOST_SIDE,
+        "FLAT_RANGE": FLAT_RANGE,
+        "LONGEST": LONGEST,
+        "TEXT_BYTES": TEXT_BYTES,
+    }
     lines += [f"export const {name} = {value};" for name, value in constants.items()]
     lines += [f"export type {name} = {named(alias, name)};" for name, alias in aliases.items()]
     for name, value in globals().items():

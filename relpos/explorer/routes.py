@@ -18,7 +18,7 @@ from relpos.explorer.measures import difference_ranges, head_details, layer_over
 from relpos.explorer.replies import MOST_SIDE, SIDE, LayerSummary, to_json
 from relpos.explorer.scenes import integer
 from relpos.maps.map import HeadMap
-from relpos.maps.values import Cancelled
+from relpos.maps.values import CancelledError
 
 FOREVER = {"Cache-Control": "private, max-age=3600, immutable"}
 MEDIA = {"png": "image/png", "svg": "image/svg+xml", "csv": "text/csv; charset=utf-8"}
@@ -273,6 +273,6 @@ async def _failed(request: Request, error: Exception) -> Response:
 ERRORS = {
     **dict.fromkeys((HTTPException, ValueError, TypeError, TimeoutError), _refused),
     ClientDisconnect: _left,
-    Cancelled: _cancelled,
+    CancelledError: _cancelled,
     Exception: _failed,
 }

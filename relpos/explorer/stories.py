@@ -8,6 +8,7 @@ compare; "play" names a parameter whose slider moves.
 import json
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -23,7 +24,7 @@ TOKENS = 128  # of an example
 def read_stories() -> list[Story]:
     """All stories, by the names of their files."""
     files = sorted(STORIES.glob("*.json"))
-    return [{"name": file.stem, **json.loads(file.read_text(encoding="utf-8"))} for file in files]
+    return [cast(Story, {"name": file.stem, **json.loads(file.read_text(encoding="utf-8"))}) for file in files]
 
 
 @cache

@@ -317,7 +317,9 @@ class HeadMap:
 
     def typical_range(self, show: str) -> tuple[float, float]:
         """The range of the colours: of scores without rare extremes."""
-        return self.range if show != "scores" else typical_range(self.grid(self.top).planes[1].numpy(), self.range, show)
+        return (
+            self.range if show != "scores" else typical_range(self.grid(self.top).planes[1].numpy(), self.range, show)
+        )
 
     @cached_property
     def range_without_sink(self) -> tuple[float, float]:

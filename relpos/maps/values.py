@@ -23,7 +23,7 @@ from relpos.maps.diagonals import Diagonals
 ENTRIES = 2**20  # values that are materialised at a time: 4 MB in float32
 
 
-class Cancelled(Exception):
+class CancelledError(Exception):
     """Nobody waits for the result any more."""
 
 
@@ -59,7 +59,7 @@ def check_time(done: float | None = None) -> None:
     if done is not None:
         work.done = done
     if work.cancelled:
-        raise Cancelled
+        raise CancelledError
     if time.monotonic() > work.deadline:
         raise TimeoutError("this takes too long to compute: give a smaller length.")
 

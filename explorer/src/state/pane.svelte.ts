@@ -38,21 +38,27 @@ export class PaneModel {
     [this.loading, this.done, this.task] = [true, null, task];
     const asking = setInterval(() => {
       if (!this.loading) return clearInterval(asking);
-      this.explorer.source.progress(task).then(
-        (done) => (this.done = this.loading && this.task === task ? done : null),
+      Promise.all([task, `${task}-head`].map((name) => this.explorer.source.progress(name))).then(
+        (shares) => (this.done = this.loading && this.task === task ? (shares.find((done) => done !== null) ?? null) : null),
         () => {},
       );
     }, ASKING);
-    void this.loadNow(request, layer, head, show, plain, giveUp.signal, task).finally(() => clearInterval(asking));
+    let over = false;
+    void this.loadNow(request, layer, head, show, plain, giveUp.signal, task).finally(() => {
+      clearInterval(asking);
+      over = true;
+    });
     return () => {
       clearInterval(asking);
       giveUp.abort();
+      // Other panes may wait for the same scene, but nobody for the numbers of this head.
+      if (!over && this.scene) this.explorer.source.cancel(`${task}-head`).catch(() => {});
     };
   }
 
   /** Give up what is computed, and go back to what is shown. */
   cancel(): void {
-    if (this.task) this.explorer.source.cancel(this.task).catch(() => {});
+    for (const task of this.task ? [this.task, `${this.task}-head`] : []) this.explorer.source.cancel(task).catch(() => {});
     this.loading = false;
     if (this.settled !== null) address.open(this.settled);
   }
@@ -68,7 +74,7 @@ export class PaneModel {
         head: Math.min(head, scene.heads),
       };
       if (signal.aborted) return;
-      const detail = await source.head(place, { mass: false, plain }, signal, task);
+      const detail = await source.head(place, { mass: false, plain }, signal, `${task}-head`);
       if (signal.aborted) return;
       if (this.scene?.scene !== scene.scene) this.tokens = scene.has_tokens ? new Tokens(source, scene.scene, scene.length) : null;
       [this.scene, this.place, this.detail, this.error] = [scene, place, detail, null];
@@ -76,7 +82,7 @@ export class PaneModel {
       this.layer = { name, length: scene.length, load: (tile, stop) => source.tile(place, tile, stop) };
       [this.loading, this.settled] = [false, format(address.state)];
       if (scene.length > MEASURED) return;
-      const full = await source.head(place, { mass: true, plain }, signal); // the mass may take long: the map does not wait for it
+      const full = await source.head(place, { mass: true, plain }, signal, `${task}-head`); // the mass may take long: the map does not wait for it
       if (!signal.aborted) this.detail = full;
     } catch (error) {
       if (signal.aborted || isAbort(error)) return;
