@@ -15,9 +15,8 @@ def tables() -> str:
 
 
 def section(title: str, stem: str) -> str:
-    """A result file as a section; its headings are one level lower, and its pictures lie beside the page's folder."""
+    """A result file as a section; its headings are one level lower."""
     text = (ROOT / "benchmarks" / "results" / f"{stem}.md").read_text(encoding="utf-8")
     text = re.sub(r"^# .*\n", "", text)
     text = re.sub(r"^(#+ .*)$", r"#\1", text, flags=re.MULTILINE)
-    text = re.sub(r"\]\(([\w-]+\.png)\)", r"](benchmarks/results/\1)", text)
     return f"## {title} {{#{stem}}}\n\n{text.strip()}"

@@ -24,5 +24,6 @@ def tile(card: Card, folder: str) -> str:
         for path in (f"{card.name}.html", f"pictures/{card.name}-small.png")
     )
     summary = html.escape(card.summary)
-    image = f'<img src="{picture}" alt="{card.name}: the map of a head, and three heads by distance" loading="lazy">'
+    about = f"{card.name}: the map of a head, and three heads by distance"
+    image = f'<img src="{picture}" alt="{about}" width="160" height="240" loading="lazy">'
     return f'<a class="tile" href="{page}" title="{summary}">{image}<span>{card.name}</span></a>'
