@@ -216,6 +216,7 @@ class Family(Reader):
             **self.dropout(dropout),
             **special,
             vocab_size=vocab_size,
+            initializer_range=preset.initializer_range,
             position=dict(position),
             share_position=share_position,
         )
