@@ -6,6 +6,7 @@ Causality, caches, padding, packing, batches and shifts: two ways to the same nu
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from relpos.checking.check_subject import (
     ABSOLUTE,
     RELATIVE,
     ModelSubject,
+    ModuleSubject,
     NotApplicableError,
     NotTestableError,
     Subject,
@@ -179,6 +181,8 @@ def no_selection(model: ModelSubject) -> None:
 
 def with_cache(subject: Subject, pieces: list[int] | None, **how: Any) -> Outcome:
     """Compare decoding with a cache with the whole sequence."""
+    if isinstance(subject, ModuleSubject) and subject.decode is not None:
+        return with_own_cache(subject, subject.decode, pieces is None)
     model = as_model(subject)
     if not model.causal:
         raise NotApplicableError
@@ -207,6 +211,23 @@ def with_cache(subject: Subject, pieces: list[int] | None, **how: Any) -> Outcom
         }
         return replace(outcome, evidence={**outcome.evidence, **how_read})
     return outcome
+
+
+def with_own_cache(subject: ModuleSubject, decode: Callable[[Tensor], Any], steps: bool) -> Outcome:
+    """Compare a module's own decoding, step by step, with the whole sequence."""
+    if not steps:
+        raise NotTestableError("its own decoding is made step by step")
+    length = subject.length
+
+    def pairs(seed: int) -> list[tuple[Tensor, Tensor, int]]:
+        ids = subject.tokens(1, length, seed)
+        return [(first_tensor(decode(ids))[0], subject.run(ids)[0], 0)]
+
+    outcome = compared(pairs)
+    if not outcome.wrong:
+        return outcome
+    seen = {"pieces": [1] * length, "uncounted": False, **cached_positions(subject, decode, length)}
+    return replace(outcome, evidence={**outcome.evidence, **seen})
 
 
 def pieces_of(length: int) -> list[int]:
