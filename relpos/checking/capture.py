@@ -74,7 +74,7 @@ class _Watcher(TorchFunctionMode):
 
     def entering(self, name: str) -> Callable[..., None]:
         def enter(module: nn.Module, arguments: Any) -> None:
-            if not self.stack:
+            if not name:  # the complete model
                 self.calls.clear()
             if "Attention" in type(module).__name__:
                 self.products, self.projections, self.weights, self.boolean = [], [], None, False

@@ -1,5 +1,6 @@
 """`relpos.check`: whether the positions of a model are right."""
 
+import contextlib
 import inspect
 import time
 import warnings
@@ -182,6 +183,11 @@ def make_tests(subject: Subject, tests: list[Test], say: Callable[[str], object]
         first = FORWARD.finding(subject)
         if first is not None and first.status != PASSED:
             return [first, *(Finding(test.name, test.title, NOT_TESTED, words="see the first line") for test in tests)]
+        if subject.causal is None and "causality" not in (test.name for test in tests):
+            with contextlib.suppress(
+                Exception
+            ):  # other tests ask what it has measured; a model's code may raise anything
+                fingerprints.causality(subject)
         for number, test in enumerate(tests, 1):
             say(f"{test.title} ({number} of {len(tests)})")
             finding = test.finding(subject)
