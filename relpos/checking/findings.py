@@ -18,9 +18,15 @@ NOT_TESTED: Status = "not tested"
 SIGNS = {PASSED: "✓", FAILED: "✗", NOT_TESTED: "–"}
 STYLE = """
 th { text-align: left; } td { vertical-align: top; } td:nth-child(n+3) { white-space: normal; min-width: 9em; }
+@media (max-width: 700px) {  /* a phone: one test below the other */
+  table, tbody, tr { display: block; } thead, td:nth-child(2) { display: none; }
+  tr { border-bottom: 1px solid #eee; padding: .4em 0; }
+  td { display: block; border: 0; padding: 0; white-space: normal; }
+  td:nth-child(n+3) { padding-left: 1.2em; } td:empty { display: none; }
+}
 svg { max-width: 100%; height: auto; } svg text { fill: currentColor; font: 12px system-ui, sans-serif; }
 @media (prefers-color-scheme: dark) {
-  body { color: #e4e4e4; background: #16181c; } h2 { border-color: #444; } th, td { border-color: #333; }
+  body { color: #e4e4e4; background: #16181c; } h2 { border-color: #444; } tr, th, td { border-color: #333; }
   th { border-color: #888; } pre { background: #22252b; } a { color: #8ab4f8; }
 }
 """
@@ -121,7 +127,8 @@ class Report:
             if finding.status == FAILED:
                 begins = f" ({finding.begins})" if finding.begins else ""
                 words = f"{finding.words[:1].upper()}{finding.words[1:]}{begins}."
-                lines += [f"## {SIGNS[FAILED]} {escaped(finding.title)}", "", escaped(words), ""]
+                name = f": {finding.fault}" if finding.fault else ""
+                lines += [f"## {SIGNS[FAILED]} {escaped(finding.title + name)}", "", escaped(words), ""]
                 lines += [f"**What it means.** {escaped(finding.diagnosis)}", ""]
                 lines += [f"**What to do.** {escaped(finding.remedy)}", ""] if finding.remedy else []
         made = [
@@ -187,8 +194,9 @@ def curve(finding: Finding) -> str:
         return f"{x:.1f},{y:.1f}"
 
     points = " ".join(place(index, value) for index, value in enumerate(finding.differences))
-    labels = [f'<text x="0" y="14">10^{top:.1f}</text>', f'<text x="0" y="{height - bottom}">10^−7</text>']
-    labels.append(f'<text x="{left}" y="{height - 2}">position, of {len(finding.differences)} compared</text>')
-    line = f'<polyline fill="none" stroke="#c0392b" stroke-width="2" points="{points}"/>'
+    labels = [f'<text x="0" y="14">{10**top:.2g}</text>', f'<text x="0" y="{height - bottom + 8}">1e−7</text>']
+    words = f"{len(finding.differences)} positions, in order; relative to the spread of the outputs, logarithmic"
+    labels.append(f'<text x="{left}" y="{height - 2}">{words}</text>')
+    line = f'<polyline fill="none" stroke="#d9534f" stroke-width="2" points="{points}"/>'
     size = f'viewBox="0 0 {width} {height + 8}" width="{width}" role="img"'
     return f"<h2>{html.escape(finding.title)}: difference by position</h2>\n<svg {size}>{line}{''.join(labels)}</svg>"

@@ -3,6 +3,7 @@
 Scores are compared, not queries and keys: a port that stores the dimensions of its heads in another order is right.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from relpos.checking.capture import HIDDEN, AttentionCall
 from relpos.checking.check_subject import ModelSubject, Subject
 from relpos.checking.configured import LayerBias, Reach
 from relpos.checking.findings import FAILED, NOT_TESTED, PASSED, Finding
-from relpos.checking.outcomes import TOLERANCE, difference
+from relpos.checking.outcomes import LARGEST, TOLERANCE, difference
 from relpos.checking.rotations import (
     CLOSE,
     LONG_TEXT,
@@ -26,6 +27,7 @@ from relpos.checking.rotations import (
 )
 from relpos.pretrained.positions import layer_numbers
 
+BAND_CLOSE = 0.01  # relative error of a frequency that counts as none
 TITLE = "the same as the other port"
 WEIGHTS = "The ports differ in the first layer before any position acts (at distance 0): other weights, norms or scale."
 POSITIONS = "The ports agree at distance 0 and part with the distance: their positions differ."
@@ -73,15 +75,19 @@ def ports(subject: Subject, other: Subject) -> list[Finding]:
         return [Finding("ports", TITLE, PASSED, amount, f"{amount:.1g} in {length} tokens")]
     mine, theirs = calls_of(subject, ids), calls_of(other, ids)
     position = int((gaps > TOLERANCE).nonzero()[0])
+    curve = tuple(gaps.clamp(max=LARGEST).tolist())
     parted = first_parting(mine, theirs)
     if parted is None:
         words = "Their attention scores are the same: they part outside of attention, or it could not be seen."
-        return [Finding("ports", TITLE, FAILED, amount, f"off by {amount:.2g}", f"position {position}", None, words)]
+        begins = f"position {position}"
+        return [Finding("ports", TITLE, FAILED, amount, f"off by {amount:.2g}", begins, None, words, differences=curve)]
     layer, head, distance = parted
     begins = f"layer {layer + 1}, head {head + 1}, distance {distance}; position {position}"
     diagnosis = WEIGHTS if layer == 0 and distance == 0 else POSITIONS
-    found = [Finding("ports", TITLE, FAILED, amount, f"off by {amount:.2g}", begins, None, diagnosis)]
-    return [*patterns(subject, other, mine, theirs, source.tokens(1, 1, 0).expand(1, length)), *found]
+    parting = Finding(
+        "ports", TITLE, FAILED, amount, f"off by {amount:.2g}", begins, None, diagnosis, differences=curve
+    )
+    return [*patterns(subject, other, mine, theirs, source.tokens(1, 1, 0).expand(1, length)), parting]
 
 
 def lengths(subject: Subject, other: Subject) -> list[int]:
@@ -173,10 +179,31 @@ def rotation(subject: Subject, other: Subject, mine: PortCalls, theirs: PortCall
         return None
     first = rotations[wrong[0]]
     theirs_words = "no rotation" if first.expected is None else rotary_words(first.expected)
-    words = f"{describe(first)}; the other: {theirs_words}"
+    words = f"{describe(first)}; the other: {theirs_words}{band(first)}"
     numbers = layer_numbers([rotations[number].layer.index + 1 for number in wrong], len(rotations))
     evidence = {"rotations": rotations, "wrong": wrong, "subject": subject}
     return Finding("rotation", "rotation as in the other port", FAILED, None, words, numbers, evidence=evidence)
+
+
+def band(rotation: LayerRotation) -> str:
+    """Which pairs of dimensions turn at another frequency, in words; nothing if they cannot be compared one by one."""
+    measured, expected = estimate(rotation.q, rotation.positions, None), rotation.expected
+    if (
+        measured is None
+        or expected is None
+        or measured.rotated != expected.rotated
+        or measured.layout != expected.layout
+    ):
+        return ""
+    theirs = expected.frequencies.abs().clamp(min=1e-12)
+    pairs = ((measured.frequencies - expected.frequencies).abs() > BAND_CLOSE * theirs).nonzero().flatten().tolist()
+    if not pairs:
+        return ""
+    periods = [2 * math.pi / float(theirs[pair]) for pair in (pairs[0], pairs[-1])]
+    return (
+        f"; pairs {pairs[0] + 1} to {pairs[-1] + 1} of {len(theirs)} differ, which turn once in {periods[0]:,.0f} to "
+        f"{periods[1]:,.0f} tokens"
+    )
 
 
 def q_differs(rotation: LayerRotation) -> bool:
