@@ -30,6 +30,7 @@ from relpos.checking.outcomes import Outcome, Test
 from relpos.model_catalogue import PREFIX
 from relpos.pretrained.framing import framing_of
 from relpos.pretrained.open import open_model, open_tokenizer
+from relpos.pretrained.positions import summary
 from relpos.pretrained.reader import predicts_next_token
 from relpos.pretrained.source import find_source, one_line, source_config
 from relpos.pretrained.use import unwrap
@@ -82,7 +83,8 @@ def check(options: CheckOptions) -> Report:
     finally:
         logging.set_verbosity(level)
     ordered = sorted(findings, key=lambda finding: (finding.status != FAILED, ORDER.get(finding.test, -1)))
-    return Report(subject.name, tuple(diagnosed(ordered)), time.monotonic() - begun)
+    positions = summary(subject.model) if isinstance(subject, ModelSubject) else ()
+    return Report(subject.name, tuple(diagnosed(ordered)), time.monotonic() - begun, positions)
 
 
 def wants_text(options: CheckOptions) -> bool:

@@ -17,6 +17,7 @@ FAILED: Status = "failed"
 NOT_TESTED: Status = "not tested"
 SIGNS = {PASSED: "✓", FAILED: "✗", NOT_TESTED: "–"}
 STYLE = """
+h1, p { overflow-wrap: anywhere; }
 th { text-align: left; } td { vertical-align: top; } td:nth-child(n+3) { white-space: normal; min-width: 9em; }
 @media (max-width: 700px) {  /* a phone: one test below the other */
   table, tbody, tr { display: block; } thead, td:nth-child(2) { display: none; }
@@ -63,11 +64,13 @@ class Report:
         subject: What was checked.
         findings: One per test, the failed ones first.
         seconds: How long it took.
+        positions: Where the configuration puts position, one line per group of equal layers; empty if there is none.
     """
 
     subject: str
     findings: Sequence[Finding]
     seconds: float = 0.0
+    positions: Sequence[str] = ()
 
     @property
     def failed(self) -> bool:
@@ -122,7 +125,11 @@ class Report:
 
     def to_markdown(self) -> str:
         """The report as Markdown: what is wrong and what mends it, then every test, then what could not be tested."""
-        lines = [f"# relpos check: {escaped(self.subject)}", "", escaped(self.summary), ""]
+        folders = Path(self.subject).parts
+        name = folders[-1] if len(folders) > 2 else self.subject  # a name on the hub has two parts
+        lines = [f"# relpos check: {escaped(name)}", "", escaped(self.summary), ""]
+        if self.positions:
+            lines += ["As configured:", "", items([escaped(line) for line in self.positions]), ""]
         for finding in self.findings:
             if finding.status == FAILED:
                 begins = f" ({finding.begins})" if finding.begins else ""
@@ -134,8 +141,10 @@ class Report:
         made = [
             row[:4] for row, finding in zip(self.rows(), self.findings, strict=True) if finding.status != NOT_TESTED
         ]
-        cells = [[escaped(cell) for cell in row] for row in made]
-        lines += ["## Tests", "", table(["test", "result", "by how much", "begins"], cells, text=True), ""]
+        columns = ["test", "result", "by how much", "begins"]
+        columns = columns if any(row[3] for row in made) else columns[:3]
+        cells = [[escaped(cell) for cell in row[: len(columns)]] for row in made]
+        lines += ["## Tests", "", table(columns, cells, text=True), ""]
         reasons: dict[str, list[str]] = {}
         for finding in self.findings:
             if finding.status == NOT_TESTED:
@@ -156,6 +165,7 @@ class Report:
             del finding["evidence"]
         return {
             "subject": self.subject,
+            "positions": list(self.positions),
             "failed": self.failed,
             "exit_status": self.exit_status,
             "faults": self.faults,
