@@ -38,8 +38,8 @@ class ExploreOptions:
     what: "str | Path | Run | Tensor | NDArray[Any] | Sequence[Any]" = option(
         (),
         "The name of an encoding (`relpos ls`), or a model: the folder of a run or checkpoint, a .gguf file, or a name "
-        "on the hub. Several are compared. With none, the pages of all encodings. In Python also an open `Run`, "
-        f"an open model of transformers or of relpos, or {TENSOR}",
+        "on the hub. Several are compared. With none, the gallery of all encodings, with stories. In Python also an "
+        f"open `Run`, an open model of transformers or of relpos, or {TENSOR}",
         metavar="WHAT",
         argument=True,
     )

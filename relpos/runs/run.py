@@ -241,7 +241,7 @@ def run_of_model(model: object, tokenizer: PreTrainedTokenizerFast | None = None
         shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())} if plain else {}
         opened = copy.deepcopy(model, shared)
     name = Path(str(getattr(model.config, "name_or_path", "") or "")).name or type(model).__name__
-    return Run(Path(name), opened.float().eval(), tokenizer)  # type: ignore[arg-type]
+    return Run(Path(name), opened.float().eval(), tokenizer)
 
 
 def _is_ours(folder: Path) -> bool:
