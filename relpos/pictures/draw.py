@@ -218,11 +218,10 @@ def _computing_share(jobs: Sequence[tuple[Layer, Layer | None, Quantity]], pixel
     """The share of the time that computing some maps takes, of computing, drawing and writing them."""
     work = 0
     for layer, other, kind in jobs:
-        closed = (
-            [isinstance(term, Toeplitz | RankOne | Scaled) for term in terms(layer.form)] if layer.form else [False]
-        )
+        forms = terms(layer.form)
+        closed = bool(forms) and all(isinstance(form, Toeplitz | RankOne | Scaled) for form in forms)
         entries = layer.length**2 // (2 if layer.causal else 1)
-        if kind == "bias" and layer.length > pixels and all(closed):  # from the form, not entry by entry
+        if kind == "bias" and layer.length > pixels and closed:  # from the form, not entry by entry
             entries = min(entries, PAGE // 2 // layer.heads)
         else:  # where all heads are computed together, in smaller blocks
             together = 1 if kind == "scores" and not layer.reads_scores else layer.heads

@@ -30,6 +30,13 @@ class Mutation(NamedTuple):
 
 MUTATIONS = [
     Mutation(
+        "triton: a distance of 0 between two tokens has a sign",
+        "relpos/attend/triton/rank_one_tile.py",
+        "ds = tl.where(rank_i > rank_j, ds,",
+        "ds = tl.where(rank_i >= rank_j, ds,",
+        "tests/attend/test_triton.py",
+    ),
+    Mutation(
         "triton: a mask term",
         "relpos/attend/triton/tiles.py",
         "s = tl.where(counts & (j >= first) & (j < end), s, C_NEGATIVE_INFINITY)",
