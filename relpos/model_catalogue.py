@@ -100,6 +100,7 @@ class Preset:
     width: int
     lr: float  # learning rate
     tokenizer: str = "gpt2"  # or bpe-N, trained on the data
+    initializer_range: float = 0.02  # deviation of the weights at the start
 
     @property
     def head_dim(self) -> int:
@@ -108,6 +109,9 @@ class Preset:
 
 
 PRESETS = {
+    # For tasks. Weights of 0.02 suit a width of some 2,500 (1 / √width): a narrow model that starts with them attends
+    # to all tokens alike for a long time (docs/tasks.md).
+    "pico": Preset(2, 4, 64, 3e-3, "bpe-1024", initializer_range=0.1),
     "nano": Preset(4, 12, 192, 2e-3, "bpe-4096"),  # for a laptop; 12 heads, so that its pictures look like small's
     "tiny": Preset(6, 8, 512, 1e-3),
     "small": Preset(12, 12, 768, 6e-4),  # GPT-2 Small, BERT Base

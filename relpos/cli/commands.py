@@ -16,7 +16,6 @@ import typer
 
 from relpos.checking.check_options import CheckOptions
 from relpos.cli.from_options import Command, Values, command, parse_options
-from relpos.cli.paper_tables import print_item, print_items, print_smoke, print_speeds, print_verdict
 from relpos.cli.tables import print_comparison, print_faults, print_report, print_results, print_scores
 from relpos.comparison.compare_options import CompareOptions
 from relpos.encodings.registry import canonical, check_encoding_or_folder, check_options_of
@@ -429,6 +428,8 @@ def paper(options: Values) -> None:
     - relpos paper run figure3 --size small
     - relpos paper verify runs/paper-table4-cable-tiny-fineweb-edu
     """
+    from relpos.cli.paper_tables import print_item, print_items, print_verdict
+
     given = PaperOptions(**options, say=typer.echo)
     check_options(given)
     action, *rest = [*given.words, ""]
@@ -450,6 +451,7 @@ def paper(options: Values) -> None:
 
 
 def _run_paper(given: PaperOptions, words: list[str]) -> None:
+    from relpos.cli.paper_tables import print_smoke, print_speeds
     from relpos.paper.catalogue import item
     from relpos.paper.reproduce import run_cell
 
