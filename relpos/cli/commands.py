@@ -365,13 +365,13 @@ def draw(options: Values, output: Values) -> None:
     check_files(path, numbers)
     check_options(checked := DrawOptions(what, **options))
     check_combination(what, checked)
+    if files.text_file is not None and "text" in options:
+        raise ValueError("give --text or --text-file, not both.")
     for item in what:
         check_encoding_or_folder(item)
         if canonical(item) in registered_names():
             check_encoding(canonical(item), checked)
     if files.text_file is not None:
-        if "text" in options:
-            raise ValueError("give --text or --text-file, not both.")
         options |= {"text": _read_text(files.text_file), "text_name": files.text_file}
     options.setdefault("width", WIDTHS[files.columns])
 

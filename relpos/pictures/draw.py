@@ -6,8 +6,9 @@ from typing import Any, cast, get_args
 
 from matplotlib.figure import Figure
 
+from relpos.forms.bias import RankOne, Scaled, Toeplitz, terms
 from relpos.maps.layer import Layer, Quantity
-from relpos.maps.map import PIXELS, Map, compute_map, map_of_layer, offset_map
+from relpos.maps.map import NUMBERS, PER_BLOCK, PIXELS, Map, compute_map, map_of_layer, offset_map
 from relpos.maps.model_subject import open_view
 from relpos.maps.subject import Request, TensorSubject, View, is_tensor, label_apart, token_name
 from relpos.pictures.captions import make_caption, untrained_line
@@ -217,9 +218,15 @@ def _computing_share(jobs: Sequence[tuple[Layer, Layer | None, Quantity]], pixel
     """The share of the time that computing some maps takes, of computing, drawing and writing them."""
     work = 0
     for layer, other, kind in jobs:
-        in_one_pass = kind == "bias" and layer.length > pixels and not layer.reads_scores  # by their forms
-        entries = layer.heads * layer.length**2 // (2 if layer.causal else 1) * (2 if other else 1)
-        work += min(entries, PAGE // 2) if in_one_pass else entries
+        forms = terms(layer.form)
+        closed = bool(forms) and all(isinstance(form, Toeplitz | RankOne | Scaled) for form in forms)
+        entries = layer.length**2 // (2 if layer.causal else 1)
+        if kind == "bias" and layer.length > pixels and closed:  # from the form, not entry by entry
+            entries = min(entries, PAGE // 2 // layer.heads)
+        else:  # where all heads are computed together, in smaller blocks
+            together = 1 if kind == "scores" and not layer.reads_scores else layer.heads
+            entries += PER_BLOCK * together * layer.length**2 // NUMBERS
+        work += layer.heads * entries * (2 if other else 1)
     return work / (work + PAGE)
 
 

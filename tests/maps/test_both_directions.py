@@ -65,7 +65,7 @@ def test_the_distances_of_a_profile_do_not_overlap(length, width, log):
 
 def test_several_profiles_and_a_contact_sheet_have_both_directions():
     together = draw(["alibi", "clipped"], heads=2, length=30, show="profile", causal=False)
-    assert [len(line.get_xdata()) for line in together.figure.axes[0].lines] == [59] * 4
+    assert [len(line.get_xdata()) for axes in together.figure.axes for line in axes.lines] == [59] * 4
     assert "in both directions" in together.caption
     sheet = draw("alibi", heads=2, length=30, layer="all", causal=False)
     assert not np.isnan(sheet.maps[0].mean).any()
