@@ -1,5 +1,7 @@
 """`relpos.check`: whether the positions of a model are right."""
 
+import contextlib
+import inspect
 import time
 import warnings
 from collections.abc import Callable
@@ -13,13 +15,22 @@ from transformers.utils import logging
 
 from relpos.checking import configured, fingerprints, ports, rotations, trained
 from relpos.checking.check_options import TESTS, CheckOptions
-from relpos.checking.check_subject import FunctionSubject, ModelSubject, ModuleSubject, NotTestableError, Subject
+from relpos.checking.check_subject import (
+    FeatureSubject,
+    FunctionModule,
+    FunctionSubject,
+    ModelSubject,
+    ModuleSubject,
+    NotTestableError,
+    Subject,
+)
 from relpos.checking.faults import diagnosed
 from relpos.checking.findings import FAILED, NOT_TESTED, PASSED, Finding, Report
 from relpos.checking.outcomes import Outcome, Test
 from relpos.model_catalogue import PREFIX
 from relpos.pretrained.framing import framing_of
 from relpos.pretrained.open import open_model, open_tokenizer
+from relpos.pretrained.positions import summary
 from relpos.pretrained.reader import predicts_next_token
 from relpos.pretrained.source import find_source, one_line, source_config
 from relpos.pretrained.use import unwrap
@@ -72,7 +83,8 @@ def check(options: CheckOptions) -> Report:
     finally:
         logging.set_verbosity(level)
     ordered = sorted(findings, key=lambda finding: (finding.status != FAILED, ORDER.get(finding.test, -1)))
-    return Report(subject.name, tuple(diagnosed(ordered)), time.monotonic() - begun)
+    positions = summary(subject.model) if isinstance(subject, ModelSubject) else ()
+    return Report(subject.name, tuple(diagnosed(ordered)), time.monotonic() - begun, positions)
 
 
 def wants_text(options: CheckOptions) -> bool:
@@ -96,20 +108,27 @@ def subject_of(model: Any, options: CheckOptions) -> Subject:
     if isinstance(model, str | Path):
         model = open_original(model, options.trust_remote_code)
     if isinstance(model, Run):
-        subject = ModelSubject(model.model, str(model.folder), work)
-        if wants_text(options) and model.tokenizer is not None:
+        subject = model_subject(model.model, work)
+        subject.name = str(model.folder)
+        if wants_text(options) and model.tokenizer is not None and isinstance(subject, ModelSubject):
             subject.text = trained.sample(model, options.data)
         return subject
-    if isinstance(model, PreTrainedModel):
-        return ModelSubject(model, work=work)
     if isinstance(model, nn.Module):
         try:
-            return ModelSubject(unwrap(model), work=work)
+            inner = unwrap(model)
         except TypeError:  # it is not, and does not wrap, a model of transformers
             return module_subject(model, options)
+        return model_subject(inner, work)
     if callable(model):
-        return FunctionSubject(model)
+        if reads_tokens(model):
+            return ModuleSubject(FunctionModule(model), name_of(model), options.example, options.decode)
+        return FunctionSubject(model, name_of(model))
     raise TypeError(f"relpos.check takes a model, a module, a function or a path, not {type(model).__name__}.")
+
+
+def model_subject(model: PreTrainedModel, work: int | None) -> ModuleSubject:
+    """A model of transformers, of text or of frames of features."""
+    return ModelSubject(model, work=work) if model.main_input_name == "input_ids" else FeatureSubject(model)
 
 
 def open_original(what: str | Path, trust_remote_code: bool) -> Run:
@@ -128,10 +147,25 @@ def open_original(what: str | Path, trust_remote_code: bool) -> Run:
 
 def module_subject(model: nn.Module, options: CheckOptions) -> Subject:
     """A module that reads token ids, or one that is an attention function."""
-    subject = ModuleSubject(model, example=options.example)
-    if any(isinstance(module, nn.Embedding) for module in model.modules()):
-        return subject
-    return FunctionSubject(model, subject.name)
+    if reads_tokens(model.forward):
+        return ModuleSubject(model, example=options.example, decode=options.decode)
+    return FunctionSubject(model, type(model).__name__)
+
+
+def reads_tokens(function: Callable[..., Any]) -> bool:
+    """Whether a function takes token ids, and not queries, keys and values: it needs fewer than three arguments."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # a built-in function
+        return False
+    positional = [x for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
+    return bool(positional) and sum(x.default is x.empty for x in positional) < 3
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name of a function; of a partial one, that of what it calls."""
+    inner = getattr(function, "func", function)
+    return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 def chosen_tests(options: CheckOptions) -> list[Test]:
@@ -148,12 +182,14 @@ def make_tests(subject: Subject, tests: list[Test], say: Callable[[str], object]
     """The findings of all tests; if a forward fails, that is the only one."""
     findings: list[Finding] = []
     with subject.prepared():
-        failure = FORWARD.finding(subject)
-        if failure is None or failure.status != PASSED:
-            reason = "a forward failed" if failure is None else failure.words
-            broken = Finding("forward", FORWARD.title, FAILED, None, reason, diagnosis=FORWARD.diagnosis)
-            untested = [Finding(test.name, test.title, "not tested", words="a forward failed") for test in tests]
-            return [broken, *untested]
+        first = FORWARD.finding(subject)
+        if first is not None and first.status != PASSED:
+            return [first, *(Finding(test.name, test.title, NOT_TESTED, words="see the first line") for test in tests)]
+        if subject.causal is None and "causality" not in (test.name for test in tests):
+            with contextlib.suppress(
+                Exception
+            ):  # other tests ask what it has measured; a model's code may raise anything
+                fingerprints.causality(subject)
         for number, test in enumerate(tests, 1):
             say(f"{test.title} ({number} of {len(tests)})")
             finding = test.finding(subject)
@@ -164,11 +200,17 @@ def make_tests(subject: Subject, tests: list[Test], say: Callable[[str], object]
 
 def forward(subject: Subject) -> Outcome:
     """A forward on a short text must give finite numbers."""
-    output = subject.run(subject.tokens(1, min(8, subject.length), 0))
-    if output.dim() != 3 or output.shape[1] != min(8, subject.length):
-        raise NotTestableError(f"it returns {tuple(output.shape)} for 8 tokens, not one row per token")
+    tokens = min(8, subject.length)
+    try:
+        output = subject.run(subject.tokens(1, tokens, 0))
+    except NotTestableError:
+        raise
+    except Exception as error:  # a model's own code may raise anything
+        return Outcome(True, None, f"{type(error).__name__}: {one_line(error)[:200]}")
+    if output.dim() != 3 or (output.shape[1] != tokens and not isinstance(subject, FeatureSubject)):
+        raise NotTestableError(f"it returns {tuple(output.shape)} for {tokens} tokens, not one row per token")
     if not bool(torch.isfinite(output).any()):
-        raise NotTestableError("its outputs are not finite")
+        return Outcome(True, None, "its outputs are not finite")
     return Outcome(False)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from relpos.system.options import option
 
 TESTS = (  # the names of all tests, as `only` takes them
-    *("causality", "rotation", "attention factor", "window", "sinks", "bias", "table", "precision"),
+    *("mask", "causality", "rotation", "attention factor", "window", "sinks", "bias", "table", "precision", "kernel"),
     *("cache", "pieces", "crop", "static cache", "left padding", "right padding"),
     *("packing", "batch", "shift", "trained", "ports", "lengths"),
 )
@@ -37,6 +37,12 @@ class CheckOptions:
     )
     example: Mapping[str, Any] | None = option(
         None, "Further arguments of the module's forward, for one that needs more than token ids.", command=False
+    )
+    decode: Callable[[Any], Any] | None = option(
+        None,
+        "A function that reads token ids (1, length) step by step with the module's own cache and returns the logits "
+        "of all of them, to compare with reading them at once.",
+        command=False,
     )
     trust_remote_code: bool = option(False, "Run the code of a checkpoint that transformers does not know.")
     say: Callable[[str], object] | None = option(

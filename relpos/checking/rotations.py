@@ -14,15 +14,25 @@ import torch
 from torch import Tensor
 
 from relpos.checking.capture import AttentionCall
-from relpos.checking.check_subject import LOW, ModelSubject, NotApplicableError, NotTestableError, Subject
+from relpos.checking.check_subject import (
+    ABSOLUTE,
+    LOW,
+    ModelSubject,
+    NotApplicableError,
+    NotTestableError,
+    Subject,
+    as_model,
+)
 from relpos.checking.outcomes import Outcome, Test
 from relpos.forms.rotation import read_parameters
+from relpos.models.attention import SelfAttention
 from relpos.pretrained.families.rotary import BACKWARDS, INTERLEAVED
 from relpos.pretrained.layer_position import NORM_LAST, ModelLayer, Rotary
 from relpos.pretrained.positions import layer_numbers
 
 POSITIONS = (0, 1, 2, 3, 5, 9, 17, 33, 65, 129, 257, 300, 513, 1025, 2047)
 REPEATED = 3  # tokens of a row
+LONG_TEXT = 320  # tokens in which our own models, which take no other positions, are looked at
 CLOSE = 3e-3  # relative to the norm of a query: float32 angles at thousands of tokens are right to 1e-4
 LOW_CLOSE = 0.06  # in bfloat16, whose queries themselves are right to 0.01
 SAME_FACTOR = 5e-3
@@ -39,6 +49,15 @@ class Layer(Protocol):
 
     @property
     def model_type(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class NumberedLayer:
+    """A layer of a port, of which its number is known."""
+
+    index: int
+    name: str
+    model_type: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,6 +91,8 @@ class LayerRotation:
 
 def expected_rotary(layer: ModelLayer, described: Rotary, length: int) -> Rotary | None:
     """The rotation that a configuration asks for, computed from its parameters and not by the model's code."""
+    if isinstance(layer.module, SelfAttention):  # of our own models, whose description is the configuration's
+        return described
     config, module = layer.config, layer.module
     size = getattr(module, "qk_rope_head_dim", None) or described.head_dim
     parameters = {key: value for key, value in described.scaling.items() if key != "attn_factor"}
@@ -123,7 +144,7 @@ def measured(subject: ModelSubject) -> list[LayerRotation]:
 
 def _measured(subject: ModelSubject) -> list[LayerRotation]:
     if "rotary" not in subject.kinds:
-        if subject.kinds & {"unknown", "relpos"} or not subject.kinds:
+        if "unknown" in subject.kinds or not subject.kinds:
             kind = subject.model.config.model_type
             raise NotTestableError(f"relpos does not read the rotation of models of type {kind!r}")
         raise NotApplicableError
@@ -156,7 +177,8 @@ def choose_positions(subject: ModelSubject) -> Tensor:
     if any(kind in ("dynamic", "longrope") for kind in scalings) or _has_rows(subject):
         limit = subject.limit
     if not subject.positions:
-        return torch.arange(subject.length)
+        longer = LONG_TEXT if subject.ours and not subject.kinds & set(ABSOLUTE) else 0
+        return torch.arange(max(subject.length, longer))
     return torch.tensor([position for position in POSITIONS if position < limit])
 
 
@@ -259,10 +281,31 @@ def worst_by_layer(rotations: Sequence[LayerRotation]) -> list[float]:
     ]
 
 
+def probed(subject: Subject) -> Outcome:
+    """Without a configuration: queries and keys must be rotated alike."""
+    positions = torch.arange(subject.length)
+    calls, constant = repeated_token(subject, positions, False, subject.tokens(1, 1, 0))
+    rotations = []
+    for index, (name, (q, k, _)) in enumerate(calls.items()):
+        expected = estimate(q, positions, None) or estimate(k, positions, None)
+        if constant[name] and expected is not None:
+            rotations.append(LayerRotation(NumberedLayer(index, name), expected, positions, q, k, None))
+    if not rotations:
+        raise NotTestableError("no rotation of queries and keys was seen, and nothing says that there must be one")
+    off = worst_by_layer(rotations[:1])[0]  # of the first layer: the content of later ones may depend on the position
+    first = rotations[0]
+    assert first.expected is not None
+    words = f"{rotary_words(first.expected)}, measured"
+    if off <= CLOSE:
+        return Outcome(False, off, f"q and k alike: {words}")
+    evidence = {"rotations": rotations, "wrong": [0], "subject": subject}
+    return Outcome(True, off, f"q and k are rotated differently: {words}", f"layer {first.layer.index + 1}", evidence)
+
+
 def rotation(subject: Subject) -> Outcome:
     """Compare what runs with what the configuration says."""
     if not isinstance(subject, ModelSubject):
-        raise NotTestableError("there is no configuration to compare with")
+        return probed(subject)
     rotations = measured(subject)
     off = worst_by_layer(rotations)
     wrong = [number for number, amount in enumerate(off) if amount > CLOSE]
@@ -288,9 +331,7 @@ def rotation(subject: Subject) -> Outcome:
 
 def attention_factor(subject: Subject) -> Outcome:
     """Compare the factor of cosines and sines."""
-    if not isinstance(subject, ModelSubject):
-        raise NotTestableError("there is no configuration to compare with")
-    known = [each for each in measured(subject) if each.factor is not None and each.expected is not None]
+    known = [each for each in measured(as_model(subject)) if each.factor is not None and each.expected is not None]
     if not known:
         raise NotTestableError("the keys before the rotation could not be seen")
     for each in known:
@@ -307,8 +348,9 @@ def attention_factor(subject: Subject) -> Outcome:
 
 def precision(subject: Subject) -> Outcome:
     """In the model's own dtype, the error of the rotation must not grow with the position."""
-    if not isinstance(subject, ModelSubject):
-        raise NotTestableError("there is no configuration to compare with")
+    subject = as_model(subject)
+    if subject.ours and "rotary" in subject.kinds:
+        raise NotTestableError("its kernel rotates, and computes all angles in float32")
     with subject.in_own_dtype():
         rotations = [each for each in measured(subject) if each.expected is not None]
     if not rotations:
@@ -341,7 +383,8 @@ def rotary_words(rotary: Rotary) -> str:
     """A measured rotation in words."""
     theta = theta_of(rotary)
     base = "" if theta is None else f", theta {theta:,.0f}" if theta >= 1000 else f", theta {theta:.4g}"
-    return f"{rotary.rotated} of {rotary.head_dim} dimensions, {rotary.layout} layout{base}"
+    backwards = ", backwards" if bool((rotary.frequencies[:1] < 0).all()) else ""
+    return f"{rotary.rotated} of {rotary.head_dim} dimensions, {rotary.layout} layout{base}{backwards}"
 
 
 def estimate(x: Tensor, positions: Tensor, expected: Rotary | None) -> Rotary | None:
@@ -391,18 +434,31 @@ def theta_of(rotary: Rotary) -> float | None:
     return math.exp(float(exponents.mean()))
 
 
-def cached_positions(subject: ModelSubject, read: Callable[[Tensor], object], total: int) -> dict[str, Any]:
+def first_rotary(subject: Subject, length: int) -> tuple[str, Rotary | None]:
+    """The first layer that rotates, and how; the first layer, if none does."""
+    if isinstance(subject, ModelSubject):
+        layer = next((layer for layer in subject.layers if subject.known[layer.name].kind == "rotary"), None)
+        described = None if layer is None else subject.known[layer.name].rotary
+        if layer is None or described is None:
+            return subject.layers[0].name, None
+        return layer.name, expected_rotary(layer, described, length)
+    positions = torch.arange(subject.length)
+    calls, _ = repeated_token(subject, positions, False, subject.tokens(1, 1, 0))
+    return next(((name, estimate(q, positions, None)) for name, (q, _, _) in calls.items()), ("", None))
+
+
+def cached_positions(subject: Subject, read: Callable[[Tensor], object], total: int) -> dict[str, Any]:
     """At which positions the queries of a text were turned, or looked up, and which keys they saw.
 
     `read` reads token ids (1, total), piece by piece.
     """
     seen: list[tuple[Tensor, Tensor]] = []
     rows: list[int] = []
-    layer = next((layer for layer in subject.layers if subject.known[layer.name].kind == "rotary"), None)
-    table = next((x for x in (each.table for each in subject.layers) if x is not None), None)
+    name, rotary = first_rotary(subject, total)
+    layers = subject.layers if isinstance(subject, ModelSubject) else []
+    table = next((x for x in (layer.table for layer in layers) if x is not None), None)
 
     def listen(call: AttentionCall) -> None:
-        name = subject.layers[0].name if layer is None else layer.name
         if call.layer == name and call.q is not None:
             seen.append((call.q[0].transpose(0, 1).double(), call.visible()))
 
@@ -421,11 +477,9 @@ def cached_positions(subject: ModelSubject, read: Callable[[Tensor], object], to
     with subject.captured(listen):
         subject.run(ids)
     evidence: dict[str, Any] = {"visible": [visible for _, visible in cached]}
-    if layer is not None and cached and len(seen) == 1:
-        described = subject.known[layer.name].rotary
-        rotary = None if described is None else expected_rotary(layer, described, total)
+    if rotary is not None and cached and len(seen) == 1:
         queries, whole = torch.cat([q for q, _ in cached]), seen[0][0]  # (total, heads, head_dim)
-        if rotary is not None and queries.shape == whole.shape and queries.shape[-1] == rotary.head_dim:
+        if queries.shape == whole.shape and queries.shape[-1] == rotary.head_dim:
             places = torch.arange(2 * total, dtype=torch.float64)[:, None]
             nearest = []
             for place, query in enumerate(queries):

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from relpos.checking.check_options import CheckOptions
-from relpos.cli.from_options import Command, Values, command
+from relpos.cli.from_options import Command, Values, command, parse_options
 from relpos.cli.tables import print_comparison, print_faults, print_report, print_results, print_scores
 from relpos.comparison.compare_options import CompareOptions
-from relpos.encodings.registry import check_encoding_or_folder
+from relpos.encodings.registry import canonical, check_encoding_or_folder, check_options_of
+from relpos.encodings.registry import names as registered_names
 from relpos.evaluation.evaluate_options import EvaluateOptions, of_output
 from relpos.explorer.explore_options import ExploreOptions
+from relpos.model_catalogue import check_model_exists
 from relpos.paper.figures_options import FigureOptions
 from relpos.paper.paper_options import PaperOptions
 from relpos.pictures.draw_options import (
@@ -28,6 +30,7 @@ from relpos.pictures.draw_options import (
     WIDTHS,
     DrawOptions,
     check_combination,
+    check_encoding,
     check_files,
     of_looks,
     of_values,
@@ -163,6 +166,8 @@ def train(options: Values) -> None:
     """
     train_options = TrainOptions(**options)
     settings = train_options.settings()
+    if settings.model.start is not None:
+        check_model_exists(settings.model.start)
 
     from relpos.training.training import train as train_model
 
@@ -212,6 +217,9 @@ def evaluate(options: Values, output: Values, cluster: Values) -> None:
     - relpos evaluate runs/cable runs/rope --workers 2
     - torchrun --nproc-per-node 4 -m relpos.cli evaluate runs/cable --lengths 65536 --context-parallel
     """
+    check_options(EvaluateOptions(**options))
+    for run in options["runs"]:
+        check_model_exists(run)
     where = make_executor(ClusterOptions(**cluster))
 
     from relpos.evaluation.evaluate import evaluate as evaluate_runs
@@ -266,11 +274,15 @@ def check(options: Values, output: Values) -> None:
         if path.suffix != suffix:
             raise ValueError(f"{path.name!r} must end in {suffix}.")
 
-    from relpos.checking.check import check as check_model
-
     model, *others = options.pop("model", [None])
     if others:
         raise ValueError("one model is checked at a time: to compare two ports, give the other by --against.")
+    for name in (model, options.get("against")):
+        if name is not None:
+            check_model_exists(name)
+
+    from relpos.checking.check import check as check_model
+
     line = LiveLine(sys.stderr, every=10.0, first=10.0)
     report = check_model(model, **options, say=line)
     line.clear()
@@ -293,6 +305,9 @@ def compare(options: Values, cluster: Values) -> None:
     - relpos compare --out runs/three --ray 10.0.0.1:6379 --cores 4 --gpus 1
     - relpos compare --out runs/three --report-only
     """
+    for spec in options.get("encodings", []):
+        name, *pairs = spec.split(":")
+        check_options_of(name, parse_options(pairs))
     where = make_executor(ClusterOptions(**cluster), default_workers=1)
 
     from relpos.comparison.compare import compare as compare_encodings
@@ -335,13 +350,16 @@ def draw(options: Values, output: Values) -> None:
     - relpos draw runs/cable --text "To be, or not to be" --label-tokens
     - relpos draw runs/cable --layer all --shared-scale
     - relpos draw kerple_log --show profile --columns 1 --out kerple.pdf
+    - relpos draw alibi rope fire
     - relpos draw kerple_log fire t5 --show profile --log --head 1
+    - relpos draw --all
     - relpos draw runs/cable --layer all --show mass
     - relpos draw runs/cable --show weights --numbers weights.npz
     """
     files = DrawOutput(**output)
-    what = options.pop("what")
-    path = Path(files.out or f"{'-'.join(Path(name).resolve().name for name in what)}.png")
+    what = options.pop("what", [])
+    names = "-".join(Path(name).resolve().name for name in what)
+    path = Path(files.out or f"{names or 'encodings'}.png")
     numbers = None if files.numbers is None else Path(files.numbers)
     # Before the work, and before torch and matplotlib are imported, which takes seconds.
     check_files(path, numbers)
@@ -349,6 +367,8 @@ def draw(options: Values, output: Values) -> None:
     check_combination(what, checked)
     for item in what:
         check_encoding_or_folder(item)
+        if canonical(item) in registered_names():
+            check_encoding(canonical(item), checked)
     if files.text_file is not None:
         if "text" in options:
             raise ValueError("give --text or --text-file, not both.")
@@ -357,8 +377,10 @@ def draw(options: Values, output: Values) -> None:
 
     from relpos.pictures.draw import draw as draw_picture
 
-    picture = draw_picture(what if len(what) > 1 else what[0], **options, progress=_progress("drawing"))
-    typer.echo(f"{picture.save(path)}: {picture.caption}")
+    with _progress("drawing") as progress:
+        picture = draw_picture(what[0] if len(what) == 1 else what, **options, progress=progress)
+        saved = picture.save(path)
+    typer.echo(f"{saved}: {picture.caption}")
     if numbers is not None:
         typer.echo(f"{picture.save(numbers)}: the numbers behind it")
     if options.get("caption") is False:
@@ -377,6 +399,8 @@ def figures(options: Values) -> None:
 
     The models are kept in RUNS/figures-ENCODING-PRESET.
     """
+    check_options(FigureOptions(**options))
+
     from relpos.paper.figures import draw_figures
 
     failed = draw_figures(**options, say=typer.echo)
@@ -485,7 +509,8 @@ def explore(options: Values, output: Values) -> None:
     if server.export is None:
         exploration.serve(server.host, server.port, server.browser, typer.echo)
         return
-    file = exploration.save(server.export, _progress("exporting"))
+    with _progress("exporting") as progress:
+        file = exploration.save(server.export, progress)
     typer.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB, one page that needs no server and no network")
 
 
@@ -511,16 +536,18 @@ def gpu_report(options: Values) -> None:
     - relpos gpu-report
     - relpos gpu-report --quick --out report.json
     """
-    from relpos.attend.gpu_report import gpu_report as make_report
-    from relpos.cli.tables import gpu_report_page
-
     file = None if "out" not in options else Path(options["out"])
     if file is not None and file.suffix.lower() not in (".md", ".json"):  # before the work
         raise ValueError(f"cannot write a report to {file.name!r}: the name must end in .md or .json.")
     if file is not None:
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-    report = make_report(quick=options.get("quick", False), progress=_progress("trying the kernels"))
+
+    from relpos.attend.gpu_report import gpu_report as make_report
+    from relpos.cli.tables import gpu_report_page
+
+    with _progress("trying the kernels") as progress:
+        report = make_report(quick=options.get("quick", False), progress=progress)
     page = gpu_report_page(report)
     typer.echo(page)
     if file is not None:
@@ -537,15 +564,25 @@ def _read_text(file: str) -> str:
     return next(read_file(Path(file), "text")).text
 
 
-def _progress(verb: str) -> Callable[[float], None]:
-    """Show the share of the work that is done and the time left; nothing if the work takes less than two seconds."""
+@contextlib.contextmanager
+def _progress(verb: str) -> Iterator[Callable[[float], None]]:
+    """Show the share of the work that is done and the time left; nothing if the work takes less than two seconds.
+
+    The time is that since the first call: what was loaded before it says nothing about the speed of the work.
+    """
     line = LiveLine(sys.stderr, every=10.0)
-    countdown = Countdown(1.0, line, every=2.0)
+    countdown: Countdown | None = None
+    before = 0.0
 
     def show(done: float) -> None:
-        if done >= 1:
-            line.clear()
-        elif done > 0:
-            countdown.step(done - countdown.done, f"{verb} {done:4.0%}")
+        nonlocal countdown, before
+        if countdown is None:
+            countdown = Countdown(1.0 - done, line, every=2.0)
+        elif before < done < 1:
+            countdown.step(done - before, f"{verb} {done:4.0%}")
+        before = done
 
-    return show
+    try:
+        yield show
+    finally:
+        line.clear()

@@ -31,7 +31,8 @@ INTRODUCTION = (
     f"two inputs have nothing in common. A head that is exactly constant has neither number ({NO_NUMBER}). "
     "FIRE has uniformity 1 up to its learned threshold: it divides by the query’s position only in the rows beyond."
 )
-COLUMNS = ["head", "minimum", "maximum", "uniformity", "context dependence", "note"]
+COLUMNS = ["head", "minimum", "maximum", "ticks here", "ticks in the paper", "uniformity", "context dependence", "note"]
+PRINTED = Path(__file__).with_name("printed_ticks.json")  # the ticks of the paper's colour bars, by figure and head
 
 LENGTH = 512  # tokens, as in the paper
 BATCH = 2  # windows per step: a short training learns more from many small steps
@@ -280,7 +281,8 @@ def write_page(folder: Path) -> Path:
             f"## Figure {numbers['figure']}: {titles[stem]} {{#{stem}}}",
             image(f"{stem}.png", f"The input begins: “{escaped(words)} …”" if words else "", alt=numbers["caption"]),
             f"Files: [PDF]({stem}.pdf), [numbers as JSON]({stem}.json), [caption for LaTeX]({stem}.txt).",
-            _head_table(numbers["layers"][0]),
+            _ticks_words(numbers["layers"][0], printed := printed_ticks(numbers["figure"])),
+            _head_table(numbers["layers"][0], printed),
         ]
     write_text(folder / PAGE, to_html("\n\n".join(filter(None, paragraphs)), folder))
     return folder / PAGE
@@ -300,18 +302,49 @@ def _training_words(figures: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
-def _head_table(layer: LayerNumbers) -> str:
+def printed_ticks(figure: int) -> list[list[float]]:
+    """The ticks of the colour bar of each head in the paper's figure; empty if they are not known."""
+    figures: dict[str, list[list[float]]] = json.loads(PRINTED.read_text(encoding="utf-8"))["figures"]
+    return figures.get(str(figure), [])
+
+
+def _ticks_words(layer: LayerNumbers, printed: list[list[float]]) -> str:
+    """The sentence that compares the ticks of a figure with those in the paper; empty if those are not known."""
+    if len(printed) != len(layer["heads"]):
+        return ""
+    if all(head.get("ticks") == ticks for head, ticks in zip(layer["heads"], printed, strict=True)):
+        return f"The colour bars of all {len(printed)} heads have exactly the ticks that the paper prints."
+    return "The values are learned, so the ticks of the paper show another training: compare signs and sizes."
+
+
+def _head_table(layer: LayerNumbers, printed: list[list[float]]) -> str:
     low, high = min(head["minimum"] for head in layer["heads"]), max(head["maximum"] for head in layer["heads"])
     measures = {"uniformity": layer["uniformity"], "context_dependence": layer["context_dependence"]}
     rows = [{"head": "all", "minimum": low, "maximum": high, **measures}, *layer["heads"]]
-    cells = [_cells(row) for row in rows]
-    shown = len(COLUMNS) if any(row[-1] for row in cells) else len(COLUMNS) - 1  # no column of notes without a note
-    return table(COLUMNS[:shown], [row[:shown] for row in cells])
+    comparable = len(printed) == len(layer["heads"])
+    cells = [
+        _cells(row, ticks) for row, ticks in zip(rows, [[], *(printed if comparable else [[]] * 99)], strict=False)
+    ]
+    empty = {COLUMNS.index(name) for name in COLUMNS if not any(row[COLUMNS.index(name)] for row in cells)}
+    if not comparable:
+        empty.add(COLUMNS.index("ticks here"))
+    return table(
+        [name for place, name in enumerate(COLUMNS) if place not in empty],
+        [[cell for place, cell in enumerate(row) if place not in empty] for row in cells],
+    )
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
+def _cells(row: Mapping[str, Any], printed: list[float]) -> list[str]:
     """A head, or all, in the table: a head that is exactly constant has no uniformity."""
     ends = [f"{row[key]:.4g}" for key in ("minimum", "maximum")]
+    ticks = [_ticks_text(values) for values in (row.get("ticks", []), printed)]
     shares = [row[key] for key in ("uniformity", "context_dependence")]
     numbers = [NO_NUMBER if share is None else f"{share:.6g}" for share in shares]
-    return [str(row["head"]), *ends, *numbers, row.get("note") or ""]
+    return [str(row["head"]), *ends, *ticks, *numbers, row.get("note") or ""]
+
+
+def _ticks_text(ticks: list[float]) -> str:
+    """Ticks in a few words: the first, the last and the step."""
+    if len(ticks) < 2:
+        return "".join(f"{tick:g}" for tick in ticks)
+    return f"{ticks[0]:g} to {ticks[-1]:g}, every {ticks[1] - ticks[0]:.4g}".replace("-", "−")

@@ -118,7 +118,8 @@ def open_corpus(
             another split of it than train.
         text: The field of JSON lines, Parquet files and hub datasets that holds the text.
         subset: The subset of a hub dataset.
-        split: "heldout" divides the documents into train and heldout; "all" puts all of them into heldout.
+        split: "heldout" divides the documents into train and heldout. "validation" and "test" are the two halves of
+            heldout alone: one to choose settings by, the other to report. "all" puts all documents into heldout.
         keep_line_ends: Keep the line ends \\r\\n and \\r; otherwise they are read as newlines.
         heldout: What is held out: below 1 a share of the documents, from 1 on the first tokens; 0 holds nothing out.
             By default one document in ten, of sotu the years divisible by 5.
@@ -152,6 +153,13 @@ def open_corpus(
     if stream:
         rules = f"{name} {subset} {text} {split} {keep_line_ends} {None if tokens else heldout}"
         corpus.identity = lambda: _identity(name, rules)
+    if split in ("validation", "test"):
+        if stream or tokens:
+            raise ValueError(
+                f"split={split} divides held-out documents, which are not known where the first tokens are held out or "
+                "the text is streamed: evaluate with split=heldout."
+            )
+        return _half(corpus, split == "validation", _odd_decade if name == "sotu" else _validates)
     return corpus
 
 
@@ -194,6 +202,40 @@ def _sotu() -> Iterator[Document]:
 
     for file in sotu.fileids():
         yield Document(file, sotu.raw(file))
+
+
+def _odd_decade(document: Document) -> bool:
+    """Whether a held-out message, of a year divisible by 5, is one to choose settings by: of 1795, 1805, …"""
+    return int(document.name.split("-")[0]) % 10 == 5
+
+
+def _half(corpus: Corpus, validation: bool, validates: Callable[[Document], bool]) -> Corpus:
+    """One half of a corpus's held-out documents, or of its held-out document if there is one only."""
+    flags: dict[str, bool] = {}  # whether each held-out document is in the half for validation
+
+    def documents() -> Iterator[Document]:
+        if not flags:
+            corpus.hash  # noqa: B018 - with few documents, reading them decides which are held out
+            flags.update((document.name, validates(document)) for document in corpus.portion("heldout"))
+            if len(set(flags.values())) == 1:  # few documents: the first half of them
+                flags.update((name, 2 * number < len(flags)) for number, name in enumerate(list(flags)))
+        for document in corpus.portion("heldout"):
+            if len(flags) == 1:
+                yield _half_document(document, validation)
+            elif flags[document.name] == validation:
+                yield document
+
+    return Corpus(corpus.name, documents, lambda document: True, divided=False)
+
+
+def _half_document(document: Document, first: bool) -> Document:
+    """The first or second half of a document, cut at the start of a line if it has one after the middle."""
+    length = sum(map(len, document.pieces()))
+    cut = _line_start(document.pieces(), length // 2) or length // 2
+    if not 0 < cut < length:
+        raise ValueError(f"{document.name} is too short to be divided into a validation and a test half.")
+    begin, end = (0, cut) if first else (cut, length)
+    return document.part(f"{document.name}, {'first' if first else 'second'} half", begin, end)
 
 
 def _files(path: Path) -> list[Path]:
@@ -295,6 +337,10 @@ def _by_content(document: Document) -> bool:
 def _drawn(document: Document) -> float:
     """A number from 0 to 1 that follows from the content of a document."""
     return int.from_bytes(_digest(document)[:8]) / 2**64
+
+
+def _validates(document: Document) -> bool:
+    return _digest(document)[4] % 2 == 0
 
 
 def _digest(document: Document) -> bytes:

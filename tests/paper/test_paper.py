@@ -188,6 +188,23 @@ def test_the_page_counts_heads_that_add_nothing_and_gives_them_no_numbers(tmp_pa
     assert [row.count("–") for row in rows] == [0, 2, 0, 2]  # all heads, then each
 
 
+def test_the_page_compares_the_ticks_with_those_that_the_paper_prints(tmp_path):
+    """ALiBi learns nothing: its ticks are the printed ones, for all heads. Of other figures both are in the table."""
+    assert draw_figures(tmp_path, [12], say=lambda message: None) == []
+    page = (tmp_path / "index.html").read_text()
+    assert "The colour bars of all 12 heads have exactly the ticks that the paper prints." in page
+    numbers = json.loads((tmp_path / "figure12-alibi.json").read_text())
+    printed = paper.printed_ticks(12)
+    assert [head["ticks"] for head in numbers["layers"][0]["heads"]] == printed
+    assert printed[0] == [-300, -250, -200, -150, -100, -50, 0]
+    assert page.count("−300 to 0, every 50") == 2
+    numbers["layers"][0]["heads"][0]["ticks"] = [-400, -200, 0]
+    (tmp_path / "figure12-alibi.json").write_text(json.dumps(numbers))
+    page = write_page(tmp_path).read_text()
+    assert "exactly the ticks" not in page
+    assert "−400 to 0, every 200" in page
+
+
 def test_trainings_at_once_end_with_a_sentence_each(tmp_path):
     wrong = {"model.encoding": "allibi", "run.out": str(tmp_path / "a"), "run.steps": 1}
     ended = dict(train_in_parallel({"a": wrong, "b": wrong | {"run.out": str(tmp_path / "b")}}, workers=2, threads=1))
