@@ -186,9 +186,19 @@ def print_smoke(options: PaperOptions) -> None:
         ]
         changed = sum(not difference.rounding for difference in verdict.differences)
         seconds = time.monotonic() - start
-        rows.append([cell.item, cell.row, str(len(names)), ", ".join(numbers), str(changed), f"{seconds:.0f}"])
+        rows.append(
+            [cell.item, cell.row, cell.data, str(len(names)), ", ".join(numbers), str(changed), f"{seconds:.0f}"]
+        )
         options.say(f"{number} of {len(recipes)}: {cell.item}, {cell.row}, for {len(names)} cells: {seconds:.0f} s")
-    head = ["recipe", "row", "cells", f"perplexity at {', '.join(map(str, SHRUNK_LENGTHS))}", "settings changed", "s"]
-    print_table(head, rows, left=2)
-    cells = sum(int(row[2]) for row in rows)
+    head = [
+        "recipe",
+        "row",
+        "text",
+        "cells",
+        f"perplexity at {', '.join(map(str, SHRUNK_LENGTHS))}",
+        "settings changed",
+        "s",
+    ]
+    print_table(head, rows, left=3)
+    cells = sum(int(row[3]) for row in rows)
     typer.echo(f"{len(rows)} recipes, for {cells} cells, from start to table in {time.monotonic() - began:.0f} s.")

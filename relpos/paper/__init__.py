@@ -1,1 +1,1 @@
-"""The figures of the CABLE paper: a recipe that trains what is missing, draws it, and writes one page."""
+"""The CABLE paper: its tables as recipes that run and are verified, and its figures."""

@@ -25,7 +25,10 @@ class FigureOptions:
     runs: str | Path = option("runs", "Folder of the trained models; finished ones are reused.", metavar="FOLDER")
     minutes: float | None = option(None, "Train each model for this many minutes, instead of steps.", range=POSITIVE)
     steps: int | None = option(
-        None, "Train each model for this many steps.", shown=f"{STEPS}; a finished model is kept", range=COUNT
+        None,
+        "Train each model for this many steps.",
+        shown=f"{STEPS}, 60 for Figures 5, 9 and 11; a finished model is kept",
+        range=COUNT,
     )
     workers: int | None = option(
         None,

@@ -32,10 +32,10 @@ def join_pictures(pictures: Mapping[str, Picture], title: str) -> Picture:
     first = next(iter(pictures.values()))
     joined = _join([(maps[name], heads[name]) for name in pictures])
     names = [f"{name}, head {head + 1}" for name, chosen in heads.items() for head in chosen]
-    listed = "; ".join(f"{name}: heads {', '.join(str(head + 1) for head in chosen)}" for name, chosen in heads.items())
-    trained = next((picture.caption for picture in pictures.values() if picture.numbers.get("training")), first.caption)
-    about = trained.split(": ", 1)[-1].split(" Uniformity along")[0]
-    caption = f"{title}{' and '.join(pictures)} (heads by depth, from the flattest to the deepest): {about} {listed}."
+    about = [picture.caption.removeprefix(title).split(" Uniformity along")[0] for picture in pictures.values()]
+    above, below = pictures
+    heading = f"heads of {above} (above) and {below} (below), from the flattest to the deepest."
+    caption = " ".join([f"{title}{heading}", *about])
     figure = draw_heads(joined, Look(caption=caption))
     panels = [axes for axes in figure.axes if axes.get_label() != COLOUR_BAR]
     for axes, name in zip(panels, names, strict=True):

@@ -135,7 +135,7 @@ def check_pair(out):
     depths = [row["maximum"] - row["minimum"] for row in rows]
     assert depths[:3] == sorted(depths[:3])
     assert depths[3:] == pytest.approx([15 * 2 ** (-8 * head / 12) for head in (12, 6, 1)])
-    assert pair["caption"].startswith("Figure 4: CABLE and ALiBi (heads by depth, from the flattest to the deepest):")
+    assert pair["caption"].startswith("Figure 4: heads of CABLE (above) and ALiBi (below), from the flattest to")
     assert set(pair["models"]) == {"CABLE", "ALiBi"}
 
 
@@ -166,7 +166,7 @@ def test_a_figure_is_trained_by_steps_unless_minutes_are_given():
     """By the clock, a busy or a faster machine gave another picture."""
     for model in {model for figure in FIGURES for model in figure.models}:
         by_default = load_settings(None, training_settings(model, FigureOptions())).run
-        assert (by_default.steps, by_default.minutes) == (paper.STEPS, None)
+        assert (by_default.steps, by_default.minutes) == (model.steps, None)
         by_clock = load_settings(None, training_settings(model, FigureOptions(minutes=2.0))).run
         assert (by_clock.steps, by_clock.minutes) == (None, 2.0)
 
