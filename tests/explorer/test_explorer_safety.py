@@ -19,6 +19,7 @@ from relpos.explorer.explorer import SceneStore
 from relpos.explorer.model_inputs import check_text
 from relpos.explorer.scenes import Scene, scene_hash
 from relpos.explorer.server import Server, open_port
+from relpos.maps import HEADS
 from relpos.maps.values import check_time, within
 
 pytestmark = pytest.mark.heavy
@@ -142,7 +143,7 @@ def test_bad_descriptions_are_refused_with_a_sentence(web, changed):
 
 
 def test_one_value_stands_for_all_heads(web):
-    assert make_scene(web, **KERPLE, parameters={"r1": [1.0]})["heads"] == options.HEADS
+    assert make_scene(web, **KERPLE, parameters={"r1": [1.0]})["heads"] == HEADS
 
 
 @pytest.mark.parametrize(
