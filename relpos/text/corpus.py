@@ -226,7 +226,9 @@ def _half(corpus: Corpus, validation: bool, validates: Callable[[Document], bool
             elif flags[document.name] == validation:
                 yield document
 
-    return dataclasses.replace(corpus, documents=documents, held=lambda document: True, counts={}, divided=False)
+    return dataclasses.replace(
+        corpus, documents=documents, held=lambda document: True, counts={}, divided=False, skipping=None
+    )
 
 
 def _half_document(document: Document, first: bool) -> Document:
