@@ -4,10 +4,14 @@ To add a family: write its file in `relpos/models`, add its line to `FAMILIES`. 
 outside `relpos.models`, which imports transformers: the command line lists these names.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from relpos.system.errors import unknown
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -121,3 +125,16 @@ def preset(name: str) -> Preset:
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]
+
+
+def is_hub_name(what: str | Path) -> bool:
+    """Whether something that does not exist here may be a name on the hub: owner/name, where owner is not a folder."""
+    return HUB_NAME.fullmatch(str(what)) is not None and not Path(what).parent.is_dir()
+
+
+def check_model_exists(what: str | Path) -> None:
+    """Refuse what is neither a folder nor a file here, nor may be a name on the hub."""
+    path = Path(what)
+    if path.exists() or (is_hub_name(what) and path.suffix != ".gguf"):
+        return
+    raise FileNotFoundError(f"there is no {'file' if path.suffix == '.gguf' else 'folder'} {what}.")

@@ -30,9 +30,9 @@ def read_stories() -> list[Story]:
 @cache
 def examples() -> dict[str, ExplorerSubject]:
     """What stories show besides encodings, by the id in their addresses."""
-    subject = TensorSubject(_sink_weights(), "weights", None)
-    subject.name = "a sink"
-    return {"sink": ExplorerSubject("sink", subject)}
+    example = ExplorerSubject("sink", TensorSubject(_sink_weights(), "weights", None))
+    example.name = "four heads"
+    return {"sink": example}
 
 
 def _sink_weights() -> torch.Tensor:

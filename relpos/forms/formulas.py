@@ -27,8 +27,25 @@ def statements(formula: str) -> tuple[list[str], str]:
 
 
 def mathml(statement: str) -> str:
-    """One statement as MathML; every character of it is escaped."""
-    return f"<math>{_Parser(statement).row(None)}</math>"
+    """One statement as HTML with MathML in it; every character is escaped.
+
+    Browsers do not wrap a formula: what a space separates outside of brackets is one each, so that lines can end there.
+    """
+    parts = _pieces(statement)
+    return "<span>" + " ".join(f"<math>{_Parser(part).row(None)}</math>" for part in parts) + "</span>"
+
+
+def _pieces(statement: str) -> list[str]:
+    """A statement, split at the spaces outside of brackets."""
+    pieces, depth, bars = [""], 0, False
+    for sign in statement:
+        depth += (sign in "([{⌊") - (sign in ")]}⌋")
+        bars ^= sign == "|"
+        if sign == " " and depth == 0 and not bars:
+            pieces.append("")
+        else:
+            pieces[-1] += sign
+    return [piece for piece in pieces if piece]
 
 
 class _Parser:
@@ -56,9 +73,10 @@ class _Parser:
                 if symbols or (last in (",", "'") and following.isalpha() and len(following) > 1):
                     parts.append('<mspace width="0.35em"/>')
                 continue
-            if token == "−" and not (last.isalnum() or last in OPENING):
+            alone = self.tokens == [token]  # between two spaces, which set it apart
+            if not token.isalnum() and (alone or (token == "−" and not (last.isalnum() or last in OPENING))):
                 self._next()
-                parts.append('<mo form="prefix" lspace="0" rspace="0">−</mo>')
+                parts.append(f'<mo form="prefix" lspace="0" rspace="0">{_escaped(token)}</mo>')
             else:
                 parts.append(self._scripted())
             last = token

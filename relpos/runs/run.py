@@ -1,5 +1,6 @@
 """Opening a trained model: the folder of a run, any model of transformers in a folder or on the hub, a GGUF file."""
 
+import copy
 import hashlib
 import itertools
 from collections.abc import Mapping
@@ -243,6 +244,27 @@ def open_run(what: str | Path, position: Mapping[str, Any] | None = None, *, tru
     return TrainedRun(Path(what), model, tokenizer, *known, result, framing)
 
 
+def run_of_model(model: object, tokenizer: PreTrainedTokenizerFast | None = None) -> Run:
+    """A run around a model that is open already, which is left as it is. Without a tokenizer it reads no text.
+
+    Modules are copied; weights are shared, if they are float32, with a model that is not a GPT-2 or Llama.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"{type(model).__name__} is neither a model of transformers nor of relpos. Its attention can be explored "
+            'as a tensor: (layers, heads, tokens, tokens) with show="weights".'
+        )
+    opened: PreTrainedModel
+    if type(model) is ORIGINALS.get(model.config.model_type):
+        opened = transplant(model, None)
+    else:
+        plain = all(parameter.dtype == torch.float32 for parameter in model.parameters())
+        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())} if plain else {}
+        opened = copy.deepcopy(model, shared)
+    name = Path(str(getattr(model.config, "name_or_path", "") or "")).name or type(model).__name__
+    return Run(Path(name), opened.float().eval(), tokenizer)
+
+
 def _is_ours(folder: Path) -> bool:
     """Whether a folder has a model of one of our families, by our own type or as transformers published it."""
     file = folder / "config.json"
@@ -332,6 +354,8 @@ def heldout_samples(run: Run, length: int, seed: int, count: int = 2) -> list[Mo
     """
     room = run.framing.room(length)
     corpus = run.corpus()
+    if run.tokenizer is None:
+        raise ValueError(f"{run.folder.name} has no tokenizer, so it reads no text.")
     tokens = tokenize(corpus, run.tokenizer)["heldout"]
     ends = np.append(tokens.starts[1:], len(tokens)) - 1  # the separators are left out
     windows = [

@@ -314,3 +314,51 @@ def test_nothing_is_wider_than_the_window(browser, address, width, scheme):
     dark = page.evaluate("() => getComputedStyle(document.documentElement).backgroundColor") == "rgb(21, 23, 26)"
     assert dark == (scheme == "dark")
     context.close()
+
+
+def test_what_is_compared_has_a_kind_of_values_in_common(page, address):
+    visit(
+        page, f"{address}#/subject/0/head/1/3?compare=rope:1:3&difference=1&q=200&k=150"
+    )  # one has a bias, one scores
+    expect(maps(page)).to_have_count(3)
+    expect(page.get_by_role("alert")).to_have_count(0)
+    expect(page.get_by_role("button", name="Position only")).to_have_attribute("aria-pressed", "true")
+    assert read(page, "difference") == pytest.approx(read(page, "value", 0) - read(page, "value", 1), rel=1e-3)
+
+
+def test_length_and_address_agree_and_a_longer_document_is_offered(page, address):
+    document = page.request.get(f"{address}api/start").json()["subjects"][2]["documents"][0]
+    page.goto(f"{address}#/subject/2/head/1/1?length=4096&text=word5%20and%203")
+    offer = page.get_by_text("The input has")
+    expect(offer).to_contain_text("fewer than 4,096.")
+    tokens = int(re.search(r"has ([\d,]+) tokens", offer.inner_text())[1].replace(",", ""))
+    assert tokens < document["tokens"] < 4096
+    expect(page).to_have_url(re.compile(rf"[?&]length={tokens}&text="))
+    expect(page.get_by_label("Length").locator("option:checked")).to_have_text(f"{tokens:,}")
+    offer.get_by_role("button", name=f"({document['tokens']:,} tokens)").click()
+    expect(page).to_have_url(re.compile(rf"length={document['tokens']}&doc={document['id']}"))
+    expect(page.get_by_label("Length").locator("option:checked")).to_have_text(f"{document['tokens']:,}")
+
+
+def test_a_map_that_takes_long_dims_the_old_one_and_can_be_cancelled(page, address):
+    visit(page, f"{address}#/encoding/alibi/3?q=400&k=300")
+    page.route(re.compile("/head/"), lambda route: None)  # the server does not answer
+    page.route(re.compile("/api/tasks/[^/]+-head$"), lambda route: route.fulfill(json={"done": 0.42}))
+    page.get_by_role("button", name="Next head").click()
+    expect(page.get_by_text("Computing 42 %").first).to_be_visible()
+    assert float(page.locator(".matrix").first.evaluate("map => getComputedStyle(map).opacity")) < 0.5
+    page.unroute(re.compile("/head/"))
+    page.get_by_role("button", name="Cancel").first.click()
+    expect(page).to_have_url(re.compile("alibi/3"))
+    rest(page)
+    assert read(page, "value") == -SLOPE * 100
+
+
+def test_on_a_phone_the_map_stays_in_sight_while_sliders_move(browser, address):
+    context = browser.new_context(viewport={"width": 390, "height": 844}, reduced_motion="reduce")
+    page = context.new_page()
+    visit(page, f"{address}#/encoding/rope")
+    page.get_by_label("section order").scroll_into_view_if_needed()
+    assert page.evaluate("() => scrollY") > 300
+    expect(maps(page).first).to_be_in_viewport(ratio=0.9)
+    context.close()

@@ -7,7 +7,7 @@ import type { Frame } from "./matrix-map";
 export const LEFT = 58;
 export const TOP = 20;
 export const TOP_OF_TOKENS = 58; // where keys have tokens, which are written upwards
-const ROOM = 13; // pixels of an entry from which on its token fits beside it
+export const ROOM = 13; // pixels of an entry from which on its token fits beside it
 
 export interface RulerColours {
   text: string;
@@ -26,9 +26,10 @@ export function drawRuler(
   colours: RulerColours,
   mark: number | null,
   tokenAt: TokenAt | null,
+  tall: boolean, // whether keys have room for tokens
 ): void {
   const along = axis === "keys";
-  const top = tokenAt ? TOP_OF_TOKENS : TOP;
+  const top = tall ? TOP_OF_TOKENS : TOP;
   const [width, height] = along ? [frame.width, top] : [LEFT, frame.height];
   const context = sized(canvas, width, height);
   context.font = '11px ui-sans-serif, system-ui, "Segoe UI", Roboto, "Noto Sans", sans-serif';
@@ -37,7 +38,7 @@ export function drawRuler(
   const span = (along ? frame.width : frame.height) * frame.resolution;
   const pixel = (position: number) => (position + 0.5 - start) / frame.resolution;
   const room = 1 / frame.resolution;
-  const tokens = tokenAt && room >= ROOM ? tokenAt : null;
+  const tokens = tokenAt && (along ? tall : room >= ROOM) ? tokenAt : null;
   const write = (position: number, text: string, colour: string) => {
     const at = pixel(position);
     const most = along ? frame.width : frame.height;
