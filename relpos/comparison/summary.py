@@ -19,7 +19,7 @@ from relpos.evaluation.intervals import FEW, bootstrap, interval
 from relpos.runs.results import Row
 
 LEVEL = 0.95  # confidence level of all comparisons at a length together
-ENOUGH = 500_000  # tokens of training; nano then begins to use positions (docs/comparison.md)
+ENOUGH = 500_000  # tokens of training, about as many as in the table of docs/comparison.md
 SEVERAL = 3  # seeds
 DRAWS = 10_000  # resamples; many, because with many comparisons the bounds lie far out in the tails
 

@@ -4,6 +4,7 @@ A corpus is a sequence of documents in a fixed order. Each document belongs to o
 nothing heavy: a wrong name is refused before the text is read.
 """
 
+import dataclasses
 import hashlib
 import itertools
 import re
@@ -225,7 +226,9 @@ def _half(corpus: Corpus, validation: bool, validates: Callable[[Document], bool
             elif flags[document.name] == validation:
                 yield document
 
-    return Corpus(corpus.name, documents, lambda document: True, divided=False)
+    return dataclasses.replace(
+        corpus, documents=documents, held=lambda document: True, counts={}, divided=False, skipping=None
+    )
 
 
 def _half_document(document: Document, first: bool) -> Document:

@@ -240,7 +240,7 @@ COMPLETIONS = {
     "relpos compare --encodings alibi,kerple_p": ["alibi,kerple_power"],
     "relpos compare --preset sm": ["small"],
     "relpos evaluate runs/x --protocol ": ["windows", "last", "sliding", "positions"],
-    "relpos evaluate runs/x --split ": ["heldout", "all"],
+    "relpos evaluate runs/x --split ": ["heldout", "validation", "test", "all"],
     "relpos evaluate runs/x --rope-scaling yarn:4,li": ["yarn:4,linear"],
     "relpos evaluate runs/x --task pass": ["passkey"],
     "relpos draw kerple": ["kerple_log", "kerple_power"],
