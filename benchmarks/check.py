@@ -164,7 +164,7 @@ class OtherLayout(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         with layout.FAULT.inject(self.subject):
-            logits: Tensor = self.port(input_ids=input_ids).logits
+            logits: Tensor = self.subject.output(input_ids).logits
         return logits
 
 
