@@ -19,6 +19,8 @@ from relpos.evaluation.intervals import FEW, bootstrap, interval
 from relpos.runs.results import Row
 
 LEVEL = 0.95  # confidence level of all comparisons at a length together
+ENOUGH = 500_000  # tokens of training; nano then begins to use positions (docs/comparison.md)
+SEVERAL = 3  # seeds
 DRAWS = 10_000  # resamples; many, because with many comparisons the bounds lie far out in the tails
 
 Records = Mapping[Trial, TrialRecord]
@@ -189,6 +191,57 @@ def _differences(
     return results
 
 
+@dataclass(frozen=True)
+class Rank:
+    """The rank of an encoding at a length, 1 for the lowest loss, and its 95 % interval."""
+
+    mean: float  # over the resamples
+    low: int
+    high: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f} ({self.low}–{self.high})" if self.high > self.low else str(self.low)
+
+
+def ranks(rows: Mapping[str, Mapping[int, Row]], seed: int = 0) -> dict[str, Rank]:
+    """The ranks of encodings at one length, by their rows of each seed; empty if they cannot be ranked.
+
+    The losses of all encodings are computed for the same resamples of the documents. To each a value of Student's t is
+    added, scaled by the standard error over seeds of the encoding's distance from the mean of all encodings.
+    """
+    known = {encoding: seeds for encoding, seeds in rows.items() if seeds}
+    common = sorted(set.intersection(*(set(seeds) for seeds in known.values()))) if known else []
+    units = [known[encoding][number]["units"] for encoding in known for number in common]
+    if len(known) < 2 or len(common) < 2 or len(units[0]["number"]) < FEW:
+        return {}
+    if any(other[key] != units[0][key] for other in units for key in ("number", "tokens")):
+        return {}
+    tokens = np.array(units[0]["tokens"], dtype=np.float64)  # (units,)
+    losses = np.array([[_losses(seeds[n]) for n in common] for seeds in known.values()])  # (encodings, seeds, units)
+    sums, counts = bootstrap(losses.mean(1).T, tokens, seed=seed, draws=DRAWS)
+    distances = losses.sum(2) / tokens.sum()
+    distances = distances - distances.mean(0)  # (encodings, seeds)
+    errors = distances.std(axis=1, ddof=1) / len(common) ** 0.5
+    noise = np.random.default_rng(seed).standard_t(len(common) - 1, size=(DRAWS, len(known)))
+    drawn = sums / counts[:, None] + errors * noise
+    places = drawn.argsort(axis=1).argsort(axis=1) + 1  # (draws, encodings)
+    return {
+        encoding: Rank(
+            float(column.mean()), *(int(bound) for bound in np.quantile(column, (0.025, 0.975), method="nearest"))
+        )
+        for encoding, column in zip(known, places.T, strict=True)
+    }
+
+
+def make_ranks(comparison: Comparison, records: Records) -> dict[int, dict[str, Rank]]:
+    """The ranks at every length at which the encodings can be ranked."""
+    by_length = {
+        length: ranks({name: measured_rows(comparison, records, name, length) for name in comparison.encodings})
+        for length in comparison.lengths
+    }
+    return {length: at_length for length, at_length in by_length.items() if at_length}
+
+
 def _losses(row: Row) -> NDArray[np.float64]:
     return np.array(row["units"]["loss"], dtype=np.float64)
 
@@ -208,6 +261,24 @@ def marking(standings: Mapping[int, Standing]) -> list[str]:
     for reason in dict.fromkeys(at_length.unmarked for at_length in standings.values() if at_length.unmarked):
         lengths = [str(length) for length, at_length in standings.items() if at_length.unmarked == reason]
         sentences.append(f"Nothing is bold at {', '.join(lengths)}: {reason}.")
+    return sentences
+
+
+def cautions(comparison: Comparison, records: Records) -> list[str]:
+    """Sentences on what a comparison of this size cannot show."""
+    sentences = []
+    tokens = [record["training"]["tokens"] for record in records.values() if "training" in record]
+    if tokens and statistics.fmean(tokens) < ENOUGH:
+        sentences.append(
+            f"Each model was trained on {statistics.fmean(tokens):,.0f} tokens only, and has hardly learned to use "
+            "positions. The table shows that an encoding trains, what it costs, and whether it fails at once at longer "
+            f"lengths. It does not show which encoding is better: for that, train on {ENOUGH:,} tokens or more."
+        )
+    if comparison.seeds < SEVERAL:
+        sentences.append(
+            f"{comparison.seeds} seed{'' if comparison.seeds == 1 else 's'}: other seeds may give another order. Give "
+            f"`--seeds {SEVERAL}` or more."
+        )
     return sentences
 
 

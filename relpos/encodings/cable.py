@@ -26,7 +26,7 @@ class CableNoWeight(Encoding):
     """
 
     paper = "Veisi et al. 2025, arXiv 2503.08067"
-    formula = "B_ij = −|S_i − S_j|,  S = cumsum(ReLU(w_c·x + b_c));  w starts at N(0, 0.02), b at 0"
+    formula = "B_ij = −|S_i − S_j|,  S_i = Σ_{t ≤ i} ReLU(w_c·x_t + b_c);  w starts at N(0, 0.02), b at 0"
 
     gate_size = 1
 
@@ -59,7 +59,10 @@ class Cable(CableNoWeight):
     Steps and weights are computed from the layer's input, one of each per token and head.
     """
 
-    formula = "B_ij = −g_i·|S_i − S_j|,  S as in cable_nw,  g = softplus(w_s·x + b_s);  w starts at N(0, 0.02), b at 0"
+    formula = (
+        "B_ij = −g_i·|S_i − S_j|,  S_i = Σ_{t ≤ i} ReLU(w_c·x_t + b_c),  g_i = softplus(w_s·x_i + b_s);  "
+        "w starts at N(0, 0.02), b at 0"
+    )
 
     gate_size = 2
 
@@ -77,7 +80,7 @@ class KernelCable(CableNoWeight):
         weighted: Multiply by the weight of the query, as in `cable`: B_ij = −g_i·log(1 + (S_i − S_j)²).
     """
 
-    formula = "B_ij = −log(1 + (S_i − S_j)²),  S as in cable_nw"
+    formula = "B_ij = −log(1 + (S_i − S_j)²),  S_i = Σ_{t ≤ i} ReLU(w_c·x_t + b_c);  w starts at N(0, 0.02), b at 0"
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ OTHER_WORDS = {  # sizes and options as other libraries call them: our word
     **dict.fromkeys(("theta", "rope_theta", "rotary_base"), "base"),
 }
 LARGE = 2**27  # the product of an encoding's sizes from which its memory is checked
-CARDS = Path(__file__).with_name("cards.json")  # so that `relpos ls` need not import torch; `make readme` writes it
+CARDS = Path(__file__).with_name("cards.json")  # so that `relpos ls` need not import torch; `make cards` writes it
 Arguments = ParamSpec("Arguments")
 _registered: dict[str, type["Encoding"]] = {}
 
@@ -70,22 +70,8 @@ def names() -> list[str]:
     return sorted({*FILES, *_registered})
 
 
-def register(name: str, cls: type["Encoding"]) -> None:
-    """Add an encoding of your own; from then on it works like the built-in ones.
-
-    Args:
-        name: Its name, a Python identifier.
-        cls: A class derived from `relpos.Encoding`. It has `paper` and `formula` as strings, and every option of its
-            `__init__` has a default value.
-
-    Raises:
-        TypeError: `cls` is not such a class.
-        ValueError: The name is not an identifier, or is taken by another class.
-
-    Example:
-        >>> relpos.register("saturating", Saturating)
-        >>> relpos.encoding("saturating", heads=12, head_dim=64)
-    """
+def register(name: object, cls: object) -> None:
+    """Add an encoding: `relpos.register`, whose docstring says what is allowed."""
     from relpos.forms.encoding import Encoding
 
     if not (isinstance(cls, type) and issubclass(cls, Encoding)):
@@ -136,6 +122,16 @@ def encoding_class(name: str) -> type["Encoding"]:
     file, class_name = FILES[name]
     cls: type[Encoding] = getattr(importlib.import_module(f"relpos.encodings.{file}"), class_name)
     return cls
+
+
+def check_options_of(name: str, options: Iterable[str]) -> None:
+    """Refuse an unknown encoding, and options that it does not have, by its card: without torch."""
+    if canonical(name) not in names():
+        raise unknown("encoding", name, names())
+    allowed = card(name).options
+    for option in options:
+        if option not in allowed:
+            raise unknown_option(name, option, allowed)
 
 
 def check_encoding_or_folder(what: str | Path) -> None:
@@ -231,7 +227,7 @@ def builtin_card(name: str) -> Card:
 
 
 def write_cards() -> None:
-    """Write the file of cards, for `make readme`."""
+    """Write the file of cards, for `make cards`."""
     cards = {name: dataclasses.asdict(builtin_card(name)) for name in FILES}
     CARDS.write_text(json.dumps(cards, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 

@@ -36,7 +36,10 @@ class T5(Encoding):
     """
 
     paper = "Raffel et al. 2020, arXiv 1910.10683"
-    formula = "B_ij = b_h[bucket(i − j)];  b starts at N(0, 1/width)"
+    formula = (
+        "B_ij = b_h[bucket(i − j)],  bucket(r) = r if r < 16, else min(31, 16 + ⌊16·ln(r/16) / ln(8)⌋);  "
+        "of 32 buckets up to distance 128; b starts at N(0, 1/width)"
+    )
 
     def __init__(self, heads: int, head_dim: int, *, buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__(heads, head_dim)

@@ -17,7 +17,8 @@ class Xpos(Encoding):
 
     paper = "Sun et al. 2023, arXiv 2212.10554"
     formula = (
-        "pair k rotated as in rope (interleaved), q_i × ζ_k^(i/512), k_j ÷ ζ_k^(j/512),  ζ_k = (2k + 0.4d) / (1.4d)"
+        "pair k of q_i and of k_i rotated by the angle i·θ_k,  θ_k = base^(−2k/d),  q_i[k] ← ζ_k^(i/512)·q_i[k],  "
+        "k_j[k] ← ζ_k^(−j/512)·k_j[k],  ζ_k = (2k + 0.4d) / (1.4d);  pairs are interleaved; 512 is scale_base"
     )
 
     bidirectional = False

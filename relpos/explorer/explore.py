@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from relpos.encodings.registry import canonical, names
 from relpos.explorer.explore_options import ExploreOptions
 from relpos.explorer.scenes import ExplorerSubject
@@ -128,12 +130,14 @@ def explore(options: ExploreOptions) -> Exploration:
 
     Raises:
         ValueError: A name is unknown, or a model cannot be opened.
+        TypeError: A module is not a model of transformers or relpos.
         FileNotFoundError: There is no such model.
 
     Example:
         >>> relpos.explore("kerple_log").save("kerple.html")
         PosixPath('kerple.html')
         >>> relpos.explore(["runs/cable", "runs/kerple"]).serve()
+        >>> relpos.explore(model, tokenizer=tokenizer)  # in a notebook: the page, inline
         >>> relpos.explore(model(ids).attentions, show="weights", tokens=words).serve()
     """
     what = options.what
@@ -146,6 +150,16 @@ def explore(options: ExploreOptions) -> Exploration:
         raise ValueError("show and tokens are for a tensor: leave them out.")
     else:
         several: list[Any] = [what] if isinstance(what, str | Path) or not isinstance(what, Sequence) else list(what)
+        models = [isinstance(item, nn.Module) for item in several]
+        if options.tokenizer is not None and not any(models):
+            raise ValueError("tokenizer is for a model that is open already: leave it out.")
+        if any(models):
+            from relpos.runs.run import run_of_model
+
+            several = [
+                run_of_model(item, options.tokenizer) if module else item
+                for item, module in zip(several, models, strict=True)
+            ]
         exploration = Exploration(open_subjects(several, options.length, options.text, options.bos))
     if options.server:
         exploration.start()

@@ -22,7 +22,7 @@ CLASS_LENGTH = 8192  # tokens up to which heads are classed: the fits take longe
 MASS_LENGTH = 4096  # tokens up to which the mass of content that is not a function of the distance is computed
 TEXT_BYTES = 1_000_000  # of a text
 BODY_BYTES = 2 * TEXT_BYTES  # of a request
-HEADS, MOST_HEADS = 8, 64  # of an encoding without a model
+MOST_HEADS = 64  # of an encoding without a model
 WRITTEN, MOST_WRITTEN = 64, 512  # tokens that a model writes at a time, and in all
 SCENES, SCENE_BYTES = 32, 2**30  # that are kept, and of all scenes together
 IDLE = 120.0  # seconds after which a scene that nobody looks at is dropped
@@ -38,8 +38,8 @@ class ExploreOptions:
     what: "str | Path | Run | Tensor | NDArray[Any] | Sequence[Any]" = option(
         (),
         "The name of an encoding (`relpos ls`), or a model: the folder of a run or checkpoint, a .gguf file, or a name "
-        "on the hub. Several are compared. With none, the pages of all encodings. In Python also an open `Run`, or "
-        f"{TENSOR}",
+        "on the hub. Several are compared. With none, the gallery of all encodings, with stories. In Python also an "
+        f"open `Run`, an open model of transformers or of relpos, or {TENSOR}",
         metavar="WHAT",
         argument=True,
     )
@@ -52,6 +52,9 @@ class ExploreOptions:
     )
     text: str | None = option(None, "Text for the models to read.", shown="held-out text", command=False)
     bos: bool = option(True, BOS)
+    tokenizer: Any = option(
+        None, "Tokenizer of a model that is open already; without one it reads random tokens.", command=False
+    )
     show: str | None = option(None, "What a tensor holds: bias, scores or weights.", command=False)
     tokens: Sequence[str] | None = option(None, "Names of the tokens of a tensor.", command=False)
     server: bool = option(

@@ -15,15 +15,17 @@ import torch
 from starlette.exceptions import HTTPException
 
 from relpos import __version__
-from relpos.encodings.registry import names
+from relpos.encodings.registry import card, names
 from relpos.explorer import explore_options as options
 from relpos.explorer import replies
 from relpos.explorer.scenes import ExplorerSubject, Scene, encoding_json, scene_hash
+from relpos.explorer.stories import examples, read_stories
+from relpos.forms.cards import grouped
 from relpos.maps.head_classes import KINDS
 from relpos.maps.head_values import difference
 from relpos.maps.map import HeadMap
 from relpos.maps.subject import EncodingSubject
-from relpos.maps.values import within
+from relpos.maps.values import Work, within
 from relpos.pictures.colours import hex_colours
 from relpos.system.errors import unknown
 from relpos.system.memory import give_back_freed_memory
@@ -100,6 +102,7 @@ class Explorer:
 
     def __init__(self, subjects: Sequence[ExplorerSubject], static: Path = STATIC) -> None:
         self.subjects = {str(subject.id): subject for subject in subjects}
+        self.tasks: dict[str, Work] = {}  # that run, by the name that the page gave them
         self.static = static  # the folder of the built page
         self.scenes = SceneStore()
         self.waiting = 0
@@ -108,24 +111,31 @@ class Explorer:
         self._lock = threading.Lock()
         self._differences: OrderedDict[tuple[Place, Place], HeadMap] = OrderedDict()
 
-    async def compute(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Run something in a thread, when one is free."""
+    async def compute(self, work: Callable[..., Result], *arguments: Any, task: str | None = None) -> Result:
+        """Run something in a thread, when one is free. Under the name of a task it can be followed and cancelled."""
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(WORKERS)  # belongs to the running event loop
         if self.waiting >= options.WAITING:
             raise HTTPException(503, "the server is computing for many others: try again in a few seconds.")
         self.waiting += 1
+        running = Work(0.0)
+        if task is not None:
+            self.tasks[task] = running
         try:
-            return await anyio.to_thread.run_sync(partial(self._limited, work, *arguments), limiter=self._limiter)
+            return await anyio.to_thread.run_sync(
+                partial(self._limited, running, work, *arguments), limiter=self._limiter
+            )
         finally:
             self.waiting -= 1
+            if task is not None and self.tasks.get(task) is running:
+                del self.tasks[task]
 
-    def _limited(self, work: Callable[..., Result], *arguments: Any) -> Result:
+    def _limited(self, running: Work, work: Callable[..., Result], *arguments: Any) -> Result:
         # One thread each: a tile is small, and threads that wait for one another on a busy machine take far longer.
         if self.own_process and torch.get_num_threads() > 1:
             torch.set_num_threads(1)
         try:
-            with within(options.SECONDS), torch.no_grad():
+            with within(options.SECONDS, running), torch.no_grad():
                 return work(*arguments)
         finally:
             if time.monotonic() > self._tidied + TIDY:
@@ -158,7 +168,13 @@ class Explorer:
         return {
             "version": __version__,
             "subjects": [subject.as_json() for subject in self.subjects.values()],
+            "examples": [subject.as_json() for subject in examples().values()],
             "encodings": [encoding_json(name) for name in names()],
+            "groups": [
+                {"title": title, "names": [entry.name for entry in cards]}
+                for title, cards in grouped(map(card, names())).items()
+            ],
+            "stories": read_stories(),
             "colour_maps": hex_colours(),
             "classes": list(KINDS),
         }
@@ -167,9 +183,10 @@ class Explorer:
         """The subject of a description: one of the command line, or an encoding by name."""
         identity, name = request.get("subject"), request.get("encoding")
         if identity is not None:
-            if not isinstance(identity, str) or identity not in self.subjects:
+            known = {**examples(), **self.subjects}
+            if not isinstance(identity, str) or identity not in known:
                 raise ValueError(f"there is no subject {identity!r}: give {', '.join(self.subjects) or 'none'}."[:300])
-            return self.subjects[identity]
+            return known[identity]
         if not isinstance(name, str) or name not in names():
             raise unknown("encoding", str(name)[:100], names())
         return ExplorerSubject(None, EncodingSubject(name))

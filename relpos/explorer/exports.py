@@ -16,7 +16,6 @@ from relpos.explorer import explore_options as options
 from relpos.explorer import replies
 from relpos.explorer.explorer import STATIC, Explorer
 from relpos.explorer.measures import (
-    colour_scale,
     head_details,
     layer_overview,
     other_layers,
@@ -25,6 +24,7 @@ from relpos.explorer.measures import (
     sentence,
 )
 from relpos.explorer.scenes import ExplorerSubject, Scene
+from relpos.maps.map import ColourScale
 from relpos.maps.subject import Show
 from relpos.maps.values import one_thread
 from relpos.pictures.colours import linear_ticks, tick_words
@@ -82,7 +82,7 @@ def page_data(
     """What the page reads instead of asking a server."""
     explorer = Explorer(subjects)
     data: replies.ExportData = {
-        "start": {**explorer.start(), "encodings": []},
+        "start": {**explorer.start(), "encodings": [], "stories": [], "groups": []},
         "scenes": [],
         "overview": {},
         "heads": {},
@@ -93,6 +93,7 @@ def page_data(
     used = 0
     for place, subject in enumerate(subjects):
         scene = explorer.make_scene({"subject": subject.id})
+        about = data["start"]["subjects"][place]
         reply, shows = scene.as_json(), list[Show]()
         order: list[Show] = [scene.default_show, "weights", "bias", "flat", "position", "scores"]
         for show in [show for show in dict.fromkeys(order) if show in scene.shows]:
@@ -108,7 +109,6 @@ def page_data(
             data["maps"] |= maps
             progress((place + len(shows) / len(scene.shows)) / len(subjects))
         data["scenes"].append({**reply, "shows": shows})
-        about = data["start"]["subjects"][place]
         about["shows"], about["can_write"], about["documents"], about["parameters"] = shows, False, [], []
         if scene.view.tokens is not None:
             data["tokens"][reply["scene"]] = scene.view.tokens
@@ -142,11 +142,14 @@ def _held(scene: Scene, show: Show, name: str, room: int | None) -> Held | None:
 def _stored(scene: Scene, show: Show, number: int, head: int) -> replies.StoredMap:
     """A map at its finest level that fits: bytes, compressed, in base64."""
     head_map = scene.head_map(show, number, head)
-    level, scale = head_map.level_of(CELLS), colour_scale(show, head_map.length, *head_map.range)
+    level, (low, high), log = head_map.level_of(CELLS), head_map.range, show in ("weights", "flat")
+    if log:  # weights below the first colour are stored as that
+        scale = ColourScale.of_weights(low, high, head_map.length)
+        low, high = scale.low, scale.high
     side = head_map.cells_at(level)
     means = head_map.cells(level, 0, side, 0, side).planes[1].numpy().astype(np.float64)
-    cells = base64.b64encode(zlib.compress(quantised(means, scale).tobytes(), 9)).decode("ascii")
-    return {"level": level, "low": scale.low, "high": scale.high, "log": scale.log, "cells": cells}
+    cells = base64.b64encode(zlib.compress(quantised(means, low, high, log).tobytes(), 9)).decode("ascii")
+    return {"level": level, "low": low, "high": high, "log": log, "cells": cells}
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,7 @@ class Region:
         row, column = self.first_query >> level, self.first_key >> level
         rows, columns = (self.last_query >> level) - row + 1, (self.last_key >> level) - column + 1
         values = head_map.cells(level, row, rows, column, columns).planes[1].numpy()
-        scale = scales(head_map, self.show)[without_sink]
+        scale = scales(head_map, self.show, self.scene.both_signs(self.show))[without_sink]
         queries, keys = self.shape
         wide, tall = SIDE * keys / max(self.shape), SIDE * queries / max(self.shape)
         cell = f" Each cell is the mean of {size} × {size} entries." if size > 1 else ""

@@ -2,7 +2,7 @@
 
 import base64
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -25,49 +25,67 @@ from relpos.maps.values import HeadValues
 from relpos.pictures.captions import SHOWN
 from relpos.pictures.colours import linear_ticks
 
-WORDS = {**SHOWN, "position": "the positional part of the scores", "flat": "the softmax of the bias over equal content"}
+WORDS = {
+    **SHOWN,
+    "position": "the positional part of the scores",
+    "flat": "the weights by position only, the softmax over equal content",
+}
 OVERVIEW_BINS, DETAIL_BINS, PROFILE_POINTS = 64, 256, 512  # at most
 TICKS = 6  # of a colour bar, at most
 Ratios = list[float | None]  # of each head
 
 
-def colour_scale(show: str, length: int, low: float, high: float) -> ColourScale:
-    """The colours of values from `low` to `high` over `length` tokens."""
+def colour_scale(head_map: HeadMap, show: str, signed: bool) -> ColourScale:
+    """The colours of a map; `signed` is decided for the page, by `Scene.both_signs`."""
     if show in ("weights", "flat"):
-        return ColourScale.of_weights(low, high, length)
-    return ColourScale.of(low, high, both_signs([(low, high)]))
+        return ColourScale.of_weights(*head_map.range, head_map.length)
+    return ColourScale.of(*head_map.range, signed, head_map.typical_range(show))
 
 
 def _scale(scale: ColourScale) -> replies.Scale:
     low, high = scale.ends
     powers = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1) if scale.log else ()
     ticks = [10.0**power for power in powers] or [high] if scale.log else linear_ticks(low, high, TICKS)
-    return {"low": low, "high": high, "log": scale.log, "ticks": ticks}
+    return {"low": low, "high": high, "log": scale.log, "ticks": ticks, "extend": scale.extend}
 
 
-def _colours(scale: ColourScale) -> replies.Colours:
-    values = {"low": scale.low, "high": scale.high, "log": scale.log}
-    return {**values, "colour_map": scale.colour_map, "scale": _scale(scale)}  # type: ignore[typeddict-item]
+def _colours(head_map: HeadMap, scale: ColourScale) -> replies.Colours:
+    low, high = head_map.range
+    about = {"low": low, "high": high, "log": scale.log, "colour_map": scale.colour_map}
+    return {**about, "scale": _scale(scale)}  # type: ignore[typeddict-item]
 
 
-def scales(head_map: HeadMap, show: str) -> tuple[ColourScale, ColourScale]:
+def scales(head_map: HeadMap, show: str, signed: bool) -> tuple[ColourScale, ColourScale]:
     """The colours of a map, with and without the first key."""
-    scale = colour_scale(show, head_map.length, *head_map.range)
-    return scale, replace(colour_scale(show, head_map.length, *head_map.range_without_sink), signed=scale.signed)
+    low, high = head_map.range_without_sink
+    if show in ("weights", "flat"):
+        without = ColourScale.of_weights(low, high, head_map.length)
+    else:
+        first, last = head_map.typical_range(show)
+        without = ColourScale.of(low, high, signed, (max(first, low), min(last, high)))
+    return colour_scale(head_map, show, signed), without
 
 
-def ranges(head_map: HeadMap, show: str) -> replies.Range:
-    """The range of the values and of the colours, with and without the first key."""
-    scale, without = scales(head_map, show)
-    (low, high), (low_without, high_without) = head_map.range, head_map.range_without_sink
+def ranges(head_map: HeadMap, show: str, both: bool, plain: bool = False) -> replies.Range:
+    """The range of the values and of the colours, with and without the first key.
+
+    `both` says whether the heads of its page have both signs; `plain` asks for the colours of one sign nevertheless,
+    beside maps of another page that have them.
+    """
+    scale, without = scales(head_map, show, both and not plain)
+    low_without, high_without = head_map.range_without_sink
     return {
-        **_colours(scale),
-        "low": low,
-        "high": high,
+        **_colours(head_map, scale),
+        "both_signs": both or scale.log,  # weights go beside both
         "low_without_sink": low_without,
         "high_without_sink": high_without,
         "scale_without_sink": _scale(without),
     }
+
+
+def difference_ranges(head_map: HeadMap) -> replies.Range:
+    """The same for the difference of two heads."""
+    return ranges(head_map, "difference", both_signs([head_map.range]))
 
 
 @dataclass(frozen=True)
@@ -134,14 +152,17 @@ def other_layers(scene: Scene, show: str) -> list[Layer] | None:
     return view.other_layers() if depends else None
 
 
-def layer_overview(scene: Scene, show: Show, number: int, others: list[Layer] | None) -> replies.LayerSummary:
-    """One line of the overview; `others` are the layers on another input, for the context dependence."""
+def layer_overview(
+    scene: Scene, show: Show, number: int, others: list[Layer] | None, side: int = SIDE
+) -> replies.LayerSummary:
+    """One line of the overview; `others` are the layers on another input, for the context dependence.
+
+    `side` is the number of cells per side of its small maps.
+    """
     uniformity, context = _measures(scene, show, number, None if others is None else others[number - 1])
     mass = mass_of_layer(scene, show, number)
     heads: list[replies.HeadSummary] = []
     for place in range(len(uniformity)):
-        head_map = scene.head_map(show, number, place + 1)
-        scale = colour_scale(show, head_map.length, *head_map.range)
         heads.append(
             {
                 "head": place + 1,
@@ -149,8 +170,7 @@ def layer_overview(scene: Scene, show: Show, number: int, others: list[Layer] | 
                 "entropy": _entropy(scene, show, number, place + 1),
                 "uniformity": uniformity[place],
                 "context_dependence": context[place],
-                **_colours(scale),
-                "map": small_map(head_map, scale),
+                **thumbnail(scene, show, number, place + 1, side),
                 "profile": _mass_bins(mass, place, OVERVIEW_BINS),
             }
         )
@@ -195,30 +215,38 @@ def _bins(values: NDArray[np.float64], lowest: int, length: int, most: int) -> r
     return {"distance": edges[:-1].tolist(), "mass": bin_means(values, edges, lowest).tolist()}
 
 
-def small_map(head_map: HeadMap, scale: ColourScale) -> str:
-    """The means of a map on 48 × 48 cells, as bytes in base64: 0 for no value, 1…255 over the range of the colours."""
-    level = head_map.level_of(2 * SIDE)
+def thumbnail(scene: Scene, show: str, number: int, head: int, side: int = SIDE) -> replies.Thumbnail:
+    """The small map of a head with its colours."""
+    head_map = scene.head_map(show, number, head)
+    scale = colour_scale(head_map, show, scene.both_signs(show))
+    return {**_colours(head_map, scale), "map": small_map(head_map, scale, side)}
+
+
+def small_map(head_map: HeadMap, scale: ColourScale, side: int = SIDE) -> str:
+    """The means of a map on side × side cells, as bytes in base64: 0 for no value, 1…255 from first to last colour."""
+    level = head_map.level_of(2 * side)
     cells, count = head_map.grid(level), head_map.cells_at(level)
-    edges, place = np.linspace(0, count, SIDE + 1), np.arange(count)
+    edges, place = np.linspace(0, count, side + 1), np.arange(count)
     first, last = edges[:-1, None], edges[1:, None]
-    overlap = np.clip(np.minimum(last, place + 1) - np.maximum(first, place), 0, 1)  # of parts and cells: (48, cells)
+    overlap = np.clip(np.minimum(last, place + 1) - np.maximum(first, place), 0, 1)  # of parts and cells: (side, cells)
     total, seen = (overlap @ x.double().numpy() @ overlap.T for x in (cells.total, cells.seen))
     empty = seen <= 1e-9
     mean = np.where(empty, np.nan, total / np.where(empty, 1.0, seen))
-    return base64.b64encode(quantised(mean, scale).tobytes()).decode("ascii")
+    return base64.b64encode(quantised(mean, *scale.ends, scale.log).tobytes()).decode("ascii")
 
 
-def quantised(values: NDArray[Any], scale: ColourScale) -> NDArray[np.uint8]:
+def quantised(values: NDArray[Any], low: float, high: float, log: bool) -> NDArray[np.uint8]:
     """Values as bytes: 0 for NaN, 1…255 from the lowest to the highest, by logarithm where it is logarithmic."""
-    low, high = scale.low, scale.high
-    if scale.log:
+    if log:
         values, low, high = np.log(np.maximum(values, low)), math.log(low), math.log(high)
     share = (values - low) / (high - low) if high > low else np.where(np.isnan(values), np.nan, 0.5)
     places = 1 + np.clip(np.nan_to_num(share), 0, 1) * 254
     return np.where(np.isnan(share), 0, np.rint(places)).astype(np.uint8)
 
 
-def head_details(scene: Scene, show: str, number: int, head: int, with_mass: bool = True) -> replies.HeadDetail:
+def head_details(
+    scene: Scene, show: str, number: int, head: int, with_mass: bool = True, plain: bool = False
+) -> replies.HeadDetail:
     """What the page shows beside the map of a head; the mass and the class take long at great lengths."""
     head_map, kind = scene.head_map(show, number, head), scene.check_show(show)
     mass = mass_of_layer(scene, kind, number) if with_mass else None
@@ -227,7 +255,7 @@ def head_details(scene: Scene, show: str, number: int, head: int, with_mass: boo
     low, mean, high = (x.tolist() for x in values.profile(distances).float())
     profile: replies.Profile = {"distance": distances.tolist(), "mean": mean, "low": low, "high": high}
     return {
-        **ranges(head_map, show),
+        **ranges(head_map, show, scene.both_signs(show), plain),
         "class": None if mass is None else mass.classes[head - 1].as_json(),
         "profile": profile,
         "mass": None if mass is None else _mass(mass, head - 1),

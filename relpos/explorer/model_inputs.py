@@ -33,6 +33,8 @@ class ModelInputs:
         """The held-out tokens and the titles of the first documents; None if there are none."""
         from relpos.text.tokens import tokenize
 
+        if self.run.tokenizer is None:
+            return None
         try:
             corpus = self.run.corpus()
             tokens = tokenize(corpus, self.run.tokenizer)["heldout"]

@@ -13,12 +13,12 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from relpos.explorer.explore_options import LONGEST, TEXT_BYTES
-from relpos.maps.map import FLAT_RANGE, TILE, ColourMap
+from relpos.maps.map import FLAT_RANGE, TILE, ColourMap, Extend
 from relpos.maps.subject import Kind, Show
 
 Parameter = float | str | bool | list[float]
 Numbers = list[float | None]  # None: no number
-SIDE = 48  # cells per side of a small map
+SIDE, MOST_SIDE = 48, 192  # cells per side of a small map: by default, and at most
 
 
 class Slider(TypedDict):
@@ -36,18 +36,62 @@ class Slider(TypedDict):
     choices: list[str | float | bool] | None
 
 
+class Preset(TypedDict):
+    """Parameters of an encoding that are worth a look."""
+
+    name: str
+    parameters: dict[str, Parameter]
+
+
+class Formula(TypedDict):
+    """A formula as mathematics."""
+
+    statements: list[str]  # MathML, each
+    note: str
+    text: str  # in one line
+
+
 class EncodingCard(TypedDict):
     """What the page of an encoding shows of it."""
 
     name: str
     summary: str
+    group: str
     place: str
     form: str
     paper: str
     arxiv: str | None
-    formula: str
+    formula: Formula
     parameters: list[Slider]
+    presets: list[Preset]
     causal_only: bool
+
+
+class StoryStep(TypedDict):
+    """One step of a story: what is said, and what the page shows."""
+
+    text: str
+    address: str  # of the page: "#/encoding/alibi/1?q=100&k=92"
+    reads: NotRequired[float]  # the value under the cursor
+    unseen: NotRequired[bool]  # whether the query does not see the key
+    refused: NotRequired[str]  # part of the sentence with which the server refuses what is asked
+    play: NotRequired[str]  # a parameter whose slider moves
+
+
+class Story(TypedDict):
+    """A short tour of an encoding."""
+
+    name: str
+    title: str
+    encoding: str
+    steps: list[StoryStep]
+
+
+class Group(TypedDict):
+    """Encodings that act in the same place."""
+
+    title: str
+    names: list[str]
 
 
 class DocumentTitle(TypedDict):
@@ -125,7 +169,7 @@ class Subject(TypedDict):
     documents: list[DocumentTitle]
     default: SceneRequest
     evaluation: bool
-    formula: str | None
+    formula: Formula | None
     paper: str | None
     caption: str
     parameters: list[Slider]
@@ -136,7 +180,10 @@ class Start(TypedDict):
 
     version: str
     subjects: list[Subject]
+    examples: list[Subject]  # of stories: shown there only
     encodings: list[EncodingCard]
+    groups: list[Group]
+    stories: list[Story]
     colour_maps: dict[ColourMap, list[str]]
     classes: list[str]
 
@@ -170,6 +217,7 @@ class Scale(TypedDict):
     high: float
     log: bool
     ticks: list[float]
+    extend: Extend  # the ends beyond which there are values
 
 
 class MassByDistance(TypedDict):
@@ -191,7 +239,7 @@ class HeadClass(_Kind):
 
 
 class Colours(TypedDict):
-    """The values that the codes of a small map range over, and their colours."""
+    """The smallest and the largest value of a map, and its colours; the codes of a small map range over its scale."""
 
     low: float
     high: float
@@ -200,15 +248,32 @@ class Colours(TypedDict):
     scale: Scale
 
 
-class HeadSummary(HeadClass, Colours):
+class Thumbnail(Colours):
+    """A small map: side × side bytes in base64, row by row; 0 is no value, 1 to 255 are the scale's low to high."""
+
+    map: str
+
+
+class HeadSummary(HeadClass, Thumbnail):
     """One head of the overview."""
 
     head: int
     entropy: float | None
     uniformity: float | None
     context_dependence: float | None
-    map: str
     profile: MassByDistance | None
+
+
+class GalleryEntry(Thumbnail):
+    """An encoding among all of them: the map of one head, and the profiles of some."""
+
+    name: str
+    show: Show
+    length: int
+    head: int
+    distance: list[int]
+    heads: list[int]
+    profiles: list[Numbers]
 
 
 class LayerSummary(TypedDict):
@@ -220,8 +285,9 @@ class LayerSummary(TypedDict):
 
 
 class Range(Colours):
-    """The colours of a map with and without the first key; `low` and `high` are its smallest and largest value."""
+    """The colours of a map with and without the first key."""
 
+    both_signs: bool  # whether all heads of its scene have both signs, so that colours may be centred on 0
     low_without_sink: float
     high_without_sink: float
     scale_without_sink: Scale
@@ -297,6 +363,12 @@ class StoredMap(TypedDict):
     cells: str  # base64 of zlib of uint8: 0 is no value, 1 to 255 are low to high
 
 
+class Progress(TypedDict):
+    """How far a task is; None if it does not run."""
+
+    done: float | None
+
+
 class ExportData(TypedDict):
     """What an exported file holds, by scene, kind of values, layer and head."""
 
@@ -328,7 +400,14 @@ def to_json(value: Any) -> bytes:
 def typescript() -> str:
     """The types of this file, and the constants that the page shares, in TypeScript."""
     aliases = {
-        **{"Show": Show, "Kind": Kind, "ColourMap": ColourMap, "Parameter": Parameter, "Numbers": Numbers},
+        **{
+            "Show": Show,
+            "Kind": Kind,
+            "ColourMap": ColourMap,
+            "Extend": Extend,
+            "Parameter": Parameter,
+            "Numbers": Numbers,
+        },
         **{"Reading": Reading, "Input": Input},
     }
     words = {str: "string", int: "number", float: "number", bool: "boolean", NoneType: "null", Any: "unknown"}
@@ -350,7 +429,14 @@ def typescript() -> str:
         return f"({inner})[]" if "|" in inner else f"{inner}[]"
 
     lines = ["// Made by `python -m relpos.explorer.replies`: see relpos/explorer/replies.py.", ""]
-    constants = {"TILE": TILE, "SIDE": SIDE, "FLAT_RANGE": FLAT_RANGE, "LONGEST": LONGEST, "TEXT_BYTES": TEXT_BYTES}
+    constants = {
+        "TILE": TILE,
+        "SIDE": SIDE,
+        "MOST_SIDE": MOST_SIDE,
+        "FLAT_RANGE": FLAT_RANGE,
+        "LONGEST": LONGEST,
+        "TEXT_BYTES": TEXT_BYTES,
+    }
     lines += [f"export const {name} = {value};" for name, value in constants.items()]
     lines += [f"export type {name} = {named(alias, name)};" for name, alias in aliases.items()]
     for name, value in globals().items():

@@ -9,13 +9,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
+from relpos.encodings.registry import names
 from relpos.explorer import explore_options as options
 from relpos.explorer.explorer import Explorer
 from relpos.explorer.exports import Region
-from relpos.explorer.measures import head_details, layer_overview, other_layers, ranges
-from relpos.explorer.replies import LayerSummary, to_json
+from relpos.explorer.gallery import gallery_entry
+from relpos.explorer.measures import difference_ranges, head_details, layer_overview, other_layers
+from relpos.explorer.replies import MOST_SIDE, SIDE, LayerSummary, to_json
 from relpos.explorer.scenes import integer
 from relpos.maps.map import HeadMap
+from relpos.maps.values import CancelledError
 
 FOREVER = {"Cache-Control": "private, max-age=3600, immutable"}
 MEDIA = {"png": "image/png", "svg": "image/svg+xml", "csv": "text/csv; charset=utf-8"}
@@ -45,7 +48,7 @@ async def page(explorer: Explorer, request: Request) -> Response:
 async def post_scene(explorer: Explorer, request: Request) -> Response:
     """Make a scene."""
     body = await read_json_body(request)
-    return Json(await explorer.compute(lambda: explorer.make_scene(body).as_json()))
+    return Json(await explorer.compute(lambda: explorer.make_scene(body).as_json(), task=_task(request)))
 
 
 async def write(explorer: Explorer, request: Request) -> Response:
@@ -64,6 +67,7 @@ async def overview(explorer: Explorer, request: Request) -> Response:
     layers = request.query_params.get("layers", f"1-{scene.depth}")[:20]
     first, _, last = layers.partition("-")
     last = last or first
+    side = integer("side", _number(request.query_params.get("side", str(SIDE))), 8, MOST_SIDE)
     if not first.isdecimal() or not last.isdecimal() or not 1 <= int(first) <= int(last) <= scene.depth:
         raise ValueError(f"there are no layers {layers}: give a number, or two as in 1-{scene.depth}.")
 
@@ -72,13 +76,42 @@ async def overview(explorer: Explorer, request: Request) -> Response:
         for number in range(int(first), int(last) + 1):
             line: LayerSummary
             try:
-                line = await explorer.compute(layer_overview, scene, show, number, others)
+                line = await explorer.compute(layer_overview, scene, show, number, others, side)
             except ValueError as error:  # a layer without such values
                 line = {"layer": number, "heads": [], "error": str(error)}
             yield to_json(line) + b"\n"
             explorer.scenes.trim()
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+async def gallery(explorer: Explorer, request: Request) -> Response:
+    """One line of JSON per encoding, as it is ready."""
+
+    async def lines() -> AsyncIterator[bytes]:
+        for name in names():
+            yield to_json(await explorer.compute(gallery_entry, name)) + b"\n"
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+async def progress(explorer: Explorer, request: Request) -> Response:
+    """How far a task is."""
+    running = explorer.tasks.get(request.path_params["task"])
+    return Json({"done": None if running is None else running.done})
+
+
+async def cancel(explorer: Explorer, request: Request) -> Response:
+    """End a task: nobody waits for it any more."""
+    running = explorer.tasks.get(request.path_params["task"])
+    if running is not None:
+        running.cancelled = True
+    return Json({"done": None})
+
+
+def _task(request: Request) -> str | None:
+    """The name that the page gave to its request."""
+    return request.headers.get("x-relpos-task", "")[:64] or None
 
 
 Parameters = Mapping[str, Any]  # of the path
@@ -89,7 +122,8 @@ def head(explorer: Explorer, here: Parameters, query: Query) -> Response:
     """The details of one head."""
     scene = explorer.scene(here["scene"])
     show = query.get("show", scene.default_show)
-    return Json(head_details(scene, show, here["layer"], here["head"], query.get("mass") != "0"))
+    with_mass, plain = query.get("mass") != "0", query.get("colours") == "plain"
+    return Json(head_details(scene, show, here["layer"], here["head"], with_mass, plain))
 
 
 def tile(explorer: Explorer, here: Parameters, query: Query) -> Response:
@@ -157,6 +191,9 @@ HANDLED: dict[tuple[str, str], Handler] = {
     ("POST", "/api/scenes"): post_scene,
     ("POST", f"{SCENE}/write"): write,
     ("GET", f"{SCENE}/overview"): overview,
+    ("GET", "/api/gallery"): gallery,
+    ("GET", "/api/tasks/{task}"): progress,
+    ("POST", "/api/tasks/{task}/cancel"): cancel,
 }
 COMPUTED: dict[str, Callable[[Explorer, Parameters, Query], Response]] = {  # in the explorer's threads
     "/api/start": lambda explorer, here, query: Json(explorer.start()),
@@ -170,7 +207,7 @@ COMPUTED: dict[str, Callable[[Explorer, Parameters, Query], Response]] = {  # in
     f"{SCENE}/export/{HEAD}.{{suffix}}": export,
     f"/api/difference/{{scene_a}}/{{scene_b}}/tiles/{BOTH}/{PLACE}": tile,
     f"/api/difference/{{scene_a}}/{{scene_b}}/head/{BOTH}": lambda explorer, here, query: Json(
-        ranges(_head_map(explorer, here), "difference")
+        difference_ranges(_head_map(explorer, here))
     ),
     "/api/subjects/{subject}/evaluation": evaluation,
 }
@@ -180,7 +217,7 @@ def computed(handler: Callable[[Explorer, Parameters, Query], Response]) -> Hand
     """A handler that runs in one of the explorer's threads."""
 
     async def compute(explorer: Explorer, request: Request) -> Response:
-        return await explorer.compute(handler, explorer, request.path_params, request.query_params)
+        return await explorer.compute(handler, explorer, request.path_params, request.query_params, task=_task(request))
 
     return compute
 
@@ -220,6 +257,10 @@ async def _refused(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": str(error)[:1000]}, status_code=status)
 
 
+async def _cancelled(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "cancelled."}, status_code=409)
+
+
 async def _left(request: Request, error: Exception) -> Response:
     return Response(status_code=400)  # nobody reads it: the client left while it was sending, which is not a failure
 
@@ -232,5 +273,6 @@ async def _failed(request: Request, error: Exception) -> Response:
 ERRORS = {
     **dict.fromkeys((HTTPException, ValueError, TypeError, TimeoutError), _refused),
     ClientDisconnect: _left,
+    CancelledError: _cancelled,
     Exception: _failed,
 }

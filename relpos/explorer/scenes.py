@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from relpos.encodings.registry import card, encoding_class, names
 from relpos.explorer import explore_options as options
 from relpos.explorer import replies
-from relpos.explorer.sliders import make_encoding, sliders
-from relpos.maps import HEAD_DIM, LENGTH
-from relpos.maps.map import HeadMap
+from relpos.explorer.sliders import make_encoding, presets, sliders
+from relpos.forms.formulas import mathml, statements
+from relpos.maps import HEAD_DIM, HEADS, LENGTH
+from relpos.maps.map import HeadMap, both_signs, sampled_range
 from relpos.maps.model_subject import ModelSubject, ModelView
 from relpos.maps.subject import EncodingSubject, Request, Show, Subject, TensorSubject, View, turns_by_distance
 from relpos.maps.toeplitz import ByDistance
@@ -67,6 +68,26 @@ class Scene:
         result = compute()
         with self._lock:
             return cast(Result, self._measured.setdefault(key, result))
+
+    def both_signs(self, show: str) -> bool:
+        """Whether the maps of a kind of values have colours centred on 0: decided once, from the heads of all layers.
+
+        The rule is that of the figures; the ranges come from a sample of rows, so that one map need not wait for all.
+        """
+        if self.check_show(show) in ("weights", "flat"):
+            return False
+
+        def decide() -> bool:
+            ranges = []
+            for number in self.view.numbers:
+                try:
+                    heads = [self.view.values(show, number, head + 1) for head in range(self.heads)]  # type: ignore[arg-type]
+                except ValueError:  # a layer without such values
+                    continue
+                ranges += [sampled_range(values, show) for values in heads]
+            return bool(ranges) and both_signs(ranges)
+
+        return self.measured(("both signs", show), decide)
 
     def check_show(self, show: str) -> Show:
         """Refuse a kind of values that the scene does not have."""
@@ -126,7 +147,7 @@ class ExplorerSubject:
         self.id, self.subject, self.text = id, subject, text
         self.trained_length = subject.trained_length if isinstance(subject, ModelSubject) else None
         self.length = length or min(self.trained_length or LENGTH, 1024)
-        self.heads = options.HEADS if isinstance(subject, EncodingSubject) else subject.heads
+        self.heads = subject.heads
         self.name = f"{subject.name} {id}" if subject.kind == "tensor" and id not in (None, "0") else subject.name
         if isinstance(subject, TensorSubject):
             self.length = subject.length
@@ -324,15 +345,18 @@ def _encoding_json(name: str, cls: object) -> replies.EncodingCard:
     """The same, computed once per class."""
     about = card(name)
     number = ARXIV.search(about.paper)
+    parts, note = statements(about.formula)
     return {
         "name": name,
         "summary": about.summary,
+        "group": about.group,
         "place": about.place,
         "form": about.form,
         "paper": about.paper,
         "arxiv": number[1] if number else None,
-        "formula": about.formula,
-        "parameters": sliders(name, options.HEADS, HEAD_DIM),
+        "formula": {"statements": [mathml(part) for part in parts], "note": note, "text": about.formula},
+        "parameters": sliders(name, HEADS, HEAD_DIM),
+        "presets": presets().get(name, []),
         "causal_only": about.directions != "both",
     }
 

@@ -4,6 +4,7 @@ import ipaddress
 import secrets
 import socket
 import threading
+import time
 import webbrowser
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -216,6 +217,8 @@ class Server:
         """Serve in a thread of its own, for a notebook."""
         self._thread = threading.Thread(target=self.uvicorn.run, kwargs={"sockets": [self.socket]}, daemon=True)
         self._thread.start()
+        while not self.uvicorn.started and self._thread.is_alive():
+            time.sleep(0.01)  # a frame that is shown at once would find nothing
 
     def stop(self) -> None:
         """End the server that `start` began."""

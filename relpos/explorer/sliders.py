@@ -5,9 +5,11 @@ range from trying values: what the encoding refuses is outside. Learned values a
 one number per head.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -15,7 +17,7 @@ import torch
 from torch import nn
 
 from relpos.encodings.registry import encoding, encoding_class
-from relpos.explorer.replies import Parameter, Slider
+from relpos.explorer.replies import Parameter, Preset, Slider
 from relpos.forms.cards import meanings_of, options_of
 from relpos.forms.encoding import Encoding
 from relpos.forms.parameters import RangeParameter
@@ -25,6 +27,7 @@ MOST_VALUES = 64  # of a learned value that becomes a slider
 FACTORS = (1024.0, 128.0, 16.0, 4.0, 2.0, 1.0)  # of an option's default, until the encoding takes the value
 STEPS = (1, 2, 4, 8)
 SIZES = ("width",)  # options that change what the encoding reads, not what it does
+PRESETS = Path(__file__).with_name("presets.json")
 Setter = Callable[[list[float]], object]
 
 
@@ -35,6 +38,13 @@ def sliders(name: str, heads: int, head_dim: int, seed: int = 0) -> list[Slider]
     starts = {slider["label"] for slider in learned if slider["kind"] == "float"}  # of options that are start values
     options = _option_sliders(name, heads, head_dim).items()
     return [slider for option, slider in options if option not in starts] + learned
+
+
+@cache
+def presets() -> dict[str, list[Preset]]:
+    """Parameters worth a look, by encoding."""
+    content: dict[str, list[Preset]] = json.loads(PRESETS.read_text(encoding="utf-8"))
+    return content
 
 
 def make_encoding(name: str, heads: int, head_dim: int, values: Mapping[str, Any], seed: int = 0) -> Encoding:
@@ -156,11 +166,12 @@ def _learned(position: Encoding, taken: set[str]) -> Iterator[tuple[Slider, Sett
 
     def slider(path: str, values: list[float], low: float, high: float) -> Slider:
         name = f"{path}_values" if path in taken else path
-        label = name.removesuffix("_values").rpartition(".")[2].replace("_", " ")
+        label = path.replace(".", " ").replace("_", " ")
         ends = (low, high, _step(low, high))
         if len(values) == position.heads > 1:
-            return _slider(name, label, f"{label}, one value per head", "per_head", values, ends)
-        return _slider(name, label, f"{label}, a learned value", "float", values[0], ends)
+            label += " (values)" if path in taken else ""  # beside the option of the same name
+            return _slider(name, label, "One value per head.", "per_head", values, ends)
+        return _slider(name, label, "A learned value.", "float", values[0], ends)
 
     inside: set[int] = set()
     for path, module in position.named_modules():

@@ -6,7 +6,7 @@ Options come from the signature of `__init__`, their meanings from the docstring
 import inspect
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, Union, get_args, get_origin
 
@@ -20,6 +20,15 @@ SIZES = ("heads", "head_dim")  # what every encoding takes before its options
 ARGUMENTS = re.compile(r"^Args:\n((?: .*\n?|\n)*)", flags=re.MULTILINE)  # the section of a docstring
 ARGUMENT = re.compile(r"^ {4}(\w+): (.*(?:\n {8,}.*)*)", flags=re.MULTILINE)
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+# How a gallery of encodings is grouped: by where position acts, and a bias by what it depends on.
+GROUPS = {
+    "distance": "A bias on the scores, by distance",
+    "content": "A bias on the scores, from the tokens",
+    "query and key": "Queries and keys, rotated or scaled",
+    "embedding": "Added to the token embedding",
+    "nowhere": "No position",
+}
+BY_DISTANCE = ("Toeplitz", "Scaled")  # forms that do not read the tokens
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,13 @@ class Card:
         return ", ".join(self.places) or "nowhere"
 
     @property
+    def group(self) -> str:
+        """Its group in a gallery, one of `GROUPS`: where position acts, and a bias by what it depends on."""
+        if "score" in self.places:
+            return "distance" if set(self.form.split(" + ")) <= set(BY_DISTANCE) else "content"
+        return self.places[0] if self.places else "nowhere"
+
+    @property
     def learned(self) -> str:
         """Learned values per head, as text: "1,538", or "341.3" where heads share a parameter."""
         return f"{self.learned_per_head:,.1f}".removesuffix(".0")
@@ -78,6 +94,18 @@ class Card:
         options = {name: Option(**option) for name, option in entry["options"].items()}
         lists = {key: tuple(entry[key]) for key in ("places", "aliases")}
         return cls(**{**entry, **lists, "parameters": parameters, "options": options})
+
+
+def grouped(cards: Iterable[Card]) -> dict[str, list[Card]]:
+    """Cards by the title of their group, in the order of `GROUPS`; groups without cards are left out.
+
+    Example:
+        >>> {title: [card.name for card in cards] for title, cards in grouped([relpos.card("rope")]).items()}
+        {'Queries and keys, rotated or scaled': ['rope']}
+    """
+    every = list(cards)
+    groups = {title: [card for card in every if card.group == group] for group, title in GROUPS.items()}
+    return {title: members for title, members in groups.items() if members}
 
 
 def compute_card(name: str, cls: type["Encoding"]) -> Card:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from relpos.maps.curve_fits import CURVES, Fit, Wave, fit_curves, fit_wave, row_sums
 from relpos.maps.distance_profiles import MassProfile, half_distances, stacked
-from relpos.maps.values import one_thread
+from relpos.maps.values import check_time, one_thread
 
 Kind = Literal["previous token", "next token", "decaying", "flat", "periodic", "sink", "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -85,6 +85,7 @@ def _class_together(profile: MassProfile) -> list[HeadClass]:
     neighbours = profile.by_distance[:, [zero + 1, zero - 1 if zero else zero]] / total[:, None]
     classes = []
     for head in range(profile.heads):
+        check_time()
         curve = CURVES[int(best[head])]
         chosen, misfit = fits[curve], float(misfits[curve][head])
         previous, following = (float(share) for share in neighbours[head])

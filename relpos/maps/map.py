@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,11 +20,13 @@ from relpos.maps.values import Cells, HeadValues, all_cores, one_thread, reduce_
 
 PIXELS = 512  # most cells per side: more than a panel has dots at 200 dots per inch
 NUMBERS = 2**18  # entries of a head that are materialised at a time: 2 MB in float64, which fit into the caches
+PER_BLOCK = 2**14  # entries that take as long as the part of a block's time that does not depend on its size
 POINTS, ALL = 512, 2048  # distances of a profile whose diagonals are read one by one; up to which length all of them
 TILE = 256  # cells per side of a tile
 DIRECT = 3  # the highest level whose tiles are computed entry by entry: 2048 × 2048 entries
 KEPT = 512  # most cells per side of the lowest level of a pyramid, where tiles of a lower level can be computed
 ROW_POINTS = 4096  # most values of a row
+SAMPLED = 8  # rows of a head from which the colour map of a page is decided
 # A head whose values differ by less is practically constant: a constant cancels in the softmax, and between two keys so
 # small a difference changes the ratio of the weights by a factor of less than e^0.05, 5 %.
 FLAT_RANGE = 0.05
@@ -102,6 +104,29 @@ def both_signs(ranges: Sequence[tuple[float, float]]) -> bool:
     return all(min(-low, high) > LEAST_SIDE * max(-low, high) for low, high in others)
 
 
+def typical_range(cells: NDArray[Any], full: tuple[float, float], show: str) -> tuple[float, float]:
+    """The range of the colours of some cells: of scores without rare extremes, which would make all others look alike.
+
+    `full` is the range of the entries.
+    """
+    if show != "scores":
+        return full
+    first, last = np.percentile(cells[np.isfinite(cells)], PERCENTILES)
+    beyond = BEYOND * (last - first)
+    return max(full[0], float(first - beyond)), min(full[1], float(last + beyond))
+
+
+def sampled_range(values: HeadValues, show: str) -> tuple[float, float]:
+    """The range of the colours of a head, from some of its rows: quick at any length, exact for a bias by distance."""
+    places = sorted({round((values.length - 1) * row / SAMPLED) for row in range(1, SAMPLED + 1)}, reverse=True)
+    rows = [values.block(row, row + 1, 0, row + 1 if values.causal else values.length) for row in places]
+    entries = torch.cat([row.flatten() for row in rows]).double().numpy()
+    entries = entries[np.isfinite(entries)]
+    if not len(entries):
+        return 0.0, 0.0
+    return typical_range(entries, (float(entries.min()), float(entries.max())), show)
+
+
 @dataclass(frozen=True)
 class Map:
     """The map of every head of one layer, reduced to the cells of a page, and what was measured on all its entries."""
@@ -130,13 +155,7 @@ class Map:
 
     def typical_range(self, head: int | None = None) -> tuple[float, float]:
         """The range of the colours: of scores without rare extremes, which would make all others look alike."""
-        low, high = self.range(head)
-        if self.show != "scores":
-            return low, high
-        cells = self.mean[slice(None) if head is None else head]
-        first, last = np.percentile(cells[np.isfinite(cells)], PERCENTILES)
-        beyond = BEYOND * (last - first)
-        return max(low, float(first - beyond)), min(high, float(last + beyond))
+        return typical_range(self.mean[slice(None) if head is None else head], self.range(head), self.show)
 
 
 def map_of_layer(
@@ -204,7 +223,9 @@ def _pass_over_entries(
     diagonals = [Diagonals(1, length, causal) for _ in heads]
     compared = [Diagonals(1, length, causal) for _ in others]
     difference = torch.zeros(len(heads), dtype=torch.float64)
-    for first, end in max(heads, key=lambda head: head.together).row_blocks(NUMBERS, size):
+    slowest, done = max(heads, key=lambda head: head.together), 0
+    total = sum(_work(first, end, end if causal else length) for first, end in slowest.row_blocks(NUMBERS, size))
+    for first, end in slowest.row_blocks(NUMBERS, size):
         right = end if causal else length
         blocks = [head.block(first, end, 0, right).double() for head in heads]
         for place, values in enumerate(blocks):
@@ -215,8 +236,14 @@ def _pass_over_entries(
             values = other.block(first, end, 0, right).double()
             compared[place].add(values[None], first)
             difference[place] += (values - blocks[place]).nan_to_num(0.0, 0.0, 0.0).square_().sum()
-        progress((end / length) ** 2 if causal else end / length)
+        done += _work(first, end, right)
+        progress(done / total)
     return cells, Diagonals.joined(diagonals), [Diagonals.joined(compared)] if compared else [], difference
+
+
+def _work(first: int, end: int, keys: int) -> int:
+    """The time of a block of rows, in entries."""
+    return (end - first) * keys + PER_BLOCK
 
 
 def offset_map(number: int, table: Tensor) -> Map:
@@ -296,6 +323,12 @@ class HeadMap:
         """The smallest and the largest value."""
         cells = self.grid(self.top)
         return float(cells.low.amin()) + 0.0, float(cells.high.amax()) + 0.0  # no −0
+
+    def typical_range(self, show: str) -> tuple[float, float]:
+        """The range of the colours: of scores without rare extremes."""
+        return (
+            self.range if show != "scores" else typical_range(self.grid(self.top).planes[1].numpy(), self.range, show)
+        )
 
     @cached_property
     def range_without_sink(self) -> tuple[float, float]:

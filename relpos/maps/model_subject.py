@@ -277,9 +277,9 @@ def _fetched_view(what: str, request: Request) -> View | None:
     """The bias of a model on the hub, of which only the positional tensors are fetched; None for all others."""
     if "/" not in what or Path(what).exists():
         return None
+    from relpos.model_catalogue import is_hub_name
     from relpos.pretrained.open import fetch_positions
     from relpos.pretrained.reader import static_call
-    from relpos.pretrained.source import is_hub_name
 
     fetched = fetch_positions(what) if is_hub_name(what) else None
     if fetched is None:
@@ -313,7 +313,7 @@ def _table_positions(run: "Run") -> "list[LayerPosition] | None":
 
 def _tables_view(run: "Run", positions: "list[LayerPosition]", request: Request) -> View:
     """Learned biases over 2-D offsets of image patches (Swin, BEiT), read from the weights: the model is not run."""
-    from relpos.pretrained.attention_interface import ModelBias, dense
+    from relpos.models.attention_interface import ModelBias, dense
 
     numbers, tables, layers = layer_numbers(request.layer, len(positions)), [], []
     for number in numbers:

@@ -37,7 +37,7 @@ class RankOneValues(HeadValues):
         sum_key, number = torch.where(inside, padded, 0.0).sum(dim=1), inside.sum(dim=1).double()
         low, total, high, seen = cells = Cells.empty(rows, columns)
         for place in range(rows):
-            check_time()
+            check_time(place / rows)
             queries = slice((row + place) * size, min((row + place + 1) * size, self.length))
             weight, sums = self.weight[queries], self.total[queries]
             before = min(max(row + place - column, 0), columns)  # columns of which all keys are seen

@@ -65,7 +65,7 @@ class ScaledValues(HeadValues):
         low, total, high, seen = cells = Cells.empty(rows, columns)
         step = max(1, NUMBERS // (size * (len(self.knot) + 1)))  # rows of cells at a time
         for first in range(max(0, column - row), rows, step):  # rows before that see none of these columns
-            check_time()
+            check_time(first / rows)
             last = min(first + step, rows)
             wide = min(row + last - column, columns)  # columns that the last query of these rows of cells sees
             place = torch.arange(row + first, row + last)
@@ -151,7 +151,7 @@ class ScaledValues(HeadValues):
         diagonals = Diagonals(1, self.length)
         diagonals.count = counts(self.length)[None]
         for start in range(0, self.length, step):
-            check_time()
+            check_time(start / self.length)
             r = torch.arange(start, min(start + step, self.length))
             table = self.table[r]  # (distances,)
             first = self._values(table * self.inverse[r])

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -20,23 +21,46 @@ from torch.nn import functional as F
 from relpos.maps.diagonals import Diagonals
 
 ENTRIES = 2**20  # values that are materialised at a time: 4 MB in float32
-_deadline: ContextVar[float | None] = ContextVar("deadline", default=None)  # by time.monotonic; None: no limit
+
+
+class CancelledError(Exception):
+    """Nobody waits for the result any more."""
+
+
+@dataclass
+class Work:
+    """A computation that somebody waits for: its limit, how far its longest loop is, and whether it was cancelled."""
+
+    deadline: float  # by time.monotonic
+    done: float = 0.0  # of the loop that runs
+    cancelled: bool = False
+
+
+_work: ContextVar[Work | None] = ContextVar("work", default=None)  # None: without a limit
 
 
 @contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Limit the time of what is computed inside."""
-    token = _deadline.set(time.monotonic() + seconds)
+def within(seconds: float, work: Work | None = None) -> Iterator[None]:
+    """Limit the time of what is computed inside; `work` then tells how far it is, and can cancel it."""
+    work = work or Work(0.0)
+    work.deadline = time.monotonic() + seconds
+    token = _work.set(work)
     try:
         yield
     finally:
-        _deadline.reset(token)
+        _work.reset(token)
 
 
-def check_time() -> None:
-    """Called in loops over long maps: raises TimeoutError if the time is up."""
-    deadline = _deadline.get()
-    if deadline is not None and time.monotonic() > deadline:
+def check_time(done: float | None = None) -> None:
+    """Called in loops over long maps, with the share that is done: raises if the time is up, or nobody waits."""
+    work = _work.get()
+    if work is None:
+        return
+    if done is not None:
+        work.done = done
+    if work.cancelled:
+        raise CancelledError
+    if time.monotonic() > work.deadline:
         raise TimeoutError("this takes too long to compute: give a smaller length.")
 
 
@@ -120,7 +144,7 @@ class HeadValues(ABC):
         cells = Cells.empty(rows, columns)
         step = max(1, ENTRIES // (columns * size * size))
         for first in range(0, rows, step):
-            check_time()
+            check_time(first / rows)
             last = min(first + step, rows)
             # Of a causal map, columns before these rows of cells are seen by all of their queries, those after by none.
             before, after = 0, columns
@@ -153,7 +177,7 @@ class HeadValues(ABC):
         profile = torch.full((3, len(distances)), torch.nan, dtype=torch.float64)
         with one_thread():  # many small sums
             for place, distance in enumerate(distances.tolist()):
-                check_time()
+                check_time(place / len(distances))
                 values = self.diagonal(distance)
                 assert values is not None
                 seen = values.isfinite()
@@ -199,7 +223,7 @@ class HeadValues(ABC):
         for top in range(0, self.length, wide):
             bottom = min(top + wide, self.length)
             for first in range(top, bottom, min(rows, wide)):
-                check_time()
+                check_time(first / self.length)
                 yield first, min(first + min(rows, wide), bottom)
 
     @property

@@ -1,5 +1,6 @@
 """Opening a trained model: the folder of a run, any model of transformers in a folder or on the hub, a GGUF file."""
 
+import copy
 import hashlib
 import itertools
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ from relpos.pretrained.source import Source, check_weights, find_source, source_
 from relpos.pretrained.transplant import ORIGINALS, transplant
 from relpos.runs.checkpoints import CLOCK, WEIGHTS, read_log, step_of
 from relpos.runs.results import ABOUT, EVALUATION, RESULT, About, RunResult, read_about
-from relpos.runs.settings import CORPUS, Settings
+from relpos.runs.settings import CORPUS, DataSettings, Settings
 from relpos.system.errors import check_not_empty
 from relpos.system.files import read_json
 from relpos.system.seal import SEAL, damage
@@ -153,8 +154,9 @@ class TrainedRun(Run):
                 f"{self.folder} was trained on the task {data.task} and its vocabulary has no other words: "
                 f"evaluate it with relpos evaluate {self.folder} --task {data.task}."
             )
-        fields = (data.text_field, data.subset) if name in (None, data.source) else ()
-        return open_corpus(name or data.source, *fields, split=split, keep_line_ends=data.keep_line_ends)
+        if name in (None, data.source):
+            return heldout_corpus(data) if split == "heldout" else training_corpus(data, split=split)
+        return open_corpus(str(name), split=split, keep_line_ends=data.keep_line_ends)
 
     def trained_on(self, name: str | None = None) -> bool:
         if "corpus" not in self.about:
@@ -166,6 +168,26 @@ class TrainedRun(Run):
             return self.corpus(name).hash == str(self.about["corpus"]["hash"])
         except ValueError:  # too short to be split, so it was not trained on
             return False
+
+
+def training_corpus(data: DataSettings, **options: Any) -> Corpus:
+    """The text that settings name, divided as they say; `options` of `open_corpus` replace theirs."""
+    assert data.source is not None
+    theirs = {
+        "keep_line_ends": data.keep_line_ends,
+        "heldout": data.heldout if data.heldout_source is None else 0,
+        "stream": data.stream,
+        "separator_first": data.separator_first,
+    }
+    return open_corpus(data.source, data.text_field, data.subset, **{**theirs, **options})
+
+
+def heldout_corpus(data: DataSettings) -> Corpus:
+    """The text whose held-out part evaluations read: that of training, or the one of data.heldout_source."""
+    if data.heldout_source is None:
+        return training_corpus(data)
+    options = {"keep_line_ends": data.keep_line_ends, "separator_first": data.separator_first}
+    return open_corpus(data.heldout_source, data.text_field, data.subset, split="all", **options)
 
 
 def open_run(what: str | Path, position: Mapping[str, Any] | None = None, *, trust_remote_code: bool = False) -> Run:
@@ -220,6 +242,27 @@ def open_run(what: str | Path, position: Mapping[str, Any] | None = None, *, tru
         return Run(Path(what), model, tokenizer, framing=framing)
     result = cast(RunResult, read_json(home / RESULT) if (home / RESULT).exists() else {})
     return TrainedRun(Path(what), model, tokenizer, *known, result, framing)
+
+
+def run_of_model(model: object, tokenizer: PreTrainedTokenizerFast | None = None) -> Run:
+    """A run around a model that is open already, which is left as it is. Without a tokenizer it reads no text.
+
+    Modules are copied; weights are shared, if they are float32, with a model that is not a GPT-2 or Llama.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"{type(model).__name__} is neither a model of transformers nor of relpos. Its attention can be explored "
+            'as a tensor: (layers, heads, tokens, tokens) with show="weights".'
+        )
+    opened: PreTrainedModel
+    if type(model) is ORIGINALS.get(model.config.model_type):
+        opened = transplant(model, None)
+    else:
+        plain = all(parameter.dtype == torch.float32 for parameter in model.parameters())
+        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())} if plain else {}
+        opened = copy.deepcopy(model, shared)
+    name = Path(str(getattr(model.config, "name_or_path", "") or "")).name or type(model).__name__
+    return Run(Path(name), opened.float().eval(), tokenizer)
 
 
 def _is_ours(folder: Path) -> bool:
@@ -311,6 +354,8 @@ def heldout_samples(run: Run, length: int, seed: int, count: int = 2) -> list[Mo
     """
     room = run.framing.room(length)
     corpus = run.corpus()
+    if run.tokenizer is None:
+        raise ValueError(f"{run.folder.name} has no tokenizer, so it reads no text.")
     tokens = tokenize(corpus, run.tokenizer)["heldout"]
     ends = np.append(tokens.starts[1:], len(tokens)) - 1  # the separators are left out
     windows = [

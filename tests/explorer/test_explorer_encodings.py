@@ -1,5 +1,8 @@
 """Encodings in the explorer: their sliders, and scenes with the values of these sliders."""
 
+import base64
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,8 @@ import relpos
 from relpos.encodings import registry
 from relpos.explorer.sliders import make_encoding, sliders
 from relpos.forms.bias import Toeplitz
+from relpos.maps.map import map_of_layer
+from relpos.pictures.colours import head_scales
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +147,54 @@ def test_a_new_encoding_has_its_sliders_without_a_line_in_the_explorer(web, monk
     values = {"reach": 4, "strength": [1, 2]}
     scene = make_scene(web, subject=None, encoding="saturating", length=20, heads=2, parameters=values)
     assert value(web, scene, "bias", 1, 2, 12, 0) == pytest.approx(-1.5)
+
+
+@pytest.mark.parametrize("name", relpos.names())
+def test_no_two_sliders_of_an_encoding_have_the_same_words(name):
+    shown = [f"{slider['label']}{' of head 1' * (slider['kind'] == 'per_head')}" for slider in sliders(name, 12, 64)]
+    assert len(set(shown)) == len(shown)
+    assert len({slider["label"] for slider in sliders(name, 12, 64)}) == len(shown)
+
+
+@pytest.mark.parametrize(
+    "name", ["alibi", "clipped", "fire", "kerple_log", "rope", "t5", "cable", "sinusoidal", "nope"]
+)
+def test_all_heads_of_a_page_have_the_colour_map_of_the_figures(web, name):
+    scene = make_scene(web, encoding=name, length=128)
+    assert scene["heads"] == 12  # as many as relpos draw has
+    show = scene["default_show"]
+    reply = web.get(f"/api/scenes/{scene['scene']}/overview?show={show}").text
+    heads = json.loads(reply)["heads"]
+    details = [web.get(f"/api/scenes/{scene['scene']}/head/1/{n}?show={show}&mass=0").json() for n in range(1, 13)]
+    layer = web.explorer.scene(scene["scene"]).view.layer(show, 1)
+    (scales,) = head_scales([map_of_layer(layer, show, pixels=128)], range(12), shared=False)  # of all entries
+    assert {one["colour_map"] for one in (*heads, *details)} == {scale.colour_map for scale in scales}
+
+
+def test_a_map_beside_one_of_one_sign_has_its_colours(web):
+    scene = make_scene(web, encoding="clipped", length=64)
+    place = f"/api/scenes/{scene['scene']}/head/1/1?mass=0"
+    own, plain = (web.get(place + colours).json() for colours in ("", "&colours=plain"))
+    assert own["both_signs"] is plain["both_signs"] is True
+    assert (own["colour_map"], plain["colour_map"]) == ("diverging", "sequential")
+    assert plain["scale"]["high"] == pytest.approx(plain["high"])
+    assert own["scale"]["low"] == -own["scale"]["high"]
+
+
+def test_small_maps_are_as_fine_as_they_are_asked_for(web):
+    scene = make_scene(web, encoding="alibi", length=256)
+    for side in (48, 144):
+        reply = web.get(f"/api/scenes/{scene['scene']}/overview?side={side}").json()
+        codes = np.frombuffer(base64.b64decode(reply["heads"][0]["map"]), np.uint8).reshape(side, side)
+        assert (codes[np.triu_indices(side, 2)] == 0).all()
+        assert 0 < codes[side - 1, 0] < 10
+        assert codes[side - 1, side - 1] > 250
+    assert web.get(f"/api/scenes/{scene['scene']}/overview?side=999").status_code == 400
+
+
+def test_the_gallery_has_the_profile_of_every_encoding(web):
+    entries = [json.loads(line) for line in web.get("/api/gallery").text.splitlines()]
+    assert [entry["name"] for entry in entries] == relpos.names()
+    alibi = entries[0]
+    for head, profile in zip(alibi["heads"], alibi["profiles"], strict=True):
+        np.testing.assert_allclose(profile, -(2.0 ** (-8 * head / 12)) * np.array(alibi["distance"]), rtol=1e-5)

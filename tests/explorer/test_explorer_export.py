@@ -85,11 +85,11 @@ def test_an_export_needs_nothing_else_and_its_cells_are_the_map(static):
     entry = data["maps"][f"{scene['scene']}/bias/1/3"]
     cells = np.frombuffer(zlib.decompress(base64.b64decode(entry["cells"])), np.uint8).reshape(70, 70)
     torch.manual_seed(0)
-    dense = relpos.encoding("kerple_log", 8, 64).map(70)[2].double().numpy()
+    dense = relpos.encoding("kerple_log", 12, 64).map(70)[2].double().numpy()
     assert (cells[np.triu_indices(70, 1)] == 0).all()
     below, step = np.tril_indices(70), (entry["high"] - entry["low"]) / 254
     np.testing.assert_allclose(entry["low"] + (cells[below] - 1.0) * step, dense[below], atol=0.51 * step)
-    assert len(data["overview"][f"{scene['scene']}/bias"][0]["heads"]) == 8
+    assert len(data["overview"][f"{scene['scene']}/bias"][0]["heads"]) == 12
     assert data["heads"][f"{scene['scene']}/flat/1/8"]["log"] is True
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import transformers
 from explorer import client, get_tile, levels, make_scene, reduced_tile
 
 import relpos
@@ -223,3 +224,42 @@ def test_pictures_and_tables_of_what_is_shown(web, trained, monkeypatch):
     assert image.get_extent() == [1.5, 7.5, 11.5, 3.5]  # keys 2 to 7, queries 4 to 11
     cells = bias[4:12, 2:8].reshape(4, 2, 3, 2).mean(axis=(1, 3))  # NaN on and above the diagonal
     np.testing.assert_allclose(image.get_array()[2:, :2], cells[2:, :2], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "mistral"])
+def test_an_open_model_is_explored_and_left_as_it_was(kind, trained):
+    sizes = {"vocab_size": trained["cable"].model.config.vocab_size, "bos_token_id": 0, "eos_token_id": 0}
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_head=4, n_embd=32, **sizes))
+    else:
+        more = {"num_key_value_heads": 2, "hidden_size": 32, "intermediate_size": 64}
+        config = transformers.MistralConfig(num_hidden_layers=2, num_attention_heads=4, **more, **sizes)
+        model = transformers.MistralForCausalLM(config)
+    before = model.config.to_dict(), model.training, [id(parameter) for parameter in model.parameters()]
+    exploration = relpos.explore(model, length=24)
+    scene = exploration.subjects[0].scene(exploration.subjects[0].complete({}))
+    assert before == (model.config.to_dict(), model.training, [id(parameter) for parameter in model.parameters()])
+    model.eval().set_attn_implementation("eager")
+    weights = model(scene.view.shown.ids[None], output_attentions=True).attentions[1][0, 2].detach()
+    shown = scene.head_map("weights", 2, 3).values.block(0, 24, 0, 24)
+    torch.testing.assert_close(shown.nan_to_num(0.0), weights, atol=1e-6, rtol=1e-5)
+    assert "<iframe srcdoc=" in exploration._repr_html_()  # what a notebook shows
+
+
+def test_a_model_without_a_tokenizer_reads_random_tokens_and_other_modules_are_refused(trained):
+    exploration = relpos.explore(trained["kerple_log"].model, length=16)
+    about = exploration.subjects[0].as_json()
+    assert (about["reads_text"], about["documents"], about["encoding"]) == (False, [], "kerple_log")
+    with pytest.raises(TypeError, match="can be explored as a tensor"):
+        relpos.explore(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="tokenizer is for a model that is open"):
+        relpos.explore("alibi", tokenizer=trained["cable"].tokenizer)
+
+
+def test_attention_that_exists_already_is_explored():
+    weights = torch.rand(2, 3, 20, 20).tril().softmax(dim=-1)
+    subject = relpos.explore(weights, show="weights", tokens=[f"t{n}" for n in range(20)]).subjects[0]
+    scene = subject.scene(subject.complete({}))
+    assert scene.head_map("weights", 2, 3).value(7, 4) == pytest.approx(float(weights[1, 2, 7, 4]))
+    assert scene.view.tokens[3] == "t3"

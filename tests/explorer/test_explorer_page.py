@@ -17,7 +17,7 @@ pytestmark = pytest.mark.heavy
 
 HOSTILE = '<img src=x onerror="window.harm=1"><script>window.harm=1</script> \u202e&lt;b&gt; {{7*7}} ${7*7}'
 WIDE, HIGH = 1280, 900
-SLOPE = 2.0**-2  # of the second of ALiBi's eight heads
+SLOPE = 2.0**-2  # of the third of ALiBi's twelve heads
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def page(browser):
 
 
 def test_a_token_among_65536_is_zoomed_to_and_its_value_read(page, address):
-    visit(page, f"{address}#/subject/0/head/1/2?length=65536")
+    visit(page, f"{address}#/subject/0/head/1/3?length=65536")
     at(page, 0.4, 0.7)
     query, key = read(page, "query"), read(page, "key")
     assert query > key
@@ -87,7 +87,7 @@ def test_the_address_holds_what_is_shown(page, address, browser):
     page.mouse.down()
     page.mouse.up()
     page.get_by_role("button", name="Zoom in").click()
-    page.get_by_role("button", name="Over flat content").click()
+    page.get_by_role("button", name="Position only").click()
     page.get_by_label("Colours without the first token").check()
     page.get_by_role("button", name="Next head").click()
     rest(page)
@@ -112,15 +112,15 @@ def test_the_address_holds_what_is_shown(page, address, browser):
 def test_all_heads_are_shown_sorted_and_opened(page, address):
     page.goto(f"{address}#/subject/0")
     heads = page.get_by_role("link", name=re.compile("^Layer 1, head"))
-    expect(heads).to_have_count(8)
+    expect(heads).to_have_count(12)
     page.get_by_label("Sort by").select_option("half_distance")
-    order = [int(re.search(r"half-distance ([\d,]+)", heads.nth(n).get_attribute("aria-label"))[1]) for n in range(8)]
+    order = [int(re.search(r"half-distance ([\d,]+)", heads.nth(n).get_attribute("aria-label"))[1]) for n in range(12)]
     assert order == sorted(order)
     assert len(set(order)) > 4  # slopes from 2^−1 to 2^−8
     page.get_by_role("button", name="Mass by distance").click()
     assert heads.first.locator("path").get_attribute("d").startswith("M0.0,")
-    heads.nth(7).click()
-    expect(page.get_by_role("heading", level=1)).to_contain_text("head 8")  # the smallest slope reaches farthest
+    heads.nth(11).click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("head 12")  # the smallest slope reaches farthest
 
 
 def test_a_text_is_changed_and_the_numbers_are_those_of_the_figures(page, address, run):
@@ -137,7 +137,7 @@ def test_a_text_is_changed_and_the_numbers_are_those_of_the_figures(page, addres
     assert query > key
     (drawn,) = relpos.draw(run, show="bias", layer=1, text=text).maps
     assert value == pytest.approx(float(drawn.mean[1, int(query), int(key)]), rel=1e-4, abs=1e-6)
-    page.get_by_role("button", name="Write on").click()
+    page.get_by_role("button", name="Continue").click()
     expect(page.locator(".written").first).to_be_visible()  # what the model wrote is marked
     expect(page).to_have_url(re.compile(r"text=word5.*written=\d+:16"))
 
@@ -151,7 +151,7 @@ def test_two_encodings_are_compared_with_linked_cursors_and_a_difference(page, a
     rest(page)
     at(page, 0.3, 0.8, place=1)
     query, key = int(read(page, "query")), int(read(page, "key"))
-    alibi = relpos.encoding("alibi", heads=8, head_dim=64).map(512)[1, query, key].item()
+    alibi = relpos.encoding("alibi", heads=12, head_dim=64).map(512)[1, query, key].item()
     assert read(page, "value", 0) == pytest.approx(alibi)
     kerple = read(page, "value", 1)
     assert kerple != alibi
@@ -167,7 +167,7 @@ def test_every_head_that_is_compared_is_saved(page, address):
     page.goto(f"{address}#/subject/0/head/1/2?compare=1:1:3&length=64")
     expect(maps(page)).to_have_count(2)
     rest(page)
-    alibi = relpos.encoding("alibi", heads=8, head_dim=64).map(64)[1]
+    alibi = relpos.encoding("alibi", heads=12, head_dim=64).map(64)[1]
     saved = []
     page.on("download", lambda file: saved.append(file))  # noqa: PLW0108 - playwright cannot mark a built-in method
     for kind, start in (("PNG", b"\x89PNG"), ("SVG", b"<?xml"), ("CSV", b"query,key,bias")):
@@ -217,7 +217,7 @@ def test_an_exported_file_needs_no_server_and_no_network(page, run, tmp_path):
     rest(page)
     at(page, 0.4, 0.8)
     query, key = int(read(page, "query")), int(read(page, "key"))
-    table = make_encoding("kerple_log", 8, 64, {}).map(512)[2]
+    table = make_encoding("kerple_log", 12, 64, {}).map(512)[2]
     seen = table[table.isfinite()]
     step = (seen.max() - seen.min()).item() / 254  # of 8 bits
     assert read(page, "value") == pytest.approx(table[query, key].item(), abs=step)
@@ -240,7 +240,7 @@ def test_a_notebook_shows_it_in_a_frame(page):
 
 def test_the_keyboard_is_enough(page, address):
     page.goto(f"{address}#/subject/0")
-    expect(page.get_by_role("link", name=re.compile("^Layer 1, head"))).to_have_count(8)
+    expect(page.get_by_role("link", name=re.compile("^Layer 1, head"))).to_have_count(12)
     press = page.keyboard.press
     press("?")
     expect(page.get_by_role("dialog")).to_be_visible()
@@ -249,11 +249,11 @@ def test_the_keyboard_is_enough(page, address):
     focused = "() => document.activeElement.getAttribute('aria-label') || ''"
     for _ in range(40):
         press("Tab")
-        if page.evaluate(focused).startswith("Layer 1, head 2:"):
+        if page.evaluate(focused).startswith("Layer 1, head 3:"):
             break
     assert page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle") != "none"  # the focus is seen
     press("Enter")
-    expect(page.get_by_role("heading", level=1)).to_contain_text("head 2")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("head 3")
     rest(page)
     for _ in range(40):
         press("Tab")
@@ -270,10 +270,10 @@ def test_the_keyboard_is_enough(page, address):
     assert read(page, "value") == -SLOPE * (read(page, "query") - read(page, "key"))
     expect(page.get_by_role("status")).to_contain_text(f"Query {int(before[0]) + 2}")  # said aloud
     press("]")
-    expect(page.get_by_role("heading", level=1)).to_contain_text("head 3")
-    expect(maps(page)).to_have_attribute("aria-label", re.compile("Heat map of the additive bias of head 3"))
+    expect(page.get_by_role("heading", level=1)).to_contain_text("head 4")
+    expect(maps(page)).to_have_attribute("aria-label", re.compile("Heat map of the additive bias of head 4"))
     press("o")
-    expect(page.get_by_role("link", name=re.compile("^Layer 1, head"))).to_have_count(8)
+    expect(page.get_by_role("link", name=re.compile("^Layer 1, head"))).to_have_count(12)
 
 
 def test_hostile_text_is_shown_as_text(page, address):
@@ -313,4 +313,52 @@ def test_nothing_is_wider_than_the_window(browser, address, width, scheme):
         assert page.evaluate("() => document.documentElement.scrollWidth") <= width
     dark = page.evaluate("() => getComputedStyle(document.documentElement).backgroundColor") == "rgb(21, 23, 26)"
     assert dark == (scheme == "dark")
+    context.close()
+
+
+def test_what_is_compared_has_a_kind_of_values_in_common(page, address):
+    visit(
+        page, f"{address}#/subject/0/head/1/3?compare=rope:1:3&difference=1&q=200&k=150"
+    )  # one has a bias, one scores
+    expect(maps(page)).to_have_count(3)
+    expect(page.get_by_role("alert")).to_have_count(0)
+    expect(page.get_by_role("button", name="Position only")).to_have_attribute("aria-pressed", "true")
+    assert read(page, "difference") == pytest.approx(read(page, "value", 0) - read(page, "value", 1), rel=1e-3)
+
+
+def test_length_and_address_agree_and_a_longer_document_is_offered(page, address):
+    document = page.request.get(f"{address}api/start").json()["subjects"][2]["documents"][0]
+    page.goto(f"{address}#/subject/2/head/1/1?length=4096&text=word5%20and%203")
+    offer = page.get_by_text("The input has")
+    expect(offer).to_contain_text("fewer than 4,096.")
+    tokens = int(re.search(r"has ([\d,]+) tokens", offer.inner_text())[1].replace(",", ""))
+    assert tokens < document["tokens"] < 4096
+    expect(page).to_have_url(re.compile(rf"[?&]length={tokens}&text="))
+    expect(page.get_by_label("Length").locator("option:checked")).to_have_text(f"{tokens:,}")
+    offer.get_by_role("button", name=f"({document['tokens']:,} tokens)").click()
+    expect(page).to_have_url(re.compile(rf"length={document['tokens']}&doc={document['id']}"))
+    expect(page.get_by_label("Length").locator("option:checked")).to_have_text(f"{document['tokens']:,}")
+
+
+def test_a_map_that_takes_long_dims_the_old_one_and_can_be_cancelled(page, address):
+    visit(page, f"{address}#/encoding/alibi/3?q=400&k=300")
+    page.route(re.compile("/head/"), lambda route: None)  # the server does not answer
+    page.route(re.compile("/api/tasks/[^/]+-head$"), lambda route: route.fulfill(json={"done": 0.42}))
+    page.get_by_role("button", name="Next head").click()
+    expect(page.get_by_text("Computing 42 %").first).to_be_visible()
+    assert float(page.locator(".matrix").first.evaluate("map => getComputedStyle(map).opacity")) < 0.5
+    page.unroute(re.compile("/head/"))
+    page.get_by_role("button", name="Cancel").first.click()
+    expect(page).to_have_url(re.compile("alibi/3"))
+    rest(page)
+    assert read(page, "value") == -SLOPE * 100
+
+
+def test_on_a_phone_the_map_stays_in_sight_while_sliders_move(browser, address):
+    context = browser.new_context(viewport={"width": 390, "height": 844}, reduced_motion="reduce")
+    page = context.new_page()
+    visit(page, f"{address}#/encoding/rope")
+    page.get_by_label("section order").scroll_into_view_if_needed()
+    assert page.evaluate("() => scrollY") > 300
+    expect(maps(page).first).to_be_in_viewport(ratio=0.9)
     context.close()

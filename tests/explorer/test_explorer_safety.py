@@ -19,7 +19,8 @@ from relpos.explorer.explorer import SceneStore
 from relpos.explorer.model_inputs import check_text
 from relpos.explorer.scenes import Scene, scene_hash
 from relpos.explorer.server import Server, open_port
-from relpos.maps.values import check_time, within
+from relpos.maps import HEADS
+from relpos.maps.values import CancelledError, Work, check_time, within
 
 pytestmark = pytest.mark.heavy
 JSON = {"Content-Type": "application/json"}
@@ -142,7 +143,7 @@ def test_bad_descriptions_are_refused_with_a_sentence(web, changed):
 
 
 def test_one_value_stands_for_all_heads(web):
-    assert make_scene(web, **KERPLE, parameters={"r1": [1.0]})["heads"] == options.HEADS
+    assert make_scene(web, **KERPLE, parameters={"r1": [1.0]})["heads"] == HEADS
 
 
 @pytest.mark.parametrize(
@@ -322,3 +323,24 @@ def leave(port, request, reset):
             time.sleep(0.05)  # until the server waits for the rest
         if reset:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def test_what_nobody_waits_for_is_cancelled():
+    work = Work(0.0)
+    with within(60.0, work):
+        check_time(0.25)
+        assert work.done == 0.25
+        work.cancelled = True
+        with pytest.raises(CancelledError):
+            check_time()
+
+
+def test_a_task_is_followed_and_cancelled_by_its_name(web):
+    running = web.explorer.tasks["mine"] = Work(0.0, done=0.5)
+    assert web.get("/api/tasks/mine").json() == {"done": 0.5}
+    assert web.get("/api/tasks/another").json() == {"done": None}
+    web.post("/api/tasks/mine/cancel", json={})
+    assert running.cancelled
+    del web.explorer.tasks["mine"]
+    assert web.post("/api/scenes", json=KERPLE, headers={"X-Relpos-Task": "mine"}).status_code == 200
+    assert web.explorer.tasks == {}

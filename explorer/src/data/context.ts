@@ -3,7 +3,7 @@
 import { getContext, setContext } from "svelte";
 import { paletteOf, type Palette } from "../map/colours";
 import type { Place, Source } from "./source";
-import type { ColourMap, HeadSummary, Scene, SceneRequest, Start, Subject } from "./types";
+import { SIDE, type ColourMap, type GalleryEntry, type HeadSummary, type Scene, type SceneRequest, type Start, type Subject } from "./types";
 
 const KEPT = 64; // scenes
 
@@ -11,6 +11,9 @@ export class Explorer {
   readonly palettes: Record<ColourMap, Palette>;
   private readonly scenes = new Map<string, Promise<Scene>>();
   private readonly summaries = new Map<string, Promise<HeadSummary[]>>();
+  private readonly entries = new Map<string, GalleryEntry>();
+  private readonly listeners = new Set<(entry: GalleryEntry) => void>();
+  private loading: Promise<unknown> | null = null;
 
   constructor(
     readonly source: Source,
@@ -21,7 +24,7 @@ export class Explorer {
   }
 
   subject(id: string): Subject | null {
-    return this.start.subjects.find((subject) => subject.id === id) ?? null;
+    return [...this.start.subjects, ...this.start.examples].find((subject) => subject.id === id) ?? null;
   }
 
   /** The name of a subject or of an encoding. */
@@ -30,11 +33,11 @@ export class Explorer {
   }
 
   /** A scene, asked for once. */
-  scene(request: SceneRequest): Promise<Scene> {
+  scene(request: SceneRequest, task?: string): Promise<Scene> {
     const name = JSON.stringify(request);
     let scene = this.scenes.get(name);
     if (!scene) {
-      scene = this.source.scene(request);
+      scene = this.source.scene(request, undefined, task);
       scene.catch(() => this.scenes.delete(name));
     }
     this.scenes.delete(name);
@@ -46,13 +49,25 @@ export class Explorer {
     return scene;
   }
 
+  /** The gallery, asked for once. */
+  gallery(onEntry: (entry: GalleryEntry) => void): void {
+    for (const entry of this.entries.values()) onEntry(entry);
+    this.listeners.add(onEntry);
+    this.loading ??= this.source
+      .gallery((entry) => {
+        this.entries.set(entry.name, entry);
+        for (const listener of this.listeners) listener(entry);
+      })
+      .catch(() => (this.loading = null)); // the next visit asks again
+  }
+
   /** The measures of one head, from the overview of its layer. */
   async summary(place: Place): Promise<HeadSummary | null> {
     const name = `${place.scene}/${place.show}/${place.layer}`;
     let heads = this.summaries.get(name);
     if (!heads) {
       let line: HeadSummary[] = [];
-      heads = this.source.overview(place.scene, place.show, place.layer, (layer) => (line = layer.heads)).then(() => line);
+      heads = this.source.overview(place.scene, place.show, place.layer, SIDE, (layer) => (line = layer.heads)).then(() => line);
       heads.catch(() => this.summaries.delete(name));
       if (this.summaries.size > KEPT) this.summaries.clear();
       this.summaries.set(name, heads);

@@ -20,6 +20,14 @@ export class ExportSource implements Source {
     return this.data.start;
   }
 
+  async gallery(): Promise<void> {}
+
+  async progress(): Promise<null> {
+    return null;
+  }
+
+  async cancel(): Promise<void> {}
+
   async scene(request: SceneRequest): Promise<Scene> {
     const scene = this.data.scenes.find((one) => one.request.subject === request.subject);
     if (!scene) throw new Refusal(FIXED);
@@ -30,7 +38,7 @@ export class ExportSource implements Source {
     throw new Refusal(FIXED);
   }
 
-  async overview(scene: string, show: Show, layer: number | null, onLayer: (layer: LayerSummary) => void): Promise<void> {
+  async overview(scene: string, show: Show, layer: number | null, _side: number, onLayer: (layer: LayerSummary) => void): Promise<void> {
     for (const summary of found(this.data.overview, `${scene}/${show}`)) if (layer === null || summary.layer === layer) onLayer(summary);
   }
 
@@ -58,7 +66,7 @@ export class ExportSource implements Source {
     const tile = await this.differenceTile(a, b, { level: topLevel(this.length(a.scene)), row: 0, column: 0 });
     let most = FLAT_RANGE / 2;
     for (const value of tile) if (Math.abs(value) > most) most = Math.abs(value);
-    const scale = { low: -most, high: most, log: false, ticks: ticksOf(-most, most, 6) };
+    const scale = { low: -most, high: most, log: false, ticks: ticksOf(-most, most, 6), extend: "neither" as const };
     return { low: -most, high: most, colour_map: "diverging", log: false, scale };
   }
 

@@ -2,7 +2,7 @@
 
 import type { Place, Source, TileAddress } from "./source";
 import { Refusal, TILE } from "./source";
-import type { Colours, Evaluation, HeadDetail, LayerSummary, Row, Scene, SceneRequest, Show, Start } from "./types";
+import type { Colours, Evaluation, GalleryEntry, HeadDetail, LayerSummary, Row, Scene, SceneRequest, Show, Start } from "./types";
 
 const GONE = 410;
 
@@ -19,8 +19,20 @@ export class ServerSource implements Source {
     return this.json("start");
   }
 
-  async scene(request: SceneRequest, signal?: AbortSignal): Promise<Scene> {
-    return this.remember(await this.post<Scene>("scenes", request, signal));
+  async gallery(onEntry: (entry: GalleryEntry) => void, signal?: AbortSignal): Promise<void> {
+    await lines(await refused(await this.fetch("gallery", { signal })), onEntry);
+  }
+
+  async scene(request: SceneRequest, signal?: AbortSignal, task?: string): Promise<Scene> {
+    return this.remember(await this.post<Scene>("scenes", request, signal, task));
+  }
+
+  async progress(task: string): Promise<number | null> {
+    return (await this.json<{ done: number | null }>(`tasks/${task}`)).done;
+  }
+
+  async cancel(task: string): Promise<void> {
+    await this.post(`tasks/${task}/cancel`, {});
   }
 
   async write(scene: string, tokens: number): Promise<Scene> {
@@ -28,29 +40,14 @@ export class ServerSource implements Source {
     return this.remember((await answer.json()) as Scene);
   }
 
-  async overview(scene: string, show: Show, layer: number | null, onLayer: (layer: LayerSummary) => void, signal?: AbortSignal): Promise<void> {
+  async overview(scene: string, show: Show, layer: number | null, side: number, onLayer: (layer: LayerSummary) => void, signal?: AbortSignal): Promise<void> {
     const layers = layer === null ? "" : `&layers=${layer}-${layer}`;
-    const answer = await this.get(scene, `scenes/${scene}/overview?show=${show}${layers}`, signal);
-    if (!answer.body) return;
-    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-    let rest = "";
-    for (;;) {
-      const { done, value } = await reader.read();
-      const lines = (rest + (value ?? "")).split("\n");
-      rest = done ? "" : (lines.pop() ?? "");
-      for (const line of lines) {
-        if (!line.trim()) continue;
-        const summary = JSON.parse(line) as LayerSummary | { error: string };
-        if (!("heads" in summary)) throw new Refusal(summary.error);
-        onLayer(summary);
-      }
-      if (done) return;
-    }
+    await lines<LayerSummary>(await this.get(scene, `scenes/${scene}/overview?show=${show}&side=${side}${layers}`, signal), onLayer);
   }
 
-  head(place: Place, withMass: boolean, signal?: AbortSignal): Promise<HeadDetail> {
-    const query = `show=${place.show}${withMass ? "" : "&mass=0"}`;
-    return this.json(`scenes/${place.scene}/head/${place.layer}/${place.head}?${query}`, place.scene, signal);
+  head(place: Place, options: { mass: boolean; plain: boolean }, signal?: AbortSignal, task?: string): Promise<HeadDetail> {
+    const query = `show=${place.show}${options.mass ? "" : "&mass=0"}${options.plain ? "&colours=plain" : ""}`;
+    return this.json(`scenes/${place.scene}/head/${place.layer}/${place.head}?${query}`, place.scene, signal, task);
   }
 
   tile(place: Place, tile: TileAddress, signal?: AbortSignal): Promise<Float32Array> {
@@ -104,12 +101,12 @@ export class ServerSource implements Source {
     return { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content) };
   }
 
-  private async post<T>(address: string, content: unknown, signal?: AbortSignal): Promise<T> {
-    return (await refused(await this.fetch(address, { ...this.body(content), signal }))).json() as Promise<T>;
+  private async post<T>(address: string, content: unknown, signal?: AbortSignal, task?: string): Promise<T> {
+    return (await refused(await this.fetch(address, { ...this.body(content), signal }, task))).json() as Promise<T>;
   }
 
-  private async json<T>(address: string, scene?: string, signal?: AbortSignal): Promise<T> {
-    const answer = scene ? await this.get(scene, address, signal) : await refused(await this.fetch(address, { signal }));
+  private async json<T>(address: string, scene?: string, signal?: AbortSignal, task?: string): Promise<T> {
+    const answer = scene ? await this.get(scene, address, signal, task) : await refused(await this.fetch(address, { signal }, task));
     return answer.json() as Promise<T>;
   }
 
@@ -120,8 +117,8 @@ export class ServerSource implements Source {
     return new Float32Array(bytes);
   }
 
-  private get(scene: string, address: string, signal?: AbortSignal): Promise<Response> {
-    return this.retried(scene, () => this.fetch(address, { signal }));
+  private get(scene: string, address: string, signal?: AbortSignal, task?: string): Promise<Response> {
+    return this.retried(scene, () => this.fetch(address, { signal }, task));
   }
 
   private retried(scene: string, ask: () => Promise<Response>): Promise<Response> {
@@ -139,8 +136,9 @@ export class ServerSource implements Source {
     return refused(await ask());
   }
 
-  private fetch(address: string, options: RequestInit = {}): Promise<Response> {
+  private fetch(address: string, options: RequestInit = {}, task?: string): Promise<Response> {
     const headers = new Headers(options.headers);
+    if (task) headers.set("X-Relpos-Task", task);
     if (this.token) headers.set("X-Relpos-Token", this.token);
     return fetch(`${this.base}api/${address}`, { ...options, headers });
   }
@@ -152,6 +150,25 @@ function path(tile: TileAddress): string {
 
 function pair(a: Place, b: Place): string {
   return `${a.show}/${a.layer}/${a.head}/${b.layer}/${b.head}`;
+}
+
+/** Reads lines of JSON as they arrive. */
+async function lines<T extends object>(answer: Response, onLine: (line: T) => void): Promise<void> {
+  if (!answer.body) return;
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    const parts = (rest + (value ?? "")).split("\n");
+    rest = done ? "" : (parts.pop() ?? "");
+    for (const part of parts) {
+      if (!part.trim()) continue;
+      const line = JSON.parse(part) as T | { error: string };
+      if ("error" in line && Object.keys(line).length === 1) throw new Refusal(line.error);
+      onLine(line as T);
+    }
+    if (done) return;
+  }
 }
 
 async function refused(answer: Response): Promise<Response> {

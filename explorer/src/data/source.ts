@@ -1,7 +1,7 @@
 // Where the page gets its data: from a running server, or from what was inlined into an exported file.
 
 import { TILE } from "./types";
-import type { Colours, Evaluation, HeadDetail, LayerSummary, Row, Scene, SceneRequest, Show, Start } from "./types";
+import type { Colours, Evaluation, GalleryEntry, HeadDetail, LayerSummary, Row, Scene, SceneRequest, Show, Start } from "./types";
 
 export { TILE };
 export const PLANES = { low: 0, mean: 1, high: 2 } as const;
@@ -25,13 +25,19 @@ export interface Source {
   /** Whether inputs, lengths and parameters can be changed: an exported file has only what it was made with. */
   readonly live: boolean;
   start(): Promise<Start>;
-  scene(request: SceneRequest, signal?: AbortSignal): Promise<Scene>;
+  /** Every encoding, as it is ready. */
+  gallery(onEntry: (entry: GalleryEntry) => void, signal?: AbortSignal): Promise<void>;
+  /** Under the name of a task a request can be followed and cancelled. */
+  scene(request: SceneRequest, signal?: AbortSignal, task?: string): Promise<Scene>;
+  /** The share of a task that is done; null if it does not run. */
+  progress(task: string): Promise<number | null>;
+  cancel(task: string): Promise<void>;
   /** Continues the input of a scene with tokens that the model writes. */
   write(scene: string, tokens: number): Promise<Scene>;
-  /** All layers, or one of them. */
-  overview(scene: string, show: Show, layer: number | null, onLayer: (layer: LayerSummary) => void, signal?: AbortSignal): Promise<void>;
-  /** The numbers of a head; without its mass and class (null) they are ready at once. */
-  head(place: Place, withMass: boolean, signal?: AbortSignal): Promise<HeadDetail>;
+  /** All layers, or one of them, with small maps of side × side cells. */
+  overview(scene: string, show: Show, layer: number | null, side: number, onLayer: (layer: LayerSummary) => void, signal?: AbortSignal): Promise<void>;
+  /** The numbers of a head; without its mass and class (null) they are ready at once. Plain: never colours centred on 0. */
+  head(place: Place, options: { mass: boolean; plain: boolean }, signal?: AbortSignal, task?: string): Promise<HeadDetail>;
   /** Three planes (minimum, mean, maximum) of TILE × TILE values; NaN where no key is seen. */
   tile(place: Place, tile: TileAddress, signal?: AbortSignal): Promise<Float32Array>;
   row(place: Place, query: number, signal?: AbortSignal): Promise<Row>;

@@ -2,12 +2,14 @@
 
 export const TILE = 256;
 export const SIDE = 48;
+export const MOST_SIDE = 192;
 export const FLAT_RANGE = 0.05;
 export const LONGEST = 65536;
 export const TEXT_BYTES = 1000000;
 export type Show = "bias" | "scores" | "weights" | "position" | "flat";
 export type Kind = "encoding" | "model" | "tensor";
 export type ColourMap = "sequential" | "diverging" | "weights";
+export type Extend = "neither" | "min" | "max" | "both";
 export type Parameter = number | string | boolean | number[];
 export type Numbers = (number | null)[];
 export type Reading = NoInput | DocumentInput | TextInput;
@@ -26,16 +28,50 @@ export interface Slider {
   choices: (string | number | boolean)[] | null;
 }
 
+export interface Preset {
+  name: string;
+  parameters: Record<string, Parameter>;
+}
+
+export interface Formula {
+  statements: string[];
+  note: string;
+  text: string;
+}
+
 export interface EncodingCard {
   name: string;
   summary: string;
+  group: string;
   place: string;
   form: string;
   paper: string;
   arxiv: string | null;
-  formula: string;
+  formula: Formula;
   parameters: Slider[];
+  presets: Preset[];
   causal_only: boolean;
+}
+
+export interface StoryStep {
+  text: string;
+  address: string;
+  reads?: number;
+  unseen?: boolean;
+  refused?: string;
+  play?: string;
+}
+
+export interface Story {
+  name: string;
+  title: string;
+  encoding: string;
+  steps: StoryStep[];
+}
+
+export interface Group {
+  title: string;
+  names: string[];
 }
 
 export interface DocumentTitle {
@@ -93,7 +129,7 @@ export interface Subject {
   documents: DocumentTitle[];
   default: SceneRequest;
   evaluation: boolean;
-  formula: string | null;
+  formula: Formula | null;
   paper: string | null;
   caption: string;
   parameters: Slider[];
@@ -102,7 +138,10 @@ export interface Subject {
 export interface Start {
   version: string;
   subjects: Subject[];
+  examples: Subject[];
   encodings: EncodingCard[];
+  groups: Group[];
+  stories: Story[];
   colour_maps: Record<ColourMap, string[]>;
   classes: string[];
 }
@@ -130,6 +169,7 @@ export interface Scale {
   high: number;
   log: boolean;
   ticks: number[];
+  extend: Extend;
 }
 
 export interface MassByDistance {
@@ -152,6 +192,15 @@ export interface Colours {
   scale: Scale;
 }
 
+export interface Thumbnail {
+  low: number;
+  high: number;
+  log: boolean;
+  colour_map: ColourMap;
+  scale: Scale;
+  map: string;
+}
+
 export interface HeadSummary {
   class: string | null;
   half_distance: number | null;
@@ -162,12 +211,28 @@ export interface HeadSummary {
   log: boolean;
   colour_map: ColourMap;
   scale: Scale;
+  map: string;
   head: number;
   entropy: number | null;
   uniformity: number | null;
   context_dependence: number | null;
-  map: string;
   profile: MassByDistance | null;
+}
+
+export interface GalleryEntry {
+  low: number;
+  high: number;
+  log: boolean;
+  colour_map: ColourMap;
+  scale: Scale;
+  map: string;
+  name: string;
+  show: Show;
+  length: number;
+  head: number;
+  distance: number[];
+  heads: number[];
+  profiles: Numbers[];
 }
 
 export interface LayerSummary {
@@ -182,6 +247,7 @@ export interface Range {
   log: boolean;
   colour_map: ColourMap;
   scale: Scale;
+  both_signs: boolean;
   low_without_sink: number;
   high_without_sink: number;
   scale_without_sink: Scale;
@@ -214,6 +280,7 @@ export interface HeadDetail {
   log: boolean;
   colour_map: ColourMap;
   scale: Scale;
+  both_signs: boolean;
   low_without_sink: number;
   high_without_sink: number;
   scale_without_sink: Scale;
@@ -253,6 +320,10 @@ export interface StoredMap {
   high: number;
   log: boolean;
   cells: string;
+}
+
+export interface Progress {
+  done: number | null;
 }
 
 export interface ExportData {

@@ -4,7 +4,7 @@ import { PLANES, TILE, type Plane } from "../data/source";
 import type { Scale } from "../data/types";
 
 /** Where a value lies on the colour bar. */
-export type Norm = Omit<Scale, "ticks">;
+export type Norm = Omit<Scale, "ticks" | "extend">;
 
 /** 256 colours as 32-bit pixels in the byte order of ImageData. */
 export type Palette = Uint32Array;

@@ -6,8 +6,8 @@ import type { Frame } from "./matrix-map";
 
 export const LEFT = 58;
 export const TOP = 20;
-const KEY_ROOM = 28; // pixels of an entry from which on a key's token fits above it
-const QUERY_ROOM = 13; // and a query's token beside it
+export const TOP_OF_TOKENS = 58; // where keys have tokens, which are written upwards
+export const ROOM = 13; // pixels of an entry from which on its token fits beside it
 
 export interface RulerColours {
   text: string;
@@ -26,9 +26,11 @@ export function drawRuler(
   colours: RulerColours,
   mark: number | null,
   tokenAt: TokenAt | null,
+  tall: boolean, // whether keys have room for tokens
 ): void {
   const along = axis === "keys";
-  const [width, height] = along ? [frame.width, TOP] : [LEFT, frame.height];
+  const top = tall ? TOP_OF_TOKENS : TOP;
+  const [width, height] = along ? [frame.width, top] : [LEFT, frame.height];
   const context = sized(canvas, width, height);
   context.font = '11px ui-sans-serif, system-ui, "Segoe UI", Roboto, "Noto Sans", sans-serif';
   context.textBaseline = "middle";
@@ -36,15 +38,24 @@ export function drawRuler(
   const span = (along ? frame.width : frame.height) * frame.resolution;
   const pixel = (position: number) => (position + 0.5 - start) / frame.resolution;
   const room = 1 / frame.resolution;
-  const tokens = tokenAt && room >= (along ? KEY_ROOM : QUERY_ROOM) ? tokenAt : null;
+  const tokens = tokenAt && (along ? tall : room >= ROOM) ? tokenAt : null;
   const write = (position: number, text: string, colour: string) => {
     const at = pixel(position);
+    const most = along ? frame.width : frame.height;
+    if (tokens && (at < 5 || at > most - 5)) return; // cut off: it would be written over its neighbour
     context.fillStyle = colour;
-    context.textAlign = along ? "center" : "right";
-    const short = fitting(context, text, along ? (tokens ? room - 3 : 44) : LEFT - 10);
+    context.textAlign = along && !tokens ? "center" : "right";
+    const short = fitting(context, text, along ? (tokens ? top - 10 : 44) : LEFT - 10);
     const half = context.measureText(short).width / 2;
-    if (along) context.fillText(short, Math.min(Math.max(at, half), frame.width - half), TOP / 2);
-    else context.fillText(short, LEFT - 6, Math.min(Math.max(at, 6), frame.height - 6));
+    if (!along) context.fillText(short, LEFT - 6, Math.min(Math.max(at, 6), frame.height - 6));
+    else if (!tokens) context.fillText(short, Math.min(Math.max(at, half), frame.width - half), top - TOP / 2);
+    else {
+      context.save();
+      context.translate(at, top - 4);
+      context.rotate(Math.PI / 2); // read from top to bottom, ending at the map
+      context.fillText(short, 0, 0);
+      context.restore();
+    }
   };
   const first = Math.max(0, Math.floor(start));
   const last = Math.min(length - 1, Math.ceil(start + span));
@@ -57,7 +68,7 @@ export function drawRuler(
       if (!Number.isInteger(tick) || tick > last) continue;
       context.fillStyle = colours.faint;
       const at = Math.round(pixel(tick));
-      if (along) context.fillRect(at, TOP - 4, 1, 4);
+      if (along) context.fillRect(at, top - 4, 1, 4);
       else context.fillRect(LEFT - 4, at, 4, 1);
       if (far(tick)) write(tick, String(tick), colours.text);
     }

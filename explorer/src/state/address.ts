@@ -26,6 +26,7 @@ export interface State {
   compare: Pane[];
   difference: boolean;
   parameters: Record<string, Parameter>;
+  story: { name: string; step: number } | null; // step 1 is the first
   as: "maps" | "profiles";
   sort: string;
   down: boolean;
@@ -51,6 +52,7 @@ export const DEFAULT: State = {
   compare: [],
   difference: false,
   parameters: {},
+  story: null,
   as: "maps",
   sort: "place",
   down: false,
@@ -104,6 +106,8 @@ export function parse(hash: string): State {
   state.compare = (query.get("compare") ?? "").split(",").flatMap(pane);
   state.difference = query.get("difference") === "1" && state.compare.length > 0;
   state.parameters = parameters(query);
+  const story = /^([\w-]+):(\d{1,3})$/.exec(query.get("story") ?? "");
+  if (story && Number(story[2]) > 0) state.story = { name: story[1]!, step: Number(story[2]) };
   if (query.get("as") === "profiles") state.as = "profiles";
   state.sort = query.get("sort") ?? "place";
   state.down = query.get("down") === "1";
@@ -144,6 +148,7 @@ export function format(state: State): string {
     add("difference", state.difference && "1");
   }
   for (const [name, value] of Object.entries(state.parameters)) query.push([`p.${name}`, Array.isArray(value) ? `[${value.join(",")}]` : String(value)]);
+  if (state.story) query.push(["story", `${state.story.name}:${state.story.step}`]);
   const search = query.map(([name, value]) => `${encodeURIComponent(name)}=${encode(value)}`).join("&");
   return `#${path(state)}${search ? `?${search}` : ""}`;
 }

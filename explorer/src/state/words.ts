@@ -7,7 +7,25 @@ export const SHOWS: Record<Show, { label: string; help: string }> = {
   scores: { label: "Scores", help: "before the softmax: scaled q·k, rotated, with the bias" },
   weights: { label: "Weights", help: "after the softmax, on a logarithmic colour scale" },
   position: { label: "Positional part", help: "the part of the scores that comes from position alone" },
-  flat: { label: "Over flat content", help: "softmax over equal content: what this head could see" },
+  flat: { label: "Position only", help: "the weights of equal content, by position alone: what this head could see" },
+};
+
+/** What the words of the page mean, for tooltips. */
+export const MEANINGS: Record<string, string> = {
+  class: "The shape of the head's attention by distance. Flat: about equal for all keys. Decaying: it falls with the distance. Sink: at least ¾ goes to the first token.",
+  flat: "Attention that is about equal for all keys.",
+  decaying: "Attention that falls with the distance.",
+  periodic: "Attention in waves over the distance.",
+  sink: "The share of all attention that goes to the first token.",
+  "previous token": "At least half of the attention, without the sink, goes to the token before.",
+  "next token": "At least half of the attention, without the sink, goes to the token after.",
+  other: "None of the other shapes.",
+  half_distance: "Within this distance lies half of the attention, without the sink.",
+  decay: "How fast the fitted curve falls: the rate of an exponential, or the exponent of a power.",
+  entropy: "How widely attention is spread, in nats: 0 is a single key, log(n) is n keys alike.",
+  uniformity: "The share of the variance that the distance explains: 1 means that every diagonal has one value.",
+  context_dependence: "How much the map differs on another text: 0 means not at all, 1 as much as two unrelated maps.",
+  range: "The smallest and the largest value of the map.",
 };
 
 /** A number in four significant digits with a real minus sign; "–" where there is none. */
