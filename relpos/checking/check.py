@@ -181,6 +181,7 @@ def chosen_tests(options: CheckOptions) -> list[Test]:
 def make_tests(subject: Subject, tests: list[Test], say: Callable[[str], object]) -> list[Finding]:
     """The findings of all tests; if a forward fails, that is the only one."""
     findings: list[Finding] = []
+    subject.say = say
     with subject.prepared():
         first = FORWARD.finding(subject)
         if first is not None and first.status != PASSED:

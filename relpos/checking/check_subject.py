@@ -51,6 +51,7 @@ class Subject:
     cache = False
     model: nn.Module | None = None
     length = SHORT  # tokens of a test
+    say: Callable[[str], object] = staticmethod(lambda text: None)  # told of the progress of long tests
 
     def tokens(self, rows: int, length: int, seed: int) -> Tensor:
         """Random token ids: (rows, length)."""

@@ -36,6 +36,7 @@ LONG_TEXT = 320  # tokens in which our own models, which take no other positions
 CLOSE = 3e-3  # relative to the norm of a query: float32 angles at thousands of tokens are right to 1e-4
 LOW_CLOSE = 0.06  # in bfloat16, whose queries themselves are right to 0.01
 SAME_FACTOR = 5e-3
+SAME_VALUES = 2e-3  # relative to the norm of a key
 
 
 class Layer(Protocol):
@@ -246,29 +247,21 @@ def factor_of(k: Tensor, projections: Sequence[Tensor], expected: Rotary | None)
     """The factor of rotated keys over the projection that they come from, found by its values at position 0."""
     if expected is None:
         return None
-    part = k[0][:, expected.start : expected.start + expected.rotated].abs().sort(-1).values  # (heads, rotated)
-    best: tuple[float, float] | None = None
-    for output in projections:
-        if not output.numel():
+    rotated = expected.rotated
+    key = k[0, 0, expected.start : expected.start + rotated].abs().sort().values  # of the first head, in any order
+    matches = []
+    for row in (output[0] for output in projections if output.numel()):
+        size = k.shape[-1] if row.numel() % k.shape[-1] == 0 else rotated
+        if row.numel() % size:
             continue
-        row = output[0]
-        for start in (0, expected.start):
-            size = k.shape[-1] if row.numel() % k.shape[-1] == 0 else expected.rotated
-            if row.numel() % size or size < expected.rotated:
-                continue
-            vectors = row.view(-1, size)
-            if size > expected.rotated:
-                vectors = vectors[:, start : start + expected.rotated]
-            if vectors.shape[1] != expected.rotated:
-                continue
-            ordered = vectors.abs().sort(-1).values
-            for mine in part[:1]:
-                ratio = (ordered @ mine) / ordered.pow(2).sum(-1).clamp(min=1e-30)
-                left = (mine - ratio[:, None] * ordered).norm(dim=-1) / mine.norm()
-                index = int(left.argmin())
-                if best is None or float(left[index]) < best[0]:
-                    best = float(left[index]), float(ratio[index])
-    return best[1] if best is not None and best[0] < 2e-3 else None
+        for start in {0, expected.start} if size > rotated else {0}:
+            vectors = row.view(-1, size)[:, start : start + rotated].abs().sort(-1).values
+            if vectors.shape[1] == rotated:
+                ratios = (vectors @ key) / vectors.pow(2).sum(-1).clamp(min=1e-30)
+                left = (key - ratios[:, None] * vectors).norm(dim=-1) / key.norm()
+                matches.append((float(left.min()), float(ratios[left.argmin()])))
+    left_over, ratio = min(matches, default=(math.inf, 1.0))
+    return ratio if left_over < SAME_VALUES else None
 
 
 # -- Tests

@@ -30,6 +30,7 @@ THETAS = (2.0, 10.0, 0.5, 0.1)
 TRIED = (  # faults whose injection is a variant
     *("layout", "fraction", "scaling missing", "factor missing", "factor twice", "window missing", "sinks missing"),
     *("slopes reversed", "bias sign", "bias scaled", "bucket direction", "bucket sides", "rotation missing"),
+    "rotation backwards",
 )
 RISE = 0.1  # nats over the control: the loss of windows of the trained length
 LONGEST = 2_048  # tokens of training up to which the loss by position is measured
@@ -115,6 +116,7 @@ def trained(subject: Subject) -> Outcome:
             best = float(gaps.mean()), words, error
 
     for words, inject in variants(subject):
+        subject.say(f"as the weights were trained, or so: {words}")
         try:
             with inject(subject):
                 values = losses(subject, ids, skipped)

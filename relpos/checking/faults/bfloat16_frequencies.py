@@ -6,14 +6,12 @@ from dataclasses import replace
 import torch
 
 from relpos.checking.check_subject import ModelSubject
-from relpos.checking.faults.fault import ROTATED, Fault, NotPossibleError, with_frequencies, wrong_rotations
+from relpos.checking.faults.fault import ROTATED, Fault, rotaries_of, with_frequencies, wrong_rotations
 from relpos.checking.findings import Finding
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    rotaries = [position.rotary for position in subject.known.values() if position.rotary is not None]
-    if not rotaries or min(len(rotary.frequencies) for rotary in rotaries) < 2:
-        raise NotPossibleError("its only frequency is 1, which bfloat16 has")
+    rotaries_of(subject, pairs=2)  # the first frequency is 1, which bfloat16 has
     return with_frequencies(subject, lambda frequencies, module, name: frequencies.bfloat16().float())
 
 

@@ -1,33 +1,20 @@
 """Only the first layer has the bias."""
 
-import contextlib
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from relpos.checking.check_subject import ModelSubject
-from relpos.checking.faults.fault import Fault, NotPossibleError, together, wrong_biases
+from relpos.checking.faults.fault import Fault, NotPossibleError, together, with_inputs, wrong_biases
 from relpos.checking.findings import Finding
 
 
-@contextlib.contextmanager
-def without(module: Any) -> Iterator[None]:
-    """A layer that gets zeros for the bias of the first one."""
-
-    def hook(_: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
-        if keywords.get("position_bias") is not None:
-            lowest = torch.finfo(keywords["position_bias"].dtype).min / 2
-            bias = keywords["position_bias"]
-            keywords = {**keywords, "position_bias": bias.where(bias < lowest, 0.0)}
-        return arguments, keywords
-
-    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+def forget_bias(keywords: dict[str, Any]) -> None:
+    """Zeros for the bias of the first layer, where it hides nothing."""
+    bias = keywords.get("position_bias")
+    if bias is not None:
+        keywords["position_bias"] = bias.where(bias < torch.finfo(bias.dtype).min / 2, 0.0)
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
@@ -38,7 +25,7 @@ def inject(subject: ModelSubject) -> AbstractContextManager[None]:
     ]
     if not later:
         raise NotPossibleError("its layers do not share a bias")
-    return together(*(without(module) for module in later))
+    return together(*(with_inputs(module, forget_bias) for module in later))
 
 
 def claims(finding: Finding) -> bool:

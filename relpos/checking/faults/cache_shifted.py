@@ -1,38 +1,21 @@
 """Positions after the cache are off by one."""
 
-import itertools
 from contextlib import AbstractContextManager
-from typing import Any
-
-import torch
 
 from relpos.checking.check_subject import ModelSubject
-from relpos.checking.faults.fault import Fault, NotPossibleError, seen_before, with_inputs
+from relpos.checking.faults.fault import Fault, measured_pieces, with_cached_positions
 from relpos.checking.findings import Finding
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    reads = subject.kinds & {"rotary", "learned", "sinusoidal"}
-    if not subject.cache or not subject.positions or subject.two_stacks or not reads:
-        raise NotPossibleError("it takes no positions with a cache, or does not read them")
-
-    def change(keywords: dict[str, Any]) -> None:
-        seen, length = seen_before(keywords), keywords["input_ids"].shape[1]
-        if seen:
-            keywords["position_ids"] = (torch.arange(length) + seen + 1)[None]
-
-    return with_inputs(subject.model, change)
+    return with_cached_positions(subject, lambda seen: seen + 1)
 
 
 def claims(finding: Finding) -> bool:
-    measured, pieces = finding.evidence.get("positions"), finding.evidence["pieces"]
-    if measured is None or len(measured) != sum(pieces):
-        return False
-    starts = [0, *itertools.accumulate(pieces)][:-1]
-    return all(
-        measured[start + i] == start + i + 1
-        for start, piece in zip(starts[1:], pieces[1:], strict=True)
-        for i in range(piece)
+    _, *later = measured_pieces(finding) or [(0, [])]
+    return bool(later) and any(
+        all(positions == list(range(start + by, start + by + len(positions))) for start, positions in later)
+        for by in (1, -1)
     )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -9,10 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
-from relpos.checking.check_subject import ModelSubject
+from relpos.checking.check_subject import ABSOLUTE, ModelSubject
 from relpos.checking.configured import LayerBias
 from relpos.checking.findings import Finding
 from relpos.checking.rotations import LayerRotation
@@ -21,6 +21,7 @@ from relpos.encodings.window import Window
 from relpos.forms.encoding import Encoding
 from relpos.forms.rotation import RopeParameters, turn
 from relpos.pretrained.families.relpos_models import parts
+from relpos.pretrained.layer_position import TABLES, Rotary
 
 Change = Callable[..., Any]
 APPLY = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_emb")  # functions that turn q and k
@@ -71,6 +72,15 @@ def wrong_biases(finding: Finding) -> list[LayerBias]:
     return wrong
 
 
+def measured_pieces(finding: Finding) -> list[tuple[int, list[int]]] | None:
+    """Of each piece that was read with a cache, its start and the positions that its tokens had; None if not known."""
+    measured, pieces = finding.evidence.get("positions"), finding.evidence["pieces"]
+    if measured is None or len(measured) != sum(pieces):
+        return None
+    starts = [0, *itertools.accumulate(pieces)]
+    return [(start, measured[start:end]) for start, end in itertools.pairwise(starts)]
+
+
 # -- Injecting
 
 
@@ -118,6 +128,23 @@ def with_rotation(subject: ModelSubject, change: Change) -> AbstractContextManag
     if subject.ours:
         return together(*(turning(rope, change) for rope in our_parts(subject, Rope)))
     return with_function(subject, APPLY[:2], change)
+
+
+def rotaries_of(subject: ModelSubject, pairs: int = 1) -> list[Rotary]:
+    """The rotations of its layers, each of at least some pairs of dimensions."""
+    rotaries = [position.rotary for position in subject.known.values() if position.rotary is not None]
+    if not rotaries or min(len(rotary.frequencies) for rotary in rotaries) < pairs:
+        raise NotPossibleError(f"it does not rotate {pairs} pairs of dimensions")
+    return rotaries
+
+
+def position_tables(subject: ModelSubject) -> list[Any]:
+    """The tables of positions that are added to the embedding."""
+    named = [(name.rpartition(".")[2], module) for name, module in subject.model.named_modules()]
+    tables = [module for name, module in named if name in TABLES and isinstance(module, nn.Embedding)]
+    if not tables or not subject.kinds & set(ABSOLUTE):
+        raise NotPossibleError("it has no table of positions")
+    return tables
 
 
 def rotary_modules(subject: ModelSubject) -> list[Any]:
@@ -212,8 +239,8 @@ def with_data(tensor: Tensor, data: Tensor) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def with_inputs(model: PreTrainedModel, change: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-    """The keywords of the model's forward, changed in place."""
+def with_inputs(model: nn.Module, change: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """The keywords of a module's forward, changed in place."""
 
     def hook(module: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
         keywords = dict(keywords)
@@ -240,6 +267,20 @@ def during(modules: list[Any], set_up: Callable[[Any], Any], undo: Callable[[Any
     finally:
         for handle in handles:
             handle.remove()
+
+
+def with_cached_positions(subject: ModelSubject, first: Callable[[int], int]) -> AbstractContextManager[None]:
+    """Tokens that are read with a cache have positions from first(number of tokens in the cache) on."""
+    reads = subject.kinds & {"rotary", "learned", "sinusoidal"}
+    if not subject.cache or not subject.positions or subject.two_stacks or not reads:
+        raise NotPossibleError("it takes no positions with a cache, or does not read them")
+
+    def change(keywords: dict[str, Any]) -> None:
+        seen, length = seen_before(keywords), keywords["input_ids"].shape[1]
+        if seen:
+            keywords["position_ids"] = (torch.arange(length) + first(seen))[None]
+
+    return with_inputs(subject.model, change)
 
 
 def seen_before(keywords: dict[str, Any]) -> int:

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from relpos.checking.check_subject import ModelSubject
-from relpos.checking.faults.fault import ROTATED, Fault, NotPossibleError, with_rotation, wrong_rotations
+from relpos.checking.faults.fault import ROTATED, Fault, NotPossibleError, rotaries_of, with_rotation, wrong_rotations
 from relpos.checking.findings import Finding
 from relpos.checking.rotations import estimate
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    rotaries = [position.rotary for position in subject.known.values() if position.rotary is not None]
-    if not rotaries or min(rotary.rotated for rotary in rotaries) < 4 or any(rotary.start for rotary in rotaries):
-        raise NotPossibleError("it rotates too few dimensions")
+    rotaries = rotaries_of(subject, pairs=2)
+    if any(rotary.start for rotary in rotaries):
+        raise NotPossibleError("it rotates the last dimensions")
     half, rotated = rotaries[0].layout == "half", rotaries[0].rotated
 
     def fewer(x: Tensor) -> Tensor:

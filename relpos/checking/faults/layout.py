@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from relpos.checking.check_subject import ModelSubject
-from relpos.checking.faults.fault import ROTATED, Fault, NotPossibleError, with_rotation, wrong_rotations
+from relpos.checking.faults.fault import ROTATED, Fault, rotaries_of, with_rotation, wrong_rotations
 from relpos.checking.findings import Finding
 
 
@@ -19,9 +19,7 @@ def paired(size: int, like_halves: bool) -> Tensor:
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    rotaries = [position.rotary for position in subject.known.values() if position.rotary is not None]
-    if not rotaries or min(rotary.rotated for rotary in rotaries) < 4:
-        raise NotPossibleError("it has no two pairs of dimensions that are rotated")
+    rotaries = rotaries_of(subject, pairs=2)
     layouts, rotated = {rotary.layout for rotary in rotaries}, rotaries[0].rotated
 
     def wrong(function: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **more: Any) -> Any:

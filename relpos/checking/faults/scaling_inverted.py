@@ -4,13 +4,20 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from relpos.checking.check_subject import ModelSubject
-from relpos.checking.faults.fault import ROTATED, Fault, NotPossibleError, with_frequencies, wrong_rotations
+from relpos.checking.faults.fault import (
+    ROTATED,
+    Fault,
+    NotPossibleError,
+    rotaries_of,
+    with_frequencies,
+    wrong_rotations,
+)
 from relpos.checking.findings import Finding
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    scalings = [position.rotary.scaling for position in subject.known.values() if position.rotary is not None]
-    if not scalings or any(scaling.get("rope_type") != "linear" for scaling in scalings):
+    scalings = [rotary.scaling for rotary in rotaries_of(subject)]
+    if any(scaling.get("rope_type") != "linear" for scaling in scalings):
         raise NotPossibleError("its rotation is not scaled linearly")
     factor = float(scalings[0]["factor"])
     return with_frequencies(subject, lambda frequencies, module, name: frequencies * factor**2)

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from relpos.checking.check_subject import ModelSubject
-from relpos.checking.faults.fault import Fault, NotPossibleError, together
+from relpos.checking.faults.fault import Fault, NotPossibleError, position_tables, together
 from relpos.checking.findings import Finding
-from relpos.pretrained.layer_position import TABLES
 
 
 @contextlib.contextmanager
@@ -28,14 +27,9 @@ def zeroed(module: Any) -> Iterator[None]:
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    tables = [
-        module
-        for name, module in subject.model.named_modules()
-        if name.rpartition(".")[2] in TABLES and isinstance(module, nn.Embedding)
-    ]
-    if not tables or not subject.kinds & {"learned", "sinusoidal"} or not subject.positions:
-        raise NotPossibleError("it has no table of positions")
-    return together(*(zeroed(table) for table in tables))
+    if not subject.positions:
+        raise NotPossibleError("it takes no positions")
+    return together(*(zeroed(table) for table in position_tables(subject)))
 
 
 def claims(finding: Finding) -> bool:

@@ -8,9 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from relpos.checking.check_subject import ModelSubject
-from relpos.checking.faults.fault import Fault, NotPossibleError, together
+from relpos.checking.faults.fault import Fault, NotPossibleError, position_tables, together
 from relpos.checking.findings import Finding
-from relpos.pretrained.layer_position import TABLES
 
 
 @contextlib.contextmanager
@@ -39,14 +38,9 @@ def shifted(module: Any) -> Iterator[None]:
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    tables = [
-        module
-        for name, module in subject.model.named_modules()
-        if name.rpartition(".")[2] in TABLES and isinstance(module, nn.Embedding)
-    ]
-    plain = [table for table in tables if type(table) is nn.Embedding or hasattr(table, "offset")]
-    if not plain or not subject.kinds & {"learned", "sinusoidal"}:
-        raise NotPossibleError("it has no table of positions")
+    plain = [table for table in position_tables(subject) if type(table) is nn.Embedding or hasattr(table, "offset")]
+    if not plain:
+        raise NotPossibleError("its tables have code of their own")
     return together(*(shifted(table) for table in plain))
 
 

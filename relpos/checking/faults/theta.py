@@ -7,15 +7,20 @@ import torch
 from torch import Tensor
 
 from relpos.checking.check_subject import ModelSubject
-from relpos.checking.faults.fault import ROTATED, Fault, NotPossibleError, with_frequencies, wrong_rotations
+from relpos.checking.faults.fault import (
+    ROTATED,
+    Fault,
+    NotPossibleError,
+    rotaries_of,
+    with_frequencies,
+    wrong_rotations,
+)
 from relpos.checking.findings import Finding
 from relpos.checking.rotations import estimate, theta_of
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    rotaries = [position.rotary for position in subject.known.values() if position.rotary is not None]
-    if not rotaries or min(len(rotary.frequencies) for rotary in rotaries) < 2:
-        raise NotPossibleError("it has a single frequency, which no theta changes")
+    rotaries = rotaries_of(subject, pairs=2)  # no theta changes the first frequency
     if any(rotary.scaling.get("rope_type", "default") != "default" for rotary in rotaries):
         raise NotPossibleError("its rotation is scaled")
     thetas = {float(rotary.scaling.get("rope_theta", 10_000.0)) for rotary in rotaries}
