@@ -1,6 +1,7 @@
 # Everything runs in .venv, installed from constraints.txt. Needs Python 3.11 or newer, make and a C++ compiler.
 #   make figures   the paper's figures into figures/: trains what is missing in runs/, five models, one per core at a time;
 #                  ARGS="--figure 12" passes on options of relpos figures
+#   make paper-smoke   every recipe of relpos paper, shrunk to nano and three steps, from start to table; minutes
 #   make check     lint and the quick part of the suite, in about a minute: for daily work
 #   make test      the test suite        make test-all   and its slow part
 #   make lint      ruff and mypy         make bench      speed of attention, as ratios in one run
@@ -19,10 +20,15 @@ WHAT := attention
 BENCH_attention := start attention skipping denormals mass
 BENCH_use := use families model_types images
 
-.PHONY: figures explorer check chromium test test-all lint readme wheel docs bench clean
+.PHONY: figures paper-smoke explorer check chromium test test-all lint readme wheel docs bench clean
 
 figures: $(INSTALLED)
 	$(BIN)/relpos figures --out figures $(ARGS)
+
+# What it trains goes to a temporary folder, which is removed.
+paper-smoke: $(INSTALLED)
+	@runs=$$(mktemp -d) && $(BIN)/relpos paper run all --shrink --runs $$runs && \
+	  $(BIN)/relpos paper run figure3 --shrink; status=$$?; rm -rf $$runs; exit $$status
 
 check: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not heavy"

@@ -19,7 +19,7 @@ from transformers import BeitConfig, BeitModel, PreTrainedModel, SwinConfig, Swi
 import relpos
 from relpos.attend.arguments import make_call
 from relpos.forms.bias import terms
-from relpos.pretrained.attention_interface import captured_calls
+from relpos.models.attention_interface import captured_calls
 
 MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "Swin-T": (SwinModel, SwinConfig()),

@@ -2,13 +2,15 @@
 
     python benchmarks/model_types.py                        every causal, masked and seq2seq model type
     python benchmarks/model_types.py --types t5,bloom       these rows anew, the others as they are
+    python benchmarks/model_types.py --by-name              with attn_implementation="relpos" in place of relpos.use
 
 Each is a small random model: the type's default configuration with its sizes shrunk by their names, with one layer of
 each kind, and with windows, chunks and top-k that are shorter than the 21 tokens of the inputs. "Equal": the logits of
 the tokens that are not padding (none padded, padded on the right, padded on the left), all gradients, and the logits of
 8 generated tokens after padding on the left are those of transformers' "eager" (of its default, where it has no
 "eager"), to 1e-3 of the largest. "Refused": by `relpos.use`, with this sentence. Types are tried in a child process,
-with a time limit each. Writes benchmarks/results/model_types.{json,md}.
+with a time limit each. By name, "refused" also counts a model that does not build or run, and "own code" one that runs,
+with the same numbers, without calling us. Writes benchmarks/results/model_types.{json,md}; by name named_types.
 """
 
 import argparse
@@ -33,7 +35,9 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 import relpos
+import relpos.models
 from relpos.model_catalogue import PREFIX
+from relpos.models.attention_interface import LISTENER
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from small_models import AUTO, KINDS, LENGTH, TOKENS, VOCABULARY, WINDOW, logits_and_gradients, shaken
@@ -268,7 +272,7 @@ def off_by(ours: list[Tensor], theirs: list[Tensor]) -> float:
     return gap / (largest or 1.0)
 
 
-def verdict(kind: str, name: str) -> dict[str, Any]:
+def verdict(kind: str, name: str, by_name: bool = False) -> dict[str, Any]:
     """One row of the table."""
     row: dict[str, Any] = {"kind": kind, "type": name}
     try:
@@ -278,8 +282,9 @@ def verdict(kind: str, name: str) -> dict[str, Any]:
     row["weights"] = sum(p.numel() for p in model.parameters())
     cache = False if name in CACHE_IS_WRONG else None
     theirs, again = (measure(model, kind, cache) for _ in range(2))
+    calls: list[str] = []
     try:
-        relpos.use(model)
+        model = built_by_name(model, calls) if by_name else relpos.use(model)
     except (ValueError, TypeError) as error:
         ours = str(error).startswith("relpos.use")
         return row | {"verdict": "refused" if ours else "crashed", "reason": str(error)}
@@ -290,7 +295,8 @@ def verdict(kind: str, name: str) -> dict[str, Any]:
         if isinstance(theirs[what], str):  # its own code fails here
             continue
         if isinstance(value, str):
-            return row | {"verdict": "crashed", "reason": f"{what}: {value}"}
+            refused = by_name and "relpos.use(model" in value
+            return row | {"verdict": "refused" if refused else "crashed", "reason": f"{what}: {value}"}
         if off_by(again[what], theirs[what]) > 0:
             row.setdefault("not deterministic", []).append(what)
             continue
@@ -298,24 +304,38 @@ def verdict(kind: str, name: str) -> dict[str, Any]:
     row["off by"] = differences
     wrong = [what for what, difference in differences.items() if not difference <= CLOSE]
     reason = ", ".join(f"{what}: {differences[what]:.1g}" for what in wrong)
+    if by_name and not wrong and not calls:
+        return row | {"verdict": "own code"}
     return row | ({"verdict": "wrong", "reason": reason} if wrong else {"verdict": "equal"})
 
 
-def work() -> None:
+def built_by_name(model: PreTrainedModel, calls: list[str]) -> PreTrainedModel:
+    """The same model, built with `attn_implementation="relpos"`; the classes of layers that call us join `calls`."""
+    try:
+        named = type(model)._from_config(copy.deepcopy(model.config), attn_implementation="relpos")
+    except KeyError as error:  # a model that chooses its attention class by the name
+        raise ValueError(f"relpos.use: transformers does not build it: KeyError: {error}") from error
+    named.load_state_dict(model.state_dict())
+    for module in named.modules():
+        vars(module)[LISTENER] = lambda layer, *_: calls.append(type(layer).__name__)
+    return named.eval()
+
+
+def work(by_name: bool) -> None:
     """The child: types from standard input, rows to standard output."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     for line in sys.stdin:
         kind, name = line.split()
-        print(json.dumps(verdict(kind, name)), flush=True)
+        print(json.dumps(verdict(kind, name, by_name)), flush=True)
 
 
 class Worker:
     """A child process that answers one type at a time."""
 
-    def __init__(self, script: str = __file__) -> None:
-        command = [sys.executable, script, "--work"]
+    def __init__(self, script: str = __file__, *options: str) -> None:
+        command = [sys.executable, script, "--work", *options]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen(command, text=True, **pipes)
         self.lines: queue.Queue[str] = queue.Queue()
@@ -349,10 +369,11 @@ class Worker:
 def report(rows: list[dict[str, Any]]) -> str:
     """The table as Markdown."""
     counts = Counter(row["verdict"] for row in rows)
+    verdicts = [name for name in VERDICTS if name in counts or name != "own code"]
     lines = [
-        "Made by `benchmarks/model_types.py`, which says what is compared.",
+        f"Made by `benchmarks/model_types.py{' --by-name' * ('own code' in counts)}`, which says what is compared.",
         "",
-        f"{len(rows)} model types: " + ", ".join(f"{counts[name]} {name}" for name in VERDICTS) + ".",
+        f"{len(rows)} model types: " + ", ".join(f"{counts[name]} {name}" for name in verdicts) + ".",
         "",
     ]
     for name in ("wrong", "crashed", "refused", "not built"):
@@ -363,34 +384,38 @@ def report(rows: list[dict[str, Any]]) -> str:
                 reason = row["reason"].replace("|", "/").replace("[", "\\[")
                 lines.append(f"| {row['kind']} | {row['type']} | {reason} |")
             lines += [""]
-    lines += ["## Equal", "", "| kind | types |", "|---|---|"]
-    for kind in MAPPINGS:
-        types = [row["type"] for row in rows if row["verdict"] == "equal" and row["kind"] == kind]
-        lines += [f"| {kind} | {', '.join(types)} |"]
-    return "\n".join([*lines, ""])
+    for verdict in ("own code", "equal"):
+        if verdict in counts:
+            lines += [f"## {verdict.capitalize()}", "", "| kind | types |", "|---|---|"]
+            for kind in MAPPINGS:
+                types = [row["type"] for row in rows if row["verdict"] == verdict and row["kind"] == kind]
+                lines += [f"| {kind} | {', '.join(types)} |"] * bool(types)
+            lines += [""]
+    return "\n".join(lines)
 
 
-VERDICTS = ("equal", "refused", "wrong", "crashed", "not built")
+VERDICTS = ("equal", "own code", "refused", "wrong", "crashed", "not built")
 
 
 def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("--types", help="model types, separated by commas")
+    parser.add_argument("--by-name", action="store_true", help='attn_implementation="relpos"')
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
-        work()
+        work(arguments.by_name)
         return
     everything = [(kind, name) for kind, names in MAPPINGS.items() for name in sorted(names)]
     everything = [(kind, name) for kind, name in everything if not name.startswith(PREFIX)]  # our own
     wanted = None if arguments.types is None else set(arguments.types.split(","))
-    file = RESULTS / "model_types.json"
+    file = RESULTS / ("named_types.json" if arguments.by_name else "model_types.json")
     known = {(row["kind"], row["type"]): row for row in json.loads(file.read_text())} if file.exists() else {}
     worker: Worker | None = None
     for kind, name in everything:
         if wanted is not None and name not in wanted:
             continue
-        worker = worker or Worker()
+        worker = worker or Worker(__file__, *["--by-name"] * arguments.by_name)
         row = worker.ask(kind, name)
         if row is None:
             worker = None
@@ -400,7 +425,7 @@ def main() -> None:
         if not arguments.no_file:
             rows = [known[key] for key in everything if key in known]
             file.write_text(json.dumps(rows, indent=1))
-            (RESULTS / "model_types.md").write_text(report(rows))
+            file.with_suffix(".md").write_text(report(rows))
     if worker is not None:
         worker.end()
 

@@ -39,7 +39,7 @@ SKIPPING = {  # for Toeplitz, RankOne and their sum
     "kept_diagonals": skipped_tiles.kept_diagonals_kernel,
 }
 FORMS = {"none": 0, "Toeplitz": 1, "RankOne": 2, "Toeplitz + RankOne": 3, "Scaled": 4, "Projected": 8, "of keys": 16}
-KINDS = dict.fromkeys(("FIRST", "END", "RANGES", "ROW_KEYS", "KEPT_KEYS", "KEPT_ROWS", "DIAGONALS"), "i32")
+KINDS = dict.fromkeys(("FIRST", "END", "RANKS", "RANGES", "ROW_KEYS", "KEPT_KEYS", "KEPT_ROWS", "DIAGONALS"), "i32")
 KINDS |= {"PADDING": "i8", "TOKEN_TOTALS": "fp64"}
 HALVES = {  # pointers in the dtype of q; all others are float32
     "Q", "K", "V", "OUT", "GRAD", "GRAD_Q", "GRAD_K", "GRAD_V",

@@ -13,7 +13,8 @@ relpos.draw(run)
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from relpos.encodings.registry import card, encoding, names, register
+from relpos.encodings import registry
+from relpos.encodings.registry import card, encoding, names
 
 if TYPE_CHECKING:
     from relpos.attend import Cache, attention, mass, scores
@@ -72,6 +73,33 @@ __all__ += [
     "explore",
 ]
 __all__ += ["figures", "mass", "names", "register", "scores", "train", "transplant", "use"]
+
+
+def register(name: str | None = None, cls: "type[Encoding] | None" = None) -> None:
+    """Add an encoding of your own; or, without arguments, register relpos with transformers.
+
+    After `relpos.register()`, transformers opens the folders of our models by its Auto classes, and runs other models
+    on our attention by name: `from_pretrained(…, attn_implementation="relpos")`. `import relpos.models` does the same.
+
+    Args:
+        name: The encoding's name, a Python identifier. From then on it works like the built-in ones.
+        cls: A class derived from `relpos.Encoding`. It has `paper` and `formula` as strings, and every option of its
+            `__init__` has a default value.
+
+    Raises:
+        TypeError: `cls` is not such a class.
+        ValueError: The name is not an identifier, or is taken by another class.
+
+    Example:
+        >>> relpos.register("saturating", Saturating)
+        >>> relpos.encoding("saturating", heads=12, head_dim=64)
+        >>> relpos.register()
+        >>> AutoModelForCausalLM.from_pretrained("HuggingFaceTB/SmolLM2-135M", attn_implementation="relpos")
+    """
+    if name is None and cls is None:
+        importlib.import_module("relpos.models")
+    else:
+        registry.register(name, cls)
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 HIDDEN = -5e3  # scores below are those of hidden keys: models add −10,000, the lowest value of the dtype, or −inf
 PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
 SUMS = (torch.baddbmm, Tensor.baddbmm)  # a bias, and the product of the next two arguments
+ADDITIONS = ("add", "add_", "__add__", "__radd__", "__iadd__")
 SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 
 
@@ -30,6 +31,7 @@ class AttentionCall:
     q: Tensor | None  # (batch, heads, queries, head_dim)
     k: Tensor | None  # (batch, heads or key heads, keys, head_dim)
     sink: bool  # whether the softmax has a column beside the keys
+    boolean: bool  # whether a boolean mask was added to the scores, which hides nothing
     projections: list[Tensor] = field(default_factory=list)  # what modules in the layer have returned before
 
 
@@ -65,12 +67,13 @@ class _Watcher(TorchFunctionMode):
         self.stack: list[tuple[str, nn.Module]] = []
         self.products: list[tuple[Tensor, Tensor, Tensor]] = []  # since the last attention: left, right, result
         self.projections: list[Tensor] = []
+        self.boolean = False
         self.weights: tuple[int, ...] | None = None  # shape of the last ones, until the values are multiplied by them
 
     def entering(self, name: str) -> Callable[..., None]:
         def enter(module: nn.Module, arguments: Any) -> None:
             if "Attention" in type(module).__name__:
-                self.products, self.projections, self.weights = [], [], None
+                self.products, self.projections, self.weights, self.boolean = [], [], None, False
             self.stack.append((name, module))
 
         return enter
@@ -103,6 +106,10 @@ class _Watcher(TorchFunctionMode):
             named = [kwargs.get(name) for name in ("batch1", "batch2")]
             left, right = named if named[0] is not None else args[1:3]
             self._product(left, right, result)
+        elif func is torch.einsum:
+            self._einsum(args, result)
+        elif getattr(func, "__name__", "") in ADDITIONS and len(args) == 2:
+            self.boolean |= adds_boolean(args)
         elif func in SOFTMAX:
             self._softmax(args[0] if args else kwargs["input"])
         elif func is F.embedding and self.tables is not None:
@@ -115,6 +122,25 @@ class _Watcher(TorchFunctionMode):
             self.weights = None
         elif result.dim() >= 3 and left.dim() >= 3 and right.dim() >= 3:
             self.products.append((left, right, result))
+
+    def _einsum(self, args: Any, result: Tensor) -> None:
+        """A product of queries and keys in any order of their axes."""
+        equation, *operands = args if len(args) > 2 else (args[0], *args[1])
+        inputs, _, output = str(equation).replace(" ", "").partition("->")
+        names = inputs.split(",")
+        if len(operands) != 2 or len(names) != 2 or "." in equation or len(output) < 3:
+            return
+        batch, (i, j) = list(output[:-2]), list(output[-2:])
+        if i not in names[0]:  # keys come first
+            names, operands = names[::-1], operands[::-1]
+        summed = (set(names[0]) & set(names[1])) - set(output)
+        if len(summed) != 1 or i not in names[0] or j not in names[1] or i in names[1] or j in names[0]:
+            return
+        left, right = (
+            torch.einsum(f"{name}->{''.join(x for x in [*batch, *last] if x in name)}", operand)
+            for name, operand, last in zip(names, operands, ((i, *summed), (*summed, j)), strict=True)
+        )
+        self._product(left, right, result)
 
     def _softmax(self, scores: Tensor) -> None:
         if scores.dim() < 3:
@@ -188,7 +214,14 @@ class _Watcher(TorchFunctionMode):
         k: Tensor | None,
         sink: bool,
     ) -> None:
-        call = AttentionCall(self.layer, scores, visible, q, k, sink, list(self.projections))
-        self.products, self.projections = [], []
+        call = AttentionCall(self.layer, scores, visible, q, k, sink, self.boolean, list(self.projections))
+        self.products, self.projections, self.boolean = [], [], False
         with torch._C.DisableTorchFunction():  # what the listener computes is not the model's
             self.listener(call)
+
+
+def adds_boolean(args: Any) -> bool:
+    """Whether the arguments of an addition are scores and a boolean."""
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    scores = any(x.is_floating_point() and x.dim() > 2 for x in tensors)
+    return scores and any(x.dtype == torch.bool and x.dim() > 1 for x in tensors)

@@ -13,7 +13,14 @@ from transformers.utils import logging
 
 from relpos.checking import configured, fingerprints, ports, rotations, trained
 from relpos.checking.check_options import TESTS, CheckOptions
-from relpos.checking.check_subject import FunctionSubject, ModelSubject, ModuleSubject, NotTestableError, Subject
+from relpos.checking.check_subject import (
+    FeatureSubject,
+    FunctionSubject,
+    ModelSubject,
+    ModuleSubject,
+    NotTestableError,
+    Subject,
+)
 from relpos.checking.faults import diagnosed
 from relpos.checking.findings import FAILED, NOT_TESTED, PASSED, Finding, Report
 from relpos.checking.outcomes import Outcome, Test
@@ -96,20 +103,25 @@ def subject_of(model: Any, options: CheckOptions) -> Subject:
     if isinstance(model, str | Path):
         model = open_original(model, options.trust_remote_code)
     if isinstance(model, Run):
-        subject = ModelSubject(model.model, str(model.folder), work)
-        if wants_text(options) and model.tokenizer is not None:
+        subject = model_subject(model.model, work)
+        subject.name = str(model.folder)
+        if wants_text(options) and model.tokenizer is not None and isinstance(subject, ModelSubject):
             subject.text = trained.sample(model, options.data)
         return subject
-    if isinstance(model, PreTrainedModel):
-        return ModelSubject(model, work=work)
     if isinstance(model, nn.Module):
         try:
-            return ModelSubject(unwrap(model), work=work)
+            inner = unwrap(model)
         except TypeError:  # it is not, and does not wrap, a model of transformers
             return module_subject(model, options)
+        return model_subject(inner, work)
     if callable(model):
         return FunctionSubject(model)
     raise TypeError(f"relpos.check takes a model, a module, a function or a path, not {type(model).__name__}.")
+
+
+def model_subject(model: PreTrainedModel, work: int | None) -> ModuleSubject:
+    """A model of transformers, of text or of frames of features."""
+    return ModelSubject(model, work=work) if model.main_input_name == "input_ids" else FeatureSubject(model)
 
 
 def open_original(what: str | Path, trust_remote_code: bool) -> Run:
@@ -164,9 +176,10 @@ def make_tests(subject: Subject, tests: list[Test], say: Callable[[str], object]
 
 def forward(subject: Subject) -> Outcome:
     """A forward on a short text must give finite numbers."""
-    output = subject.run(subject.tokens(1, min(8, subject.length), 0))
-    if output.dim() != 3 or output.shape[1] != min(8, subject.length):
-        raise NotTestableError(f"it returns {tuple(output.shape)} for 8 tokens, not one row per token")
+    tokens = min(8, subject.length)
+    output = subject.run(subject.tokens(1, tokens, 0))
+    if output.dim() != 3 or (output.shape[1] != tokens and not isinstance(subject, FeatureSubject)):
+        raise NotTestableError(f"it returns {tuple(output.shape)} for {tokens} tokens, not one row per token")
     if not bool(torch.isfinite(output).any()):
         raise NotTestableError("its outputs are not finite")
     return Outcome(False)

@@ -7,7 +7,7 @@ from typing import Any
 from relpos.system.options import option
 
 TESTS = (  # the names of all tests, as `only` takes them
-    *("causality", "rotation", "attention factor", "window", "sinks", "bias", "table", "precision"),
+    *("mask", "causality", "rotation", "attention factor", "window", "sinks", "bias", "table", "precision", "kernel"),
     *("cache", "pieces", "crop", "static cache", "left padding", "right padding"),
     *("packing", "batch", "shift", "trained", "ports", "lengths"),
 )

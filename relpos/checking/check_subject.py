@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, StaticCache
 
 from relpos.checking.capture import Listener, TableListener, attention_calls
+from relpos.models.base import RelposModel
 from relpos.pretrained.layer_position import LayerPosition, ModelLayer, model_layers
 from relpos.pretrained.positions import layer_positions, longest
-from relpos.pretrained.probe import evaluating, numbers_of, probe_tokens, tensors, token_ids
+from relpos.pretrained.probe import evaluating, examples, numbers_of, probe_tokens, tensors, token_ids
 from relpos.pretrained.reader import MASKED, NEXT_TOKEN
 
 SHORT = 32  # tokens of a test, if no window needs more
@@ -27,6 +28,8 @@ ABSOLUTE = ("learned", "sinusoidal")
 LOW = (torch.bfloat16, torch.float16)
 HEADS, HEAD_DIM = 4, 16  # of the queries that a bare function gets
 VOCABULARY = 32
+FRAMES = 64  # of the features that `examples` makes for models that read one row per frame
+FARTHEST = 2_048  # tokens of a window that a test leaves
 SELECTIONS = ("index_topk", "keep_window_size")  # entries of configurations whose layers select keys
 
 
@@ -44,7 +47,7 @@ class Subject:
     name: str
     causal: bool | None  # None: not known
     padding = False  # whether it takes an attention mask
-    positions = False  # whether it takes positions
+    positions = False  # whether it takes any positions
     cache = False
     model: nn.Module | None = None
     length = SHORT  # tokens of a test
@@ -104,19 +107,19 @@ class ModuleSubject(Subject):
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
-        with evaluating(self.model), in_float32(self.model) as self.casts:
+        with evaluating(self.model), cast(self.model, LOW, torch.float32) as self.casts:
             yield
 
     @contextlib.contextmanager
     def in_own_dtype(self) -> Iterator[None]:
         """Within `prepared`, in the dtype that the model came in."""
-        for cast in self.casts:
-            cast.owner.data = cast.data
+        for change in self.casts:
+            change.owner.data = change.data
         try:
             yield
         finally:
-            for cast in self.casts:
-                cast.owner.data = cast.data.float()
+            for change in self.casts:
+                change.owner.data = change.data.float()
 
 
 class ModelSubject(ModuleSubject):
@@ -126,23 +129,23 @@ class ModelSubject(ModuleSubject):
 
     def __init__(self, model: PreTrainedModel, name: str = "", work: int | None = None) -> None:
         super().__init__(model, name or f"{type(model).__name__} (model type {model.config.model_type!r})")
-        if model.main_input_name != "input_ids":
-            raise ValueError(
-                f"{type(model).__name__} reads {model.main_input_name}; relpos check needs a model of text."
-            )
+        self.ours = isinstance(model, RelposModel)
         self.text: Any = None  # of `trained.sample`, for the tests on real text
         self.rotations: dict[torch.dtype, list[Any]] = {}  # what `rotations.measured` found, by dtype
         self.two_stacks = bool(getattr(model.config, "is_encoder_decoder", False))
         self.causal = self._is_causal()
         prefix = "decoder_" if self.two_stacks else ""
         self.padding = f"{prefix}attention_mask" in self.accepted
-        self.positions = f"{prefix}position_ids" in self.accepted
+        self.restarts = f"{prefix}position_ids" in self.accepted  # whether positions may begin again at 0
+        self.positions = self.restarts and not self.ours
         self.cache = self.causal is not False and "past_key_values" in self.accepted and model.can_generate()
         limit = min(
             numbers_of(model, ("max_position_embeddings", "n_positions", "max_target_positions")), default=10**6
         )
         self.limit = limit - ROOM
         tokens = probe_tokens(model) if work is None else probe_tokens(model, work)
+        if self.ours and work != 1:  # their windows are in plans, which the probe does not read
+            tokens = max([tokens, *(window + window // 4 + SHORT for window in self.windows if window <= FARTHEST)])
         self.length = min(max(SHORT, tokens), max(8, self.limit))
         if self.selected is not None and self.selected >= SHORT:
             self.length = min(self.length, self.selected)
@@ -201,9 +204,21 @@ class ModelSubject(ModuleSubject):
         return not mixes and not any("linear" in kind or "conv" in kind or "mamba" in kind for kind in types)
 
     @property
+    def windows(self) -> list[int]:
+        """The windows of its layers."""
+        return [layer.window for layer in self.layers if layer.window is not None]
+
+    @property
     def window(self) -> int | None:
         """The smallest window of its layers."""
-        return min((layer.window for layer in self.layers if layer.window is not None), default=None)
+        return min(self.windows, default=None)
+
+    @contextlib.contextmanager
+    def captured(self, listener: Listener, tables: TableListener | None = None) -> Iterator[None]:
+        """Within this context, hear of each call of attention; our models then run by its definition, in float64."""
+        exact = cast(self.model, (torch.float32,), torch.float64) if self.ours else contextlib.nullcontext()
+        with exact, super().captured(listener, tables):
+            yield
 
     @property
     def trained_length(self) -> int | None:
@@ -233,6 +248,37 @@ class ModelSubject(ModuleSubject):
         return EncoderDecoderCache(cache, DynamicCache()) if self.two_stacks else cache
 
 
+def as_model(subject: Subject) -> ModelSubject:
+    """The subject, if it is a model of text of transformers."""
+    if not isinstance(subject, ModelSubject):
+        raise NotTestableError("only for models of text of transformers, which have a configuration")
+    return subject
+
+
+class FeatureSubject(ModuleSubject):
+    """A model of transformers that reads frames of features, as of speech: token ids stand for random frames."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model, f"{type(model).__name__} (model type {model.config.model_type!r})")
+        inputs = list(examples(model))
+        if model.main_input_name != "input_features" or not inputs or len(inputs[-1]["input_features"][0]) != FRAMES:
+            raise ValueError(
+                f"{type(model).__name__} reads {model.main_input_name}; relpos check needs a model of text, or of "
+                "frames of features."
+            )
+        *_, self.inputs = inputs
+        width = self.inputs["input_features"].shape[-1]
+        self.frames = torch.randn(VOCABULARY, width, generator=torch.Generator().manual_seed(0))
+
+    def tokens(self, rows: int, length: int, seed: int) -> Tensor:
+        return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+    def run(self, ids: Tensor, **inputs: Any) -> Tensor:
+        own = {name: x.expand(len(ids), *x.shape[1:]) for name, x in self.inputs.items()}
+        frames = self.frames[ids].to(self.device)
+        return first_tensor(self.model(**{**own, "input_features": frames, **self.example, **inputs}))
+
+
 class FunctionSubject(Subject):
     """A bare attention function of q, k and v, each (batch, heads, length, head_dim).
 
@@ -260,27 +306,26 @@ class FunctionSubject(Subject):
 
 @dataclass(frozen=True)
 class Cast:
-    """A parameter or buffer that is in float32 for a while, and its own values."""
+    """A parameter or buffer that has another dtype for a while, and its own values."""
 
     owner: Tensor
     data: Tensor
 
 
 @contextlib.contextmanager
-def in_float32(model: nn.Module) -> Iterator[list[Cast]]:
-    """A half-precision model in float32: two ways to the same numbers then differ by less than a fault makes.
+def cast(model: nn.Module, dtypes: tuple[torch.dtype, ...], to: torch.dtype) -> Iterator[list[Cast]]:
+    """A model whose tensors of some dtypes are of another: in more bits, two ways to the same numbers agree closer.
 
     Afterwards all tensors are the same objects with the same values as before.
     """
-    tensors_of = [*model.parameters(), *model.buffers()]
-    changed = [Cast(x, x.data) for x in tensors_of if x.dtype in LOW]
-    for cast in changed:
-        cast.owner.data = cast.data.float()
+    changes = [Cast(x, x.data) for x in (*model.parameters(), *model.buffers()) if x.dtype in dtypes]
+    for change in changes:
+        change.owner.data = change.data.to(to)
     try:
-        yield changed
+        yield changes
     finally:
-        for cast in changed:
-            cast.owner.data = cast.data
+        for change in changes:
+            change.owner.data = change.data
 
 
 def first_tensor(output: Any) -> Tensor:

@@ -8,26 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.checking.capture import AttentionCall
-from relpos.checking.check_subject import ModelSubject, NotApplicableError, NotTestableError, Subject
+from relpos.attend import scores
+from relpos.checking.capture import HIDDEN, AttentionCall
+from relpos.checking.check_subject import ModelSubject, NotApplicableError, NotTestableError, Subject, as_model
 from relpos.checking.fingerprints import UNMOVED, visibility
 from relpos.checking.outcomes import Outcome, Test, difference
 from relpos.encodings.alibi import press
+from relpos.encodings.rope import Rope
 from relpos.encodings.t5 import bucket
+from relpos.encodings.window import Window
+from relpos.models.family import family_of
+from relpos.pretrained.families.relpos_models import parts
 from relpos.pretrained.layer_position import ModelLayer
 from relpos.pretrained.positions import layer_numbers
 
 BIAS_CLOSE = 2e-3  # relative to the largest bias
+SMALLEST_BIAS = 1e-3  # that counts: scores are rounded
 ROUNDED = {"falcon": 2e-2}  # model types that round their bias to bfloat16
 TYPES = (None, "full_attention", "sliding_attention", "chunked_attention")  # of layers whose reach is known
 SINK_MOVED = 2.0  # by which sinks are raised
-
-
-def configured(subject: Subject) -> ModelSubject:
-    """The subject, if it has a configuration."""
-    if not isinstance(subject, ModelSubject):
-        raise NotTestableError("there is no configuration to compare with")
-    return subject
 
 
 def own_layers(subject: ModelSubject) -> list[ModelLayer]:
@@ -72,7 +71,7 @@ def reaches(subject: ModelSubject) -> list[Reach]:
 
 def windows(subject: Subject) -> Outcome:
     """Each layer must see as far as its window, and no farther."""
-    model = configured(subject)
+    model = as_model(subject)
     found = reaches(model)
     wrong = [reach for reach in found if reach.expected != reach.measured]
     total = model.layers[-1].index + 1
@@ -99,7 +98,7 @@ def windows(subject: Subject) -> Outcome:
 
 def sinks(subject: Subject) -> Outcome:
     """Sinks must act: outputs change when they do."""
-    model = configured(subject)
+    model = as_model(subject)
     holders: list[tuple[ModelLayer, Tensor]] = [
         (layer, layer.module.sinks)
         for layer in own_layers(model)
@@ -141,7 +140,7 @@ class LayerBias:
         """Whether a bias (heads, distances) is the one that runs, up to a constant per head."""
         zero = int((self.distances == 0).nonzero()[0])
         bias = bias - bias[:, zero : zero + 1]
-        size = max(float(x.abs().max()) for x in (self.measured, self.expected, bias)) or 1.0
+        size = max(SMALLEST_BIAS, *(float(x.abs().max()) for x in (self.measured, self.expected, bias)))
         limit = ROUNDED.get(self.layer.model_type, BIAS_CLOSE) if close is None else close
         return float((bias - self.measured).abs().max()) <= limit * size
 
@@ -174,21 +173,41 @@ def mpt_slopes(heads: int, largest: int) -> list[float]:
     return slopes if total == heads else [*slopes[1::2], *slopes[0::2]][:heads]
 
 
+def our_biases(subject: ModelSubject, ids: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """The scores of our own layers for token ids (1, length) by their definition, without and with their encoding.
+
+    The encodings are made from the configuration, and have the learned values of those that run. Layers that have
+    rotations and windows alone are left out.
+    """
+    model: Any = subject.model
+    numbers = {layer.index + 1: layer.name for layer in subject.layers}
+    scored = {}
+    for number, call in zip(numbers, family_of(model).calls(model, ids[0], numbers), strict=True):
+        encoding = model.config.make_position(number)
+        others = [part for part in parts(encoding) if not isinstance(part, Rope | Window)]
+        if call.position is not None and any(part.places != ("embedding",) for part in others):
+            encoding.load_state_dict(call.position.state_dict())
+            content, own = (scores(call.q, call.k, x, **call.arguments)[0].double() for x in (None, encoding))
+            scored[numbers[number]] = content, own
+    return scored
+
+
 def biases(subject: ModelSubject) -> list[LayerBias]:
     """The bias of each layer: one repeated token has equal content everywhere, and its scores differ by the bias."""
     kinds = {layer.name: subject.known[layer.name].kind for layer in subject.layers}
-    if not set(kinds.values()) & {"alibi", "buckets"}:
+    length = min(subject.length, 40)
+    ids = subject.tokens(1, length, 0) if subject.ours else subject.tokens(1, 1, 0).expand(1, length)
+    of_ours = our_biases(subject, ids) if subject.ours else {}
+    if not of_ours and not set(kinds.values()) & {"alibi", "buckets"}:
         raise NotApplicableError
-    scores: dict[str, Tensor] = {}
+    seen: dict[str, Tensor] = {}
 
     def listen(call: AttentionCall) -> None:
-        if call.layer in kinds and call.layer not in scores:
+        if call.layer in kinds and call.layer not in seen:
             values = call.scores()[0].double()
             if values.shape[-1] == values.shape[-2] > 1:
-                scores[call.layer] = values
+                seen[call.layer] = values
 
-    length = min(subject.length, 40)
-    ids = subject.tokens(1, 1, 0).expand(1, length)
     with subject.captured(listen):
         if subject.two_stacks:
             subject.model(input_ids=ids, decoder_input_ids=ids, use_cache=False)
@@ -196,20 +215,22 @@ def biases(subject: ModelSubject) -> list[LayerBias]:
             subject.run(ids)
     found = []
     for layer in subject.layers:
-        if layer.name not in scores or kinds[layer.name] not in ("alibi", "buckets"):
+        if layer.name not in seen or (kinds[layer.name] not in ("alibi", "buckets") and layer.name not in of_ours):
             continue
-        values = scores[layer.name]  # (heads, length, length)
+        values = seen[layer.name]  # (heads, length, length)
         size = values.shape[-1]
-        middle = size // 2
-        both = bool(values[0, 0, -1] > -5e3)
-        row = values[:, middle] if both else values[:, -1]  # (heads, keys)
-        query = middle if both else size - 1
+        both = bool(values[0, 0, -1] > HIDDEN)
+        query = size // 2 if both else size - 1
         distances = query - torch.arange(size, dtype=torch.float64)
+        row = values[:, query]  # (heads, keys)
         expected = expected_bias(layer, kinds[layer.name], distances)
+        if layer.name in of_ours:
+            content, own = (x[:, query] for x in of_ours[layer.name])
+            row, expected = row - content, own - content
         if expected is None:
             continue
-        expected = expected - expected[:, query : query + 1]
-        found.append(LayerBias(layer, distances, expected, row - row[:, query : query + 1]))
+        row, expected = (x.clamp(min=HIDDEN) - x[:, query : query + 1] for x in (row, expected))
+        found.append(LayerBias(layer, distances, expected, row))
     if not found:
         raise NotTestableError("the scores of its layers could not be seen, or their content is not constant")
     return found
@@ -217,7 +238,7 @@ def biases(subject: ModelSubject) -> list[LayerBias]:
 
 def bias(subject: Subject) -> Outcome:
     """The bias by distance must be that of the formula."""
-    model = configured(subject)
+    model = as_model(subject)
     found = biases(model)
     wrong = [each for each in found if not each.explained(each.expected)]
     if not wrong:
@@ -263,7 +284,7 @@ def table_rows(subject: ModelSubject) -> tuple[int, list[int]]:
 
 def table(subject: Subject) -> Outcome:
     """A text must read the rows of its table one after the other, from the first token's on."""
-    model = configured(subject)
+    model = as_model(subject)
     first, rows = table_rows(model)
     expected = list(range(first, first + len(rows)))
     if rows == expected:

@@ -20,6 +20,8 @@ from relpos.checking.check_subject import (
     NotApplicableError,
     NotTestableError,
     Subject,
+    as_model,
+    cast,
     first_tensor,
 )
 from relpos.checking.outcomes import Outcome, Test, compared, difference
@@ -33,11 +35,30 @@ UNMOVED = 1e-5  # relative change that counts as none
 BY_LENGTH = ("dynamic", "longrope")  # scalings by which a shift changes the frequencies
 
 
-def needs_model(subject: Subject) -> ModelSubject:
-    """The subject, if it is a model of transformers."""
-    if not isinstance(subject, ModelSubject):
-        raise NotTestableError("only for models of transformers")
-    return subject
+# -- Masks
+
+
+def mask_kind(subject: Subject) -> Outcome:
+    """No boolean may be added to the scores: it hides nothing."""
+    added: dict[str, bool] = {}
+
+    def listen(call: AttentionCall) -> None:
+        added[call.layer] = added.get(call.layer, False) or call.boolean
+
+    ids = subject.tokens(2, subject.length, 0)
+    inputs = {}
+    if subject.padding:  # a mask that hides nothing may be left out
+        inputs["attention_mask"] = torch.ones_like(ids)
+        inputs["attention_mask"][1, -PADDED:] = 0
+    with subject.captured(listen):
+        subject.run(ids, **inputs)
+    if not added:
+        raise NotTestableError("its attention could not be seen")
+    wrong = [name for name, boolean in added.items() if boolean]
+    if wrong:
+        where = f"{wrong[0]}, and {len(wrong) - 1} more" if len(wrong) > 1 else wrong[0]
+        return Outcome(True, 1.0, "a boolean is added to the scores", where)
+    return Outcome(False, 0.0, f"no boolean is added to scores, in {len(added)} layers")
 
 
 # -- Causality
@@ -46,6 +67,8 @@ def needs_model(subject: Subject) -> ModelSubject:
 def causality(subject: Subject) -> Outcome:
     """A changed token must change nothing before it; in a bidirectional model, it must."""
     length = subject.length
+    if subject.run(subject.tokens(1, length, 0)).shape[1] != length:
+        raise NotTestableError("its outputs do not belong to single tokens")
     place = 2 * length // 3
     gaps = []
     for seed in range(3):
@@ -69,6 +92,12 @@ def causality(subject: Subject) -> Outcome:
             raise NotTestableError("it is bidirectional, and nothing says that it must not be")
         subject.causal = True
     if subject.causal:
+        if before <= UNMOVED:  # also if everything after an earlier token changes
+            place = length // 3
+            ids = subject.tokens(1, length, 0)
+            changed = torch.cat([ids[:, :place], subject.tokens(1, length, 60)[:, place:]], 1)
+            gap = difference(subject.run(changed)[0], subject.run(ids)[0])[:length]
+            before = float(gap[:place].max())
         ahead = place - int((gap[:place] > UNMOVED).nonzero()[0]) if before > UNMOVED else 0
         words = f"changes by {before:.2g}" if before > UNMOVED else "no output depends on later tokens"
         begins = f"{ahead} {'token' if ahead == 1 else 'tokens'} before" if ahead else ""
@@ -98,8 +127,18 @@ def visibility(subject: Subject, length: int | None = None) -> dict[str, Tensor]
 # -- Caches
 
 
-def decoded(subject: ModelSubject, ids: Tensor, pieces: list[int], static: bool = False, crop: bool = False) -> Tensor:
-    """The outputs of all pieces of a text but the first, with a cache: the model's own, or a static one."""
+def decoded(
+    subject: ModelSubject,
+    ids: Tensor,
+    pieces: list[int],
+    static: bool = False,
+    crop: bool = False,
+    positions: bool = False,
+) -> Tensor:
+    """The outputs of all pieces of a text but the first, with a cache: the model's own, or a static one.
+
+    With `positions`, the model is told them.
+    """
     cache: Any = subject.static_cache(ids.shape[1] + 3) if static else None
     outputs, done = [], 0
     for number, piece in enumerate(pieces):
@@ -110,7 +149,8 @@ def decoded(subject: ModelSubject, ids: Tensor, pieces: list[int], static: bool 
                 cache.activate_past_recording()
             subject.run(subject.tokens(len(ids), CROPPED, 77), past_key_values=cache)
             cache.crop(-CROPPED)
-        output = subject.output(ids[:, done : done + piece], past_key_values=cache, use_cache=True)
+        told = {"position_ids": torch.arange(done, done + piece)[None].to(ids.device)} if positions else {}
+        output = subject.output(ids[:, done : done + piece], past_key_values=cache, use_cache=True, **told)
         cache = getattr(output, "past_key_values", None) if cache is None else cache
         if cache is None:
             raise NotTestableError("it returns no cache of keys and values")
@@ -139,7 +179,7 @@ def no_selection(model: ModelSubject) -> None:
 
 def with_cache(subject: Subject, pieces: list[int] | None, **how: Any) -> Outcome:
     """Compare decoding with a cache with the whole sequence."""
-    model = needs_model(subject)
+    model = as_model(subject)
     if not model.causal:
         raise NotApplicableError
     if not model.cache:
@@ -147,20 +187,22 @@ def with_cache(subject: Subject, pieces: list[int] | None, **how: Any) -> Outcom
     no_selection(model)
     if pieces is not None and not model.only_attention:
         raise NotTestableError("layers other than attention keep states, which need not be read in pieces")
-    if how.get("static") and not getattr(model.model, "_can_compile_fullgraph", False):
+    if how.get("static") and not model.ours and not getattr(model.model, "_can_compile_fullgraph", False):
         raise NotTestableError("transformers does not support a static cache for it")
     chosen = pieces or steps_of(model)
     total = sum(chosen)
 
-    def pairs(seed: int) -> list[tuple[Tensor, Tensor, int]]:
+    def pairs(seed: int, positions: bool = False) -> list[tuple[Tensor, Tensor, int]]:
         ids = model.tokens(1, total, seed)
-        return [(decoded(model, ids, chosen, **how), model.run(ids)[0, chosen[0] :], chosen[0])]
+        text = decoded(model, ids, chosen, positions=positions, **how)
+        return [(text, model.run(ids)[0, chosen[0] :], chosen[0])]
 
     outcome = compared(pairs)
     if outcome.wrong:
         how_read = {
             "pieces": chosen,
             "window": model.window,
+            "uncounted": model.positions and not compared(lambda seed: pairs(seed, positions=True)).wrong,
             **cached_positions(model, lambda ids: decoded(model, ids, chosen, **how), total),
         }
         return replace(outcome, evidence={**outcome.evidence, **how_read})
@@ -180,10 +222,10 @@ def padding(subject: Subject, side: str) -> Outcome:
     """A row with padding must give what it gives alone."""
     if not subject.padding:
         raise NotTestableError("it takes no attention_mask")
-    model = needs_model(subject)
+    model = as_model(subject)
     if side == "left" and (model.two_stacks or model.causal is False or not model.model.can_generate()):
         raise NotApplicableError  # an encoder is padded on the right
-    if side == "left" and not model.positions and not model.kinds <= set(RELATIVE):
+    if side == "left" and not model.restarts and not model.kinds <= set(RELATIVE):
         raise NotTestableError("it takes no position_ids, and padding on the left may move its positions")
     no_selection(model)
     length = subject.length
@@ -243,10 +285,10 @@ def _with_source(model: ModelSubject, source: Tensor, mask: Tensor | None) -> Te
 
 def packing(subject: Subject) -> Outcome:
     """Documents packed in one row, by positions that begin again at 0, must give what they give alone."""
-    model = needs_model(subject)
+    model = as_model(subject)
     if not model.causal or model.two_stacks:
         raise NotApplicableError
-    if not model.positions:
+    if not model.restarts:
         raise NotTestableError("documents are packed by position_ids, which it does not take")
     if not separates_documents(model):
         raise NotTestableError("its code makes its mask without position_ids: packed documents see each other")
@@ -271,6 +313,8 @@ def packing(subject: Subject) -> Outcome:
 
 def separates_documents(model: ModelSubject) -> bool:
     """Whether the code of a model hands positions to transformers' masks, which then separate packed documents."""
+    if model.ours:
+        return True
     source = inspect.getsource(sys.modules[type(model.model).__module__])
     calls = re.findall(r"(?:create_causal_mask\(|mask_function\(|mask_kwargs = {)(?!\*)([^)}]*)", source)
     return any("position_ids" in arguments for arguments in calls)
@@ -287,6 +331,20 @@ def batches(subject: Subject) -> Outcome:
     return compared(pairs)
 
 
+def kernel(subject: Subject) -> Outcome:
+    """Our own models run on kernels, which must give what the definition of attention gives in float64."""
+    if not isinstance(subject, ModelSubject) or not subject.ours:
+        raise NotApplicableError
+
+    def pairs(seed: int) -> list[tuple[Tensor, Tensor, int]]:
+        ids = subject.tokens(1, subject.length, seed)
+        with cast(subject.model, (torch.float32,), torch.float64):
+            exact = subject.run(ids)[0]
+        return [(subject.run(ids)[0], exact, 0)]
+
+    return compared(pairs)
+
+
 # -- Shifts
 
 
@@ -295,7 +353,8 @@ def shift(subject: Subject) -> Outcome:
     if not isinstance(subject, ModelSubject):
         return constant(subject)
     if not subject.positions or subject.two_stacks:
-        raise NotTestableError("it takes no position_ids")
+        order = "its positions follow from the order of the tokens"
+        raise NotTestableError(order if subject.ours else "it takes no position_ids")
     kinds = subject.kinds
     if not kinds:
         raise NotTestableError("it has no attention that relpos can see")
@@ -336,8 +395,13 @@ def constant(subject: Subject) -> Outcome:
 
 
 TESTS = (
+    Test("mask", "masks are not booleans that are added", mask_kind, "A boolean mask is added to the scores."),
     Test(
-        "causality", "causality", causality, "Queries see tokens that they must not see, or do not see what they must."
+        "causality",
+        "causality",
+        causality,
+        "Outputs depend on later tokens, or, in an encoder, do not. If the masks are right, tensors of different "
+        "positions are mixed elsewhere: look for a view or reshape with its axes in another order.",
     ),
     Test(
         "cache",
@@ -382,6 +446,13 @@ TESTS = (
         "packed documents = separate",
         packing,
         "Documents in one row see each other, or their positions do not begin again.",
+    ),
+    Test(
+        "kernel",
+        "fast attention = its definition",
+        kernel,
+        "The kernel of relpos gives other numbers on this machine than the definition of attention in float64.",
+        "Report it with the output of relpos doctor.",
     ),
     Test("batch", "a batch = one at a time", batches, "The rows of a batch are not independent of each other."),
     Test(

@@ -14,15 +14,25 @@ import torch
 from torch import Tensor
 
 from relpos.checking.capture import AttentionCall
-from relpos.checking.check_subject import LOW, ModelSubject, NotApplicableError, NotTestableError, Subject
+from relpos.checking.check_subject import (
+    ABSOLUTE,
+    LOW,
+    ModelSubject,
+    NotApplicableError,
+    NotTestableError,
+    Subject,
+    as_model,
+)
 from relpos.checking.outcomes import Outcome, Test
 from relpos.forms.rotation import read_parameters
+from relpos.models.attention import SelfAttention
 from relpos.pretrained.families.rotary import BACKWARDS, INTERLEAVED
 from relpos.pretrained.layer_position import NORM_LAST, ModelLayer, Rotary
 from relpos.pretrained.positions import layer_numbers
 
 POSITIONS = (0, 1, 2, 3, 5, 9, 17, 33, 65, 129, 257, 300, 513, 1025, 2047)
 REPEATED = 3  # tokens of a row
+LONG_TEXT = 320  # tokens in which our own models, which take no other positions, are looked at
 CLOSE = 3e-3  # relative to the norm of a query: float32 angles at thousands of tokens are right to 1e-4
 LOW_CLOSE = 0.06  # in bfloat16, whose queries themselves are right to 0.01
 SAME_FACTOR = 5e-3
@@ -72,6 +82,8 @@ class LayerRotation:
 
 def expected_rotary(layer: ModelLayer, described: Rotary, length: int) -> Rotary | None:
     """The rotation that a configuration asks for, computed from its parameters and not by the model's code."""
+    if isinstance(layer.module, SelfAttention):  # of our own models, whose description is the configuration's
+        return described
     config, module = layer.config, layer.module
     size = getattr(module, "qk_rope_head_dim", None) or described.head_dim
     parameters = {key: value for key, value in described.scaling.items() if key != "attn_factor"}
@@ -123,7 +135,7 @@ def measured(subject: ModelSubject) -> list[LayerRotation]:
 
 def _measured(subject: ModelSubject) -> list[LayerRotation]:
     if "rotary" not in subject.kinds:
-        if subject.kinds & {"unknown", "relpos"} or not subject.kinds:
+        if "unknown" in subject.kinds or not subject.kinds:
             kind = subject.model.config.model_type
             raise NotTestableError(f"relpos does not read the rotation of models of type {kind!r}")
         raise NotApplicableError
@@ -156,7 +168,8 @@ def choose_positions(subject: ModelSubject) -> Tensor:
     if any(kind in ("dynamic", "longrope") for kind in scalings) or _has_rows(subject):
         limit = subject.limit
     if not subject.positions:
-        return torch.arange(subject.length)
+        longer = LONG_TEXT if subject.ours and not subject.kinds & set(ABSOLUTE) else 0
+        return torch.arange(max(subject.length, longer))
     return torch.tensor([position for position in POSITIONS if position < limit])
 
 
@@ -261,9 +274,8 @@ def worst_by_layer(rotations: Sequence[LayerRotation]) -> list[float]:
 
 def rotation(subject: Subject) -> Outcome:
     """Compare what runs with what the configuration says."""
-    if not isinstance(subject, ModelSubject):
-        raise NotTestableError("there is no configuration to compare with")
-    rotations = measured(subject)
+    model = as_model(subject)
+    rotations = measured(model)
     off = worst_by_layer(rotations)
     wrong = [number for number, amount in enumerate(off) if amount > CLOSE]
     if not wrong:
@@ -275,7 +287,7 @@ def rotation(subject: Subject) -> Outcome:
     first = rotations[wrong[0]]
     by_position = torch.maximum(first.off(first.q, first.expected), first.off(first.k, first.expected))
     begins = int(first.positions[(by_position > CLOSE).nonzero()[0]])
-    numbers = layer_numbers([rotations[number].layer.index + 1 for number in wrong], subject.layers[-1].index + 1)
+    numbers = layer_numbers([rotations[number].layer.index + 1 for number in wrong], model.layers[-1].index + 1)
     amount = max(off)
     return Outcome(
         True,
@@ -288,9 +300,7 @@ def rotation(subject: Subject) -> Outcome:
 
 def attention_factor(subject: Subject) -> Outcome:
     """Compare the factor of cosines and sines."""
-    if not isinstance(subject, ModelSubject):
-        raise NotTestableError("there is no configuration to compare with")
-    known = [each for each in measured(subject) if each.factor is not None and each.expected is not None]
+    known = [each for each in measured(as_model(subject)) if each.factor is not None and each.expected is not None]
     if not known:
         raise NotTestableError("the keys before the rotation could not be seen")
     for each in known:
@@ -307,8 +317,9 @@ def attention_factor(subject: Subject) -> Outcome:
 
 def precision(subject: Subject) -> Outcome:
     """In the model's own dtype, the error of the rotation must not grow with the position."""
-    if not isinstance(subject, ModelSubject):
-        raise NotTestableError("there is no configuration to compare with")
+    subject = as_model(subject)
+    if subject.ours and "rotary" in subject.kinds:
+        raise NotTestableError("its kernel rotates, and computes all angles in float32")
     with subject.in_own_dtype():
         rotations = [each for each in measured(subject) if each.expected is not None]
     if not rotations:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.checking.check_subject import ModelSubject, NotApplicableError, NotTestableError, Subject
+from relpos.checking.check_subject import ModelSubject, NotApplicableError, NotTestableError, Subject, as_model
 from relpos.checking.faults import faults
 from relpos.checking.faults.fault import NotPossibleError, with_frequencies
 from relpos.checking.outcomes import Outcome, Test
@@ -94,8 +94,7 @@ def variants(subject: ModelSubject) -> Iterator[tuple[str, Inject]]:
 
 def trained(subject: Subject) -> Outcome:
     """No variant may predict the text clearly better."""
-    if not isinstance(subject, ModelSubject):
-        raise NotTestableError("only for models of transformers")
+    subject = as_model(subject)
     if not subject.causal or subject.two_stacks or subject.model.get_output_embeddings() is None:
         raise NotTestableError("only for causal models with a head")
     text: Text | None = subject.text
@@ -125,6 +124,8 @@ def trained(subject: Subject) -> Outcome:
     if text.framing.before:
         name = " ".join(token.name for token in text.framing.before)
         compare(f"without {name} before the text", losses(subject, text.ids, 1))
+    if len(rows) == 1:
+        raise NotTestableError("no variant of its positions can be tried")
     evidence = {"losses": rows}
     if best is None:
         words = f"loss {own.mean():.3f}; none of {len(rows) - 1} variants is better"
@@ -140,6 +141,8 @@ def lengths(subject: Subject) -> Outcome:
     if text is None or text.run is None:
         raise NotApplicableError
     trained_length = text.run.trained_length
+    if isinstance(subject, ModelSubject) and "learned" in subject.kinds:
+        raise NotTestableError(f"its table of positions ends at {trained_length:,} tokens")
     if trained_length is None or trained_length > LONGEST:
         raise NotTestableError(
             f"its trained length is {trained_length or 0:,} tokens: use relpos evaluate --protocol positions"

@@ -34,7 +34,9 @@ def _options(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 app.command("ls", cls=Command)(tables.list_encodings)
-for function in (tables.info, commands.draw, commands.figures, commands.explore, commands.check, commands.train):
+for function in (tables.info, commands.draw, commands.figures, commands.paper, commands.explore, commands.check):
+    app.command(cls=Command)(function)
+for function in (commands.train, commands.data):
     app.command(cls=Command)(function)
 for function in (commands.evaluate, commands.compare):
     app.command(cls=commands.ClusterCommand)(function)

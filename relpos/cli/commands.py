@@ -1,4 +1,4 @@
-"""The commands that work: draw, figures, explore, check, train, evaluate, compare, gpu-report; options of Python."""
+"""The commands that work: draw, figures, paper, explore, check, train, data, evaluate, compare, gpu-report."""
 
 import contextlib
 import json
@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,14 @@ import typer
 
 from relpos.checking.check_options import CheckOptions
 from relpos.cli.from_options import Command, Values, command
+from relpos.cli.paper_tables import print_item, print_items, print_smoke, print_speeds, print_verdict
 from relpos.cli.tables import print_comparison, print_faults, print_report, print_results, print_scores
 from relpos.comparison.compare_options import CompareOptions
 from relpos.encodings.registry import check_encoding_or_folder
 from relpos.evaluation.evaluate_options import EvaluateOptions, of_output
 from relpos.explorer.explore_options import ExploreOptions
 from relpos.paper.figures_options import FigureOptions
+from relpos.paper.paper_options import PaperOptions
 from relpos.pictures.draw_options import (
     COLUMNS,
     WIDTHS,
@@ -34,6 +36,7 @@ from relpos.pictures.draw_options import (
 from relpos.system.files import write_text, writing
 from relpos.system.options import COUNT, NOT_NEGATIVE, Range, check_options, option
 from relpos.system.progress import Countdown, LiveLine
+from relpos.training.prepare_data import DataOptions
 from relpos.training.train import TrainOptions
 
 if TYPE_CHECKING:
@@ -165,6 +168,25 @@ def train(options: Values) -> None:
     from relpos.training.training import train as train_model
 
     train_model(settings, verbose=train_options.verbose)
+
+
+@command(DataOptions)
+def data(options: Values) -> None:
+    """Tokenize a text before training, into the cache. If interrupted, rerun the command to resume.
+
+    The text is written in chunks, which relpos train with the same settings of the data reads. With data.stream=true
+    the text is never read twice, and training may start before this has ended.
+
+    - relpos data prepare --data my/texts --tokenizer gpt2
+    - relpos data prepare --data my/fineweb --tokenizer gpt2 data.heldout=1e8 data.stream=true
+    - relpos data prepare --config paper-small
+    """
+    from relpos.training.prepare_data import prepare
+
+    done = prepare(DataOptions(**options))
+    held = "" if done["held_out"] is None else f", {done['held_out']:,} of them held out"
+    what = f"{done['documents']:,} documents, {done['tokens']:,} tokens{held}"
+    typer.echo(f"{what}: {done['chunks']:,} chunks in {done['folder']}")
 
 
 @dataclass(eq=False, repr=False)
@@ -314,13 +336,16 @@ def draw(options: Values, output: Values) -> None:
     - relpos draw runs/cable --text "To be, or not to be" --label-tokens
     - relpos draw runs/cable --layer all --shared-scale
     - relpos draw kerple_log --show profile --columns 1 --out kerple.pdf
+    - relpos draw alibi rope fire
     - relpos draw kerple_log fire t5 --show profile --log --head 1
+    - relpos draw --all
     - relpos draw runs/cable --layer all --show mass
     - relpos draw runs/cable --show weights --numbers weights.npz
     """
     files = DrawOutput(**output)
-    what = options.pop("what")
-    path = Path(files.out or f"{'-'.join(Path(name).resolve().name for name in what)}.png")
+    what = options.pop("what", [])
+    names = "-".join(Path(name).resolve().name for name in what)
+    path = Path(files.out or f"{names or 'encodings'}.png")
     numbers = None if files.numbers is None else Path(files.numbers)
     # Before the work, and before torch and matplotlib are imported, which takes seconds.
     check_files(path, numbers)
@@ -336,8 +361,10 @@ def draw(options: Values, output: Values) -> None:
 
     from relpos.pictures.draw import draw as draw_picture
 
-    picture = draw_picture(what if len(what) > 1 else what[0], **options, progress=_progress("drawing"))
-    typer.echo(f"{picture.save(path)}: {picture.caption}")
+    with _progress("drawing") as progress:
+        picture = draw_picture(what[0] if len(what) == 1 else what, **options, progress=progress)
+        saved = picture.save(path)
+    typer.echo(f"{saved}: {picture.caption}")
     if numbers is not None:
         typer.echo(f"{picture.save(numbers)}: the numbers behind it")
     if options.get("caption") is False:
@@ -350,7 +377,9 @@ def figures(options: Values) -> None:
 
     Figure 12 (ALiBi) needs no training and is ready within seconds.
 
-    The others: 8 CABLE, 10 Kerple, 13 FIRE, 14 T5-bias (clipped), 15 RoPE.
+    The others: 4 CABLE beside ALiBi, 8 CABLE, 10 Kerple, 13 FIRE, 14 T5-bias (clipped), 15 RoPE.
+
+    Only if asked for by --figure, since they train longer: 5 CABLE and K-CABLE, 9 and 11 DAPEv2 over CABLE and Kerple.
 
     The models are kept in RUNS/figures-ENCODING-PRESET.
     """
@@ -362,6 +391,59 @@ def figures(options: Values) -> None:
             f"{len(failed)} of the figures could not be made (see above); the others are in "
             f"{FigureOptions(**options).out}."
         )
+
+
+@command(PaperOptions)
+def paper(options: Values) -> None:
+    """The CABLE paper, table by table: what it needs, one cell of it, and how a run compares with what is printed.
+
+    Without arguments it lists every table and figure, and with a name the cells and what is known of their printed
+    numbers. Training and evaluation follow the recipe of the authors' code; docs/paper.md lists where it differs from
+    the printed text.
+
+    - relpos paper
+    - relpos paper table4
+    - relpos paper deviations
+    - relpos paper run table4 --size tiny --row cable
+    - relpos paper run table4 --size tiny --row cable --shrink
+    - relpos paper run all --shrink
+    - relpos paper run figure3 --size small
+    - relpos paper verify runs/paper-table4-cable-tiny-fineweb-edu
+    """
+    given = PaperOptions(**options, say=typer.echo)
+    check_options(given)
+    action, *rest = [*given.words, ""]
+    rest = [word for word in rest if word]
+    if action == "run":
+        _run_paper(given, rest)
+    elif action == "verify":
+        from relpos.paper.reproduce import cell_of, verify
+
+        if not rest:
+            raise ValueError("relpos paper verify takes the folder of a run.")
+        verdict = verify(rest[0], cell_of(given, rest[1])[1] if rest[1:] else None)
+        typer.echo(json.dumps(verdict.as_json(), indent=1)) if given.json else print_verdict(verdict)
+        raise typer.Exit(0 if verdict.reproduced else 1)
+    elif action:
+        print_item(action, given)
+    else:
+        print_items(given)
+
+
+def _run_paper(given: PaperOptions, words: list[str]) -> None:
+    from relpos.paper.catalogue import item
+    from relpos.paper.reproduce import run_cell
+
+    if not words:
+        raise ValueError("relpos paper run takes the name of a table or figure, as in relpos paper run table4.")
+    name, *overrides = words
+    if name == "all":
+        print_smoke(given)
+        return
+    if item(name).kind == "speed":
+        print_speeds(name, given)
+        return
+    typer.echo(str(run_cell(given, name, overrides)))
 
 
 of_server = partial(option, panel="The server")  # group in the help
@@ -406,7 +488,8 @@ def explore(options: Values, output: Values) -> None:
     if server.export is None:
         exploration.serve(server.host, server.port, server.browser, typer.echo)
         return
-    file = exploration.save(server.export, _progress("exporting"))
+    with _progress("exporting") as progress:
+        file = exploration.save(server.export, progress)
     typer.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB, one page that needs no server and no network")
 
 
@@ -441,7 +524,8 @@ def gpu_report(options: Values) -> None:
     if file is not None:
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-    report = make_report(quick=options.get("quick", False), progress=_progress("trying the kernels"))
+    with _progress("trying the kernels") as progress:
+        report = make_report(quick=options.get("quick", False), progress=progress)
     page = gpu_report_page(report)
     typer.echo(page)
     if file is not None:
@@ -458,15 +542,25 @@ def _read_text(file: str) -> str:
     return next(read_file(Path(file), "text")).text
 
 
-def _progress(verb: str) -> Callable[[float], None]:
-    """Show the share of the work that is done and the time left; nothing if the work takes less than two seconds."""
+@contextlib.contextmanager
+def _progress(verb: str) -> Iterator[Callable[[float], None]]:
+    """Show the share of the work that is done and the time left; nothing if the work takes less than two seconds.
+
+    The time is that since the first call: what was loaded before it says nothing about the speed of the work.
+    """
     line = LiveLine(sys.stderr, every=10.0)
-    countdown = Countdown(1.0, line, every=2.0)
+    countdown: Countdown | None = None
+    before = 0.0
 
     def show(done: float) -> None:
-        if done >= 1:
-            line.clear()
-        elif done > 0:
-            countdown.step(done - countdown.done, f"{verb} {done:4.0%}")
+        nonlocal countdown, before
+        if countdown is None:
+            countdown = Countdown(1.0 - done, line, every=2.0)
+        elif before < done < 1:
+            countdown.step(done - before, f"{verb} {done:4.0%}")
+        before = done
 
-    return show
+    try:
+        yield show
+    finally:
+        line.clear()

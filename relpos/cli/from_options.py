@@ -143,7 +143,7 @@ class _Parameter:
     def _limits(self) -> Values:
         """How typer checks a number. Ranges that typer does not have, or would show too wide, are a callback."""
         allowed = self.about.range
-        if allowed is None or self.commas:
+        if allowed is None or self.commas or self.about.choices:  # a number or a word is checked with the others
             return {}
 
         def check(value: float | None) -> float | None:

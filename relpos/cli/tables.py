@@ -67,7 +67,8 @@ def print_card(rows: Mapping[str, str]) -> None:
     print_table(["", " "], zip(titles, rows.values(), strict=True), unwrapped=[""], show_header=False)
 
 
-def _print_json(value: object) -> None:
+def print_json(value: object) -> None:
+    """Print a value as JSON."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
@@ -237,7 +238,7 @@ def list_encodings(
     cards = [card(known) for known in ([name] if name else names())]
     if as_json:
         entries = [dataclasses.asdict(shown) for shown in cards]
-        _print_json(entries[0] if name else entries)
+        print_json(entries[0] if name else entries)
     elif markdown:
         typer.echo(markdown_table(cards))
     elif name:
@@ -284,7 +285,7 @@ def list_tasks(name: str | None, as_json: bool) -> None:
     if as_json:
         fields = ("name", "summary", "measures", "layout", "paper", "shortest", "chance", "has_depth")
         cards = [{field: getattr(shown, field) for field in fields} for shown in tasks]
-        _print_json(cards[0] if name else cards)
+        print_json(cards[0] if name else cards)
     elif name:
         shown = tasks[0]
         rows = {shown.name: shown.summary, "measures": shown.measures, "layout": shown.layout, "paper": shown.paper}
@@ -308,7 +309,7 @@ def show_model(name: str, as_json: bool) -> None:
     if Path(name, ABOUT).is_file():  # a run of relpos
         known = dataclasses.replace(known, trained_length=read_about(Path(name))[0].data.length)
     if as_json:
-        _print_json({"name": name, **dataclasses.asdict(known)})
+        print_json({"name": name, **dataclasses.asdict(known)})
         return
     key_heads = "" if known.key_heads == known.heads else f", {known.key_heads} key heads"
     tokens = "not limited by the configuration" if known.trained_length is None else f"{known.trained_length:,} tokens"
@@ -331,7 +332,7 @@ def info(as_json: JSON = False) -> None:
 
     facts = describe()
     if as_json:
-        _print_json(facts)
+        print_json(facts)
         return
     native = "native kernel; chunks of torch for biases that read the scores"
     lines = {

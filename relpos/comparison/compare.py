@@ -15,11 +15,19 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from relpos.comparison.compare_options import CompareOptions
+from relpos.comparison.compare_options import (
+    LENGTH,
+    POSITIONS_SHARE,
+    QUICK_ENCODINGS,
+    QUICK_SEEDS,
+    QUICK_STEPS,
+    CompareOptions,
+)
 from relpos.comparison.comparison import (
+    ENDS,
     FILE,
     Comparison,
     Machine,
@@ -31,6 +39,9 @@ from relpos.comparison.comparison import (
     read_record,
     write_record,
 )
+from relpos.comparison.duration import sentence
+from relpos.comparison.search import choose_settings, make_search, search_folder
+from relpos.evaluation.evaluate_options import QUICK_MULTIPLES, default_eval_tokens
 from relpos.runs.checkpoints import read_log
 from relpos.runs.results import RunResult, read_about
 from relpos.runs.settings import settings_by_key
@@ -88,6 +99,8 @@ def compare(options: CompareOptions) -> ComparisonReport:
     folder, say = Path(options.out), options.say
     failed: dict[Trial, str] = {}
     if not options.report_only:
+        if options.quick:
+            options = _quick(options)
         comparison = make_comparison(
             folder,
             options.encodings,
@@ -97,12 +110,35 @@ def compare(options: CompareOptions) -> ComparisonReport:
             options.eval_tokens,
             {**settings_by_key(options), **(options.overrides or {})},
             options.command,
+            options.search,
         )
         size = f"{len(comparison.encodings)} encodings, {comparison.seeds} seeds of each"
         say(f"{folder}: {len(comparison.trials())} trials ({size})")
-        failed = run_trials(folder, options.workers, say, lambda: write_report(folder), options.executor)
+        executor = options.executor or LocalExecutor(options.workers)
+        if isinstance(executor, LocalExecutor):
+            say(sentence(comparison, folder, executor))
+        if comparison.search:
+            failed = run_search(folder, options.workers, say, options.executor)
+        failed |= run_trials(folder, options.workers, say, lambda: write_report(folder), options.executor)
     html, markdown = write_report(folder)
     return ComparisonReport(html, markdown, failed)
+
+
+def _quick(options: CompareOptions) -> CompareOptions:
+    """The options of a first look, where none are given."""
+    overrides = options.overrides or {}
+    ends = (options.steps, options.tokens, options.minutes, *(overrides.get(end) for end in ENDS))
+    length = int(overrides.get("data.length", options.length or LENGTH))
+    lengths = [length * multiple for multiple in QUICK_MULTIPLES]
+    return replace(
+        options,
+        encodings=options.encodings or QUICK_ENCODINGS,
+        seeds=options.seeds or QUICK_SEEDS,
+        steps=options.steps if any(end is not None for end in ends) else QUICK_STEPS,
+        lengths=options.lengths or lengths,
+        positions=options.positions or lengths[1],
+        eval_tokens=options.eval_tokens or default_eval_tokens("windows", None, quick=True),
+    )
 
 
 # -- All trials
@@ -130,6 +166,19 @@ def run_trials(
     after()
     errors = {trial: read_record(out, trial).get("error") for trial in trials.comparison.trials()}
     return {trial: error for trial, error in errors.items() if error is not None}
+
+
+def run_search(
+    out: Path, workers: int = 1, say: Callable[[str], object] = print, executor: Executor | None = None
+) -> dict[Trial, str]:
+    """Run the search of a comparison and store the chosen settings; returns the trials that failed."""
+    search = make_search(out)
+    if search is None:
+        return {}
+    say(f"{search_folder(out)}: {len(search.trials())} trials of the search, scored on the validation split")
+    failed = run_trials(search_folder(out), workers, say, executor=executor)
+    choose_settings(out)
+    return failed
 
 
 class Trials(Parts):
@@ -163,14 +212,18 @@ class Trials(Parts):
     def _left(self) -> list[Trial]:
         """The trials that are not finished and have not failed in this call; running ones are among them."""
         running = self.executor.running
-        for trial in self.comparison.trials():
+        for trial in self._settled():
             if trial in self.over or trial.name in running:
                 continue
             record = read_record(self.out, trial)
             if finished(record, self.comparison, trial) or self._failed_now(trial, record):
                 self.over[trial] = record
                 self.news = self.news or self.held.pop(trial, None) is not None
-        return [trial for trial in self.comparison.trials() if trial not in self.over]
+        return [trial for trial in self._settled() if trial not in self.over]
+
+    def _settled(self) -> list[Trial]:
+        """The trials whose settings are known; another process may be searching for those of an encoding it added."""
+        return [trial for trial in self.comparison.trials() if self.comparison.settled(trial.encoding)]
 
     def _failed_now(self, trial: Trial, record: TrialRecord) -> bool:
         tried = record.get("attempts", 0) > self.attempts.get(trial, 0)
@@ -273,10 +326,11 @@ def _measure(comparison: Comparison, out: Path, trial: Trial, threads: int, reco
     from relpos.evaluation.evaluation import evaluate
     from relpos.runs.run import open_run
 
-    run, tokens = open_run(out / trial.name), comparison.eval_tokens
-    record["windows"] = evaluate(run, comparison.lengths, "windows", eval_tokens=tokens)
-    if trial.seed == 0:
-        record["positions"] = evaluate(run, [comparison.positions], "positions", eval_tokens=tokens)
+    run, tokens, split = open_run(out / trial.name), comparison.eval_tokens, comparison.split
+    record["windows"] = evaluate(run, comparison.lengths, "windows", eval_tokens=tokens, split=split)
+    if trial.seed == 0 and comparison.positions is not None:
+        fewer = max(1, tokens // POSITIONS_SHARE)
+        record["positions"] = evaluate(run, [comparison.positions], "positions", eval_tokens=fewer, split=split)
 
 
 def _train(comparison: Comparison, out: Path, trial: Trial, threads: int) -> RunResult:

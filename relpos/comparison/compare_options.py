@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relpos.encodings.registry import names
+from relpos.evaluation.evaluate_options import QUICK_MULTIPLES
 from relpos.runs.settings import setting
 from relpos.system.options import COUNT, EXECUTOR, TOKENS, option
 
@@ -19,13 +20,23 @@ SINUSOIDAL = "sinusoidal:amplitude=0.1"
 ENCODINGS = ("alibi", "kerple_log", "clipped", "fire", "rope", "cable", SINUSOIDAL, "learned", "nope")
 MULTIPLES = (1, 2, 4, 8, 16, 32)  # the lengths to evaluate, as multiples of the trained length
 LONG = 8  # loss by position is measured at this multiple of the trained length, or at the longest length if shorter
+POSITIONS_SHARE = 4  # there it is measured on this share of the tokens: its control reads each of them four times
 SEEDS = 3
-EVAL_TOKENS = 2**17
+EVAL_TOKENS = 2**17  # scored at each length, at most; after a short training fewer, as with `relpos evaluate`
 # With the same amount of data, small models learn more from many small steps than with the defaults of `relpos train`:
 # rope, which has to learn to attend to near tokens, reaches alibi, which does so from the start.
 LENGTH = 256
 BATCH = 2
 STEPS = 1200  # of each training, if neither steps nor tokens nor minutes are chosen
+
+# `quick`
+QUICK_ENCODINGS = ("alibi", "rope", "cable")
+QUICK_SEEDS, QUICK_STEPS = 2, 150
+
+# The search: factors of the learning rate, factors of it for the encoding's own parameters, share of the training.
+LR_FACTORS = (0.5, 1.0, 2.0)
+POSITION_FACTORS = (1.0, 10.0)
+SEARCH_SHARE = 3
 
 MODEL = "Encodings and model"  # groups in the help
 of_model, of_evaluation, of_run = (partial(option, panel=panel) for panel in (MODEL, "Evaluation", "Run"))
@@ -38,7 +49,8 @@ class CompareOptions:
 
     encodings: Sequence[str] | None = of_model(
         None,
-        "Encodings (`relpos ls`); options follow after colons: alibi, rope:base=500000.",
+        "Encodings (`relpos ls`); options follow after colons, and settings of the optimizer for one encoding: alibi, "
+        "rope:base=500000, kerple_log:optimizer.position_lr=0.01.",
         shown=", ".join(ENCODINGS),
         metavar="NAME,NAME,...",
         complete=names,
@@ -58,6 +70,14 @@ class CompareOptions:
     )
     batch_size: int | None = training_setting("run.batch_size", shown=f"{BATCH}")
     lr: float | None = training_setting("optimizer.lr", shown="that of the preset and family")
+    search: bool = option(
+        False,
+        "First give every encoding the same search: learning rates × learning rates of its own parameters, "
+        f"{len(LR_FACTORS) * len(POSITION_FACTORS)} settings, one seed, a third of the training each. The setting with "
+        "the lowest loss at the trained length on the validation split is then trained with all seeds, and scored on "
+        "the test split.",
+        panel="Training",
+    )
     lengths: Sequence[int] | None = of_evaluation(
         None,
         "Lengths to evaluate, in tokens.",
@@ -72,7 +92,16 @@ class CompareOptions:
         range=TOKENS,
     )
     eval_tokens: int | None = of_evaluation(
-        None, "Score at most this many tokens at each length.", shown=f"{EVAL_TOKENS}", range=COUNT
+        None,
+        "Score at most this many tokens at each length.",
+        shown=f"an eighth of the tokens of the training, at most {EVAL_TOKENS}",
+        range=COUNT,
+    )
+    quick: bool = of_run(
+        False,
+        f"A first look, in two or three minutes on 2 cores with --workers 2: {', '.join(QUICK_ENCODINGS)}, "
+        f"{QUICK_SEEDS} seeds, {QUICK_STEPS} steps, {', '.join(map(str, QUICK_MULTIPLES))} × the trained length. "
+        "Options that are given as well win. The report says what so small a comparison can show.",
     )
     out: str | Path = of_run("runs/comparison", "The comparison's folder.", metavar="FOLDER")
     report_only: bool = of_run(False, "Write the report again from the finished trials, and run nothing.")

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -26,12 +26,14 @@ from relpos.comparison.compare_options import (
     CompareOptions,
 )
 from relpos.encodings.registry import canonical, card
+from relpos.evaluation.evaluate_options import default_eval_tokens
 from relpos.model_catalogue import DEFAULT, FamilyEntry, entry
 from relpos.runs.resolve import check_encoding
 from relpos.runs.results import About, RunResult, TextResult
 from relpos.runs.settings import FREE, TABLES, Settings, flatten, load_settings, parse_overrides
 from relpos.system.files import Entries, Lock, read_json, read_yaml, write_text
 from relpos.system.options import check_options
+from relpos.text import SplitName
 from relpos.text.corpus import open_corpus
 
 FILE = "comparison.yaml"
@@ -39,13 +41,14 @@ RECORD = "trial.json"  # in a trial's folder
 # Settings of all trials where a comparison has other defaults than `relpos train`.
 SHARED = {"data.length": LENGTH, "run.batch_size": BATCH, "run.keep_checkpoints": 1, **TABLES}
 ENDS = ("run.steps", "run.tokens", "run.minutes")
+OWN = ("model.options.", "optimizer.")  # settings that an encoding may have to itself, after colons
 
 
 @dataclass(frozen=True)
 class Trial:
     """One encoding with one seed, trained and evaluated in a folder of its own."""
 
-    encoding: str  # the name of an encoding, with options after colons: rope:base=500000
+    encoding: str  # with options and settings of its own: rope:base=500000, kerple_log:optimizer.position_lr=0.01
     seed: int
 
     @property
@@ -56,8 +59,9 @@ class Trial:
     def settings(self, out: Path) -> Entries:
         """The settings in which it differs from the other trials, by dotted key; `out` is the comparison's folder."""
         name, *options = self.encoding.split(":")
-        model_options = {f"model.options.{key}": value for key, value in parse_overrides(options).items()}
-        return {"model.encoding": name, **model_options, "run.seed": self.seed, "run.out": str(out / self.name)}
+        # A key with a dot is a setting of this encoding's trainings; the others are options of the encoding.
+        settings = {key if "." in key else f"model.options.{key}": v for key, v in parse_overrides(options).items()}
+        return {"model.encoding": name, **settings, "run.seed": self.seed, "run.out": str(out / self.name)}
 
 
 @dataclass
@@ -67,10 +71,13 @@ class Comparison:
     encodings: list[str]  # names, with options after colons
     seeds: int  # how many; they are 0, 1, …
     lengths: list[int]  # to evaluate at, sorted; the trained length is always among them
-    positions: int  # length at which the loss is measured by position
+    positions: int | None  # length at which the loss is measured by position; None for a search, which does not
     eval_tokens: int  # scored at each length
     settings: Entries  # that all trials share, by dotted key
     commands: list[str] = field(default_factory=list)  # that created the comparison or added to it
+    split: SplitName = "heldout"  # the text that is scored
+    search: bool = False  # whether each encoding has settings of its own, from an equal search (search.py)
+    chosen: dict[str, Entries] = field(default_factory=dict)  # these settings by encoding, as far as they are known
 
     @property
     def length(self) -> int:
@@ -90,17 +97,23 @@ class Comparison:
 
     def settings_of(self, trial: Trial, out: Path) -> Settings:
         """The settings of a trial's training run; `out` is the comparison's folder."""
-        return load_settings(None, {**self.settings, **trial.settings(out)})
+        return load_settings(None, {**self.settings, **self.chosen.get(trial.encoding, {}), **trial.settings(out)})
+
+    def settled(self, encoding: str) -> bool:
+        """Whether the settings of an encoding's trials are known: with a search, only when that has ended."""
+        return not self.search or encoding in self.chosen
 
     def command(self, out: Path) -> str:
         """The command that creates this comparison in the folder `out`."""
         words = ["relpos", "compare", "--encodings", ",".join(self.encodings), "--length", str(self.length)]
         words += ["--lengths", ",".join(map(str, self.lengths)), "--seeds", str(self.seeds)]
-        words += ["--positions", str(self.positions), "--eval-tokens", str(self.eval_tokens), "--out", str(out)]
+        words += [] if self.positions is None else ["--positions", str(self.positions)]
+        words += ["--eval-tokens", str(self.eval_tokens), *(["--search"] if self.search else []), "--out", str(out)]
         return shlex.join(words + [f"{k}={v}" for k, v in self.settings.items() if k != "data.length"])
 
     def train_command(self, trial: Trial, out: Path) -> str:
-        settings = {**trial.settings(out), **self.settings}
+        own = {**self.chosen.get(trial.encoding, {}), **trial.settings(out)}  # listed first, and wins
+        settings = {**own, **self.settings, **own}
         return shlex.join(["relpos", "train", *(f"{key}={value}" for key, value in settings.items())])
 
 
@@ -126,11 +139,13 @@ def make_comparison(
     eval_tokens: int | None = None,
     settings: Mapping[str, Any] | None = None,
     command: str | None = None,
+    search: bool = False,
 ) -> Comparison:
     """Create a comparison in a folder, or add encodings, seeds and lengths to the one that is there.
 
     What is None keeps the folder's value; a new comparison then takes the default. `settings` are those of every
-    training, by dotted key. A ValueError if anything is wrong, or anything else differs from the folder's comparison.
+    training, by dotted key. With `search`, every encoding gets settings of its own, and the text is the test split. A
+    ValueError if anything is wrong, or anything else differs from the folder's comparison.
     """
     new_encodings, new_lengths, new_settings = list(encodings or ()), list(lengths or ()), dict(settings or {})
     numbers = {"seeds": seeds, "lengths": new_lengths, "positions": positions, "eval_tokens": eval_tokens}
@@ -145,6 +160,10 @@ def make_comparison(
         """The comparison of the folder, or one of defaults, with what is new; checked."""
         exists = (out / FILE).exists()
         before = load_comparison(out) if exists else _default(new_encodings, new_lengths, new_settings)
+        if exists and search and not before.search:
+            raise ValueError(f"{out} holds a comparison without a search: choose another --out.")
+        if search:
+            before = dataclasses.replace(before, search=True, split="test")
         comparison = dataclasses.replace(
             before,
             encodings=list(dict.fromkeys([*before.encodings, *map(canonical_entry, new_encodings)])),
@@ -157,13 +176,18 @@ def make_comparison(
         _check(comparison, out)
         if exists:
             _check_same(before, comparison, out)
+        if command is not None and command not in comparison.commands:
+            comparison.commands = [*comparison.commands, command]
         return comparison
 
     combined()  # what is refused leaves nothing behind
+    return change_comparison(out, combined)
+
+
+def change_comparison(out: Path, change: Callable[[], Comparison]) -> Comparison:
+    """Store what `change` returns as the comparison of a folder; no other process writes there in the meantime."""
     with Lock(out, ".comparison.lock", wait=True):
-        comparison = combined()  # again: only now no other process can write there
-        if command is not None and command not in comparison.commands:
-            comparison.commands = [*comparison.commands, command]
+        comparison = change()
         write_text(out / FILE, yaml.safe_dump(dataclasses.asdict(comparison), sort_keys=False, allow_unicode=True))
     return comparison
 
@@ -179,12 +203,15 @@ def _default(encodings: list[str], lengths: list[int], settings: Mapping[str, An
     shared = {**SHARED, **settings}
     if not any(shared.get(key) for key in ENDS):
         shared["run.steps"] = STEPS
-    trained = load_settings(None, shared).data.length
+    resolved = load_settings(None, shared)
+    trained, run = resolved.data.length, resolved.run
+    read = None if run.steps is None else run.steps * run.batch_size * trained
+    eval_tokens = min(EVAL_TOKENS, default_eval_tokens("windows", read))
     measured = sorted({trained, *(lengths or (trained * multiple for multiple in MULTIPLES))})
     positions = max(length for length in measured if length <= max(LONG * trained, measured[0]))
     causal = entry(shared.get("model.family", DEFAULT)).causal  # else encodings for causal attention are left out
     usual = [name for name in ENCODINGS if causal or card(name.split(":")[0]).directions == "both"]
-    return Comparison([] if encodings else usual, SEEDS, measured, positions, EVAL_TOKENS, shared)
+    return Comparison([] if encodings else usual, SEEDS, measured, positions, eval_tokens, shared)
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Entries:
@@ -200,6 +227,12 @@ def _check(comparison: Comparison, out: Path) -> None:
             raise ValueError(
                 f"{encoding!r} is not an encoding: give a name, or a name with options as in rope:base=500000."
             )
+        for key in Trial(encoding, 0).settings(out).keys() - {"model.encoding", "run.seed", "run.out"}:
+            if not key.startswith(OWN):
+                raise ValueError(
+                    f"{encoding} gives {key} to one encoding: data, model and length must be the same for all. After "
+                    "colons stand options of the encoding, and settings of the optimizer for its trainings."
+                )
         settings = comparison.settings_of(Trial(encoding, 0), out)
         try:
             check_encoding(settings)
@@ -287,4 +320,5 @@ def finished(record: TrialRecord, comparison: Comparison, trial: Trial) -> bool:
     if record.get("error") is not None or "windows" not in record:
         return False
     measured = {row["length"] for row in record["windows"]["rows"]}
-    return measured >= set(comparison.lengths) and (trial.seed > 0 or "positions" in record)
+    by_position = trial.seed > 0 or comparison.positions is None or "positions" in record
+    return measured >= set(comparison.lengths) and by_position

@@ -5,7 +5,9 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from relpos.comparison import summary
+from relpos.comparison.compare_options import POSITIONS_SHARE, SEARCH_SHARE
 from relpos.comparison.comparison import Comparison, Trial, finished, load_comparison
+from relpos.comparison.search import LR, POSITION_LR, TABLE_LR, tries
 from relpos.comparison.summary import Perplexities, Records, Standing
 from relpos.pictures.curves import Rows, draw_curves, draw_position_panels
 from relpos.pictures.draw import draw
@@ -33,24 +35,29 @@ def _paragraphs(comparison: Comparison, records: Records, out: Path) -> list[str
     perplexities, standings = summary.make_table(comparison, records), summary.make_standings(comparison, records)
     done = sum(finished(record, comparison, trial) for trial, record in records.items())
     metric, causal = comparison.family.metric, comparison.family.causal
+    text = {"heldout": "Held-out text"}.get(comparison.split, f"The {comparison.split} half of the held-out text")
     masked = f"one token in {MASKED_EVERY} masked and scored, the same ones at every length"
     return [
         f"# {len(comparison.encodings)} positional encodings, trained at {comparison.length}",
         _what(comparison, out),
         *([] if done == len(records) else [f"{done} of {len(records)} trials are finished."]),
         f"## {metric.capitalize()} by length",
-        f"Held-out text in windows of each length, {'every token scored' if causal else masked} (`windows`); up to "
+        f"{text} in windows of each length, {'every token scored' if causal else masked} (`windows`); up to "
         f"{comparison.eval_tokens:,} tokens, the same at every length. Mean ± sample deviation over "
         f"{_several(comparison.seeds, 'seed')}; {comparison.length} is the trained length.",
         *summary.marking(standings),
         _perplexities(comparison, perplexities, standings),
-        *_listed("What the table does not show:", summary.notes(comparison, records)),
+        *_listed(
+            "What the table does not show:",
+            [*summary.cautions(comparison, records), *summary.notes(comparison, records)],
+        ),
         *_listed("What the table shows:", summary.findings(comparison, perplexities, standings)),
         *_differences(comparison, standings),
         *_bits(comparison, records),
         *_curves(comparison, perplexities, out),
         *_positions(comparison, records, out),
         *_last_layers(comparison, records, out),
+        *_search(comparison, out),
         "## What each costs",
         _cost_text(records),
         table(*summary.costs(comparison, records)),
@@ -211,6 +218,32 @@ def _last_layers(comparison: Comparison, records: Records, out: Path) -> list[st
     return ["## The last layer", text, *strips] if strips else []
 
 
+def _search(comparison: Comparison, out: Path) -> list[str]:
+    """What the search tried for each encoding, and what it chose."""
+    if not comparison.search:
+        return []
+    rows: list[list[str]] = []
+    bold: set[tuple[int, int]] = set()
+    for encoding in comparison.encodings:
+        attempts = tries(comparison, encoding, out)
+        for attempt in attempts:
+            loss, rates = attempt.loss(out), [attempt.settings.get(key) for key in (LR, POSITION_LR, TABLE_LR)]
+            if attempt.settings == comparison.chosen.get(encoding):
+                bold.add((len(rows), 4))
+            words = ["–" if rate is None else f"{rate:g}" for rate in rates]
+            rows.append([f"`{encoding}`", *words, "–" if loss is None else f"{loss:.4f}"])
+    text = (
+        "Before the trials above, every encoding was trained once with each of these settings, with seed 0 and "
+        f"1/{SEARCH_SHARE} of the training. **Bold** is the lowest loss per token on the validation split at "
+        f"{comparison.length} tokens, the trained length: that setting was then trained with all seeds. The tables "
+        "above are of the test split, which the search never read. Settings that differ only in the learning rate of "
+        "parameters that an encoding does not have are left out: they would give the same model. A choice at the end "
+        "of the range may not be the best there is."
+    )
+    head = ["encoding", "learning rate", "of its parameters", "of its tables", "validation loss"]
+    return ["## What was tried for each encoding", text, table(head, rows, bold)]
+
+
 def _cost_text(records: Records) -> str:
     threads = sorted({record["machine"]["threads"] for record in records.values() if "machine" in record})
     differ = " They differ between trials: speeds are not comparable." if len(threads) > 1 else ""
@@ -224,11 +257,19 @@ def _cost_text(records: Records) -> str:
 def _making(comparison: Comparison, records: Records, out: Path) -> list[str]:
     trials = [Trial(encoding, 0) for encoding in comparison.encodings]
     lengths, tokens = ",".join(map(str, comparison.lengths)), f"--eval-tokens {comparison.eval_tokens}"
+    split = "" if comparison.split == "heldout" else f" --split {comparison.split}"
     folder = shlex.quote(str(out / trials[0].name))
     single = [
         *(comparison.train_command(trial, out) for trial in trials),
-        f"relpos evaluate {folder} --lengths {lengths} {tokens}",
-        f"relpos evaluate {folder} --protocol positions --lengths {comparison.positions} {tokens}",
+        f"relpos evaluate {folder} --lengths {lengths} {tokens}{split}",
+        *(
+            []
+            if comparison.positions is None
+            else [
+                f"relpos evaluate {folder} --protocol positions --lengths {comparison.positions} "
+                f"--eval-tokens {max(1, comparison.eval_tokens // POSITIONS_SHARE)}{split}"
+            ]
+        ),
     ]
     return [
         "The commands that were run, and a single command that makes the same comparison:",

@@ -19,6 +19,8 @@ from relpos.evaluation.intervals import FEW, bootstrap, interval
 from relpos.runs.results import Row
 
 LEVEL = 0.95  # confidence level of all comparisons at a length together
+ENOUGH = 500_000  # tokens of training; nano then begins to use positions (docs/comparison.md)
+SEVERAL = 3  # seeds
 DRAWS = 10_000  # resamples; many, because with many comparisons the bounds lie far out in the tails
 
 Records = Mapping[Trial, TrialRecord]
@@ -208,6 +210,24 @@ def marking(standings: Mapping[int, Standing]) -> list[str]:
     for reason in dict.fromkeys(at_length.unmarked for at_length in standings.values() if at_length.unmarked):
         lengths = [str(length) for length, at_length in standings.items() if at_length.unmarked == reason]
         sentences.append(f"Nothing is bold at {', '.join(lengths)}: {reason}.")
+    return sentences
+
+
+def cautions(comparison: Comparison, records: Records) -> list[str]:
+    """Sentences on what a comparison of this size cannot show."""
+    sentences = []
+    tokens = [record["training"]["tokens"] for record in records.values() if "training" in record]
+    if tokens and statistics.fmean(tokens) < ENOUGH:
+        sentences.append(
+            f"Each model was trained on {statistics.fmean(tokens):,.0f} tokens only, and has hardly learned to use "
+            "positions. The table shows that an encoding trains, what it costs, and whether it fails at once at longer "
+            f"lengths. It does not show which encoding is better: for that, train on {ENOUGH:,} tokens or more."
+        )
+    if comparison.seeds < SEVERAL:
+        sentences.append(
+            f"{comparison.seeds} seed{'' if comparison.seeds == 1 else 's'}: other seeds may give another order. Give "
+            f"`--seeds {SEVERAL}` or more."
+        )
     return sentences
 
 

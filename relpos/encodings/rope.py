@@ -1,6 +1,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from relpos.forms.call import Call
@@ -23,6 +24,9 @@ class Rope(Encoding):
             with time, height and width in Qwen's models. Positions with one axis, or none, are those of text.
         section_order: Which pairs are an axis's. "blocks": one axis after the other (Qwen2-VL); "interleaved": the axes
             take turns (Qwen3-VL).
+        position_dtype: The dtype in which positions are counted. "bfloat16" rounds them to 8 significant bits, as code
+            does that counts them in the model's dtype: 1,024 tokens then have 513 distinct positions. Angles are
+            computed in float32 either way.
         rope_parameters: The dictionary of a transformers configuration; its entries override all of the above.
     """
 
@@ -42,10 +46,11 @@ class Rope(Encoding):
         length: int = 2048,
         sections: Sequence[int] | None = None,
         section_order: SectionOrder = "blocks",
+        position_dtype: Literal["float32", "bfloat16"] = "float32",
         rope_parameters: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(heads, head_dim)
-        self.layout = layout
+        self.layout, self.position_dtype = layout, position_dtype
         numbers = {  # not `self.options`: a subclass may have other ones
             "base": base,
             "fraction": fraction,
@@ -71,6 +76,8 @@ class Rope(Encoding):
 
     def waves(self, positions: Tensor, lengths: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the angles of tokens at these positions, in documents of these lengths."""
+        if self.position_dtype == "bfloat16":
+            positions = positions.to(torch.bfloat16)
         of_pairs = positions[..., None] if positions.dim() == 2 else positions[..., self.rope.axis_of_pair]
         angle = of_pairs.to(call.dtype) * self.rope.frequencies(lengths, call.dtype)  # (1 or batch, tokens, pairs)
         return angle.cos() * self.rope.amplitude, angle.sin() * self.rope.amplitude

@@ -16,7 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from relpos.evaluation.evaluate_options import PROTOCOLS, EvaluateOptions, ProtocolName
+from relpos.evaluation.evaluate_options import (
+    MULTIPLES,
+    PROTOCOLS,
+    QUICK_MULTIPLES,
+    EvaluateOptions,
+    ProtocolName,
+)
 from relpos.evaluation.evaluation import Question, check_scaling, default_lengths, joined
 from relpos.evaluation.scoring import PARTS, Processes
 from relpos.evaluation.task_scoring import TaskQuestion
@@ -29,7 +35,7 @@ from relpos.tasks import task as task_of
 
 Result = TextResult | TaskResult  # what is in a JSON file: docs/evaluation.md
 OF_TEXT = ("data", "split", "stride", "last", "eval_tokens", "rope_scaling")  # options that a task does not have
-OF_A_PART = ("protocol", "split", "stride", "last", "eval_tokens", "seed", "bos", "task", "samples")
+OF_A_PART = ("protocol", "split", "stride", "last", "eval_tokens", "quick", "seed", "bos", "task", "samples")
 SHOWN = 5  # sentences about parts that failed
 
 
@@ -82,7 +88,9 @@ def evaluate(options: EvaluateOptions) -> Evaluation:
         if options.lengths is None:
             data = None if options.data is None else str(options.data)
             with processes.in_turn():  # the text is tokenized
-                options = replace(options, lengths=default_lengths(opened[0], data, options.split, options.protocol))
+                multiples = QUICK_MULTIPLES if options.quick else MULTIPLES
+                lengths = default_lengths(opened[0], data, options.split, options.protocol, multiples)
+                options = replace(options, lengths=lengths)
     questions: dict[str, Question | TaskQuestion] = {}
     for (name, run), applied in itertools.product(named.items(), scalings):
         label = name if applied is None else f"{name}, {applied}"
@@ -92,6 +100,8 @@ def evaluate(options: EvaluateOptions) -> Evaluation:
     executor = options.executor or (None if options.workers is None else LocalExecutor(options.workers))
     if executor is not None:
         _answer_in_parts(executor, questions, options.say or functools.partial(print, file=sys.stderr, flush=True))
+    elif options.task is None:
+        _announce(cast(Mapping[str, Question], questions), options.say or functools.partial(print, file=sys.stderr))
     results: dict[str, Result] = {label: question.answer() for label, question in questions.items()}
     line.end()
     files = [question.file for question in questions.values()]
@@ -108,6 +118,21 @@ def evaluate(options: EvaluateOptions) -> Evaluation:
     if processes.writes:
         _draw(cast(Mapping[str, TextResult], results), options.protocol, picture)
     return Evaluation(results, files, [picture])
+
+
+def _announce(questions: Mapping[str, Question], say: Callable[[str], object]) -> None:
+    """Say what will be measured, and about how long that takes."""
+    processes = next(iter(questions.values())).processes
+    if not processes.writes:
+        return
+    labels: dict[str, list[str]] = {}
+    for label, question in questions.items():
+        labels.setdefault(question.sentence(), []).append(label)
+    durations = [question.seconds() for question in questions.values()] if processes.number == 1 else [None]
+    known = [seconds for seconds in durations if seconds is not None]
+    about = f": about {clock_time(sum(known))}" if known and len(known) == len(durations) else ""
+    for number, (sentence, names) in enumerate(labels.items(), start=1):
+        say(f"{', '.join(names)}: {sentence}{about if number == len(labels) else ''}")
 
 
 def _check(options: EvaluateOptions) -> None:

@@ -24,6 +24,11 @@ EVAL_TOKENS: dict[ProtocolName, int] = {  # scored at each length, at most
     "sliding": 2**20,
     "positions": 2**18,
 }
+# By default, fewer after a short training, so that the evaluation costs less than the training: with `windows`, an
+# eighth of the tokens that were read in training; with the others, a share of that as above. But not fewer than these.
+FEWEST_EVAL_TOKENS: dict[ProtocolName, int] = {"windows": 2**14, "last": 2**11, "sliding": 2**14, "positions": 2**14}
+ALL = "all"  # eval_tokens: the complete text
+QUICK_MULTIPLES = (1, 4, 16)  # the lengths of `quick`
 LAST = 256  # tokens at the end of each window that the protocol `last` scores
 ROPE_SCALINGS = ("linear", "ntk", "dynamic", "yarn", "llama3")  # those that need no further parameters
 SAMPLES = 100  # sequences of a task at each length
@@ -61,15 +66,24 @@ class EvaluateOptions:
     )
     split: SplitName | None = of_text(
         None,
-        "heldout: the part that training leaves out. all: every document.",
+        "heldout: the part that training leaves out; validation and test are its two halves, one to choose settings "
+        "by and one to report. all: every document.",
         shown="heldout for the data of the run, all for other data",
         choices=SPLITS,
     )
-    eval_tokens: int | None = of_text(
+    eval_tokens: int | Literal["all"] | None = of_text(
         None,
-        "Score at most this many tokens at each length, spread over the text.",
-        shown=", ".join(f"{name}: {tokens:,}" for name, tokens in EVAL_TOKENS.items()),
+        "Score at most this many tokens at each length, spread over the text, or all.",
+        shown="an eighth of the tokens of the training for windows and sliding, at most "
+        + ", ".join(f"{name}: {tokens:,}" for name, tokens in EVAL_TOKENS.items()),
+        metavar="N|all",
         range=COUNT,
+        choices=(ALL,),
+    )
+    quick: bool = of_text(
+        False,
+        f"A first look: {', '.join(map(str, QUICK_MULTIPLES))} × the trained length, as few tokens as give an "
+        "interval. Options that are given as well win.",
     )
     last: int | None = of_text(
         None,
@@ -121,3 +135,17 @@ class EvaluateOptions:
     say: Callable[[str], object] | None = option(
         None, "Called with lines about the progress.", shown="print them to standard error", command=False
     )
+
+
+def default_eval_tokens(protocol: ProtocolName, trained: int | None, quick: bool = False) -> int:
+    """How many tokens are scored at each length by default, after a training on `trained` tokens; None if unknown.
+
+    Example:
+        >>> default_eval_tokens("windows", 60 * 8 * 512)
+        30720
+    """
+    fewest, most = FEWEST_EVAL_TOKENS[protocol], EVAL_TOKENS[protocol]
+    if quick:
+        return fewest
+    share = most / EVAL_TOKENS["windows"] / 8
+    return most if trained is None else min(most, max(fewest, int(trained * share)))

@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 
 from relpos.encodings.registry import card
 from relpos.evaluation import protocols
-from relpos.evaluation.evaluate_options import MULTIPLES, PROTOCOLS, EvaluateOptions, ProtocolName
+from relpos.evaluation.estimate import PROBE, reading_seconds
+from relpos.evaluation.evaluate_options import (
+    ALL,
+    MULTIPLES,
+    PROTOCOLS,
+    EvaluateOptions,
+    ProtocolName,
+    default_eval_tokens,
+)
 from relpos.evaluation.intervals import bin_edges, bins_of, row_of, units_of, warnings
 from relpos.evaluation.protocols import ScoredWindows, Window
 from relpos.evaluation.scoring import Losses, Processes, Scorer
@@ -84,7 +92,8 @@ class Question:
         self.corpus = self.run.corpus(data, self.split)
         with self.processes.in_turn():
             self.text = tokenize(self.corpus, self.run.tokenizer)["heldout"]
-        self.plan = protocols.plan_windows(self.text, self.lengths, options)
+        self.tokens = eval_tokens(options, run, len(self.text))
+        self.plan = protocols.plan_windows(self.text, self.lengths, options, self.tokens)
         self.units = units_of(self.text, max(self.plan.windows, default=self.lengths[-1]))
         self.control_length, self.control_windows = 0, list[Window]()
         if options.protocol == "positions":
@@ -99,7 +108,7 @@ class Question:
             lengths=() if self.lengths == usual else self.lengths,
             stride=options.stride,
             last=options.last,
-            eval_tokens=options.eval_tokens,
+            eval_tokens=self.tokens if options.quick else options.eval_tokens,
             seed=options.seed or None,
             bos=0 if not options.bos and len(run.framing) else None,
         )
@@ -139,7 +148,12 @@ class Question:
             },
             "split": self.split,
             "special_tokens": run.framing.as_json(),
-            "options": {name: getattr(options, name) for name in ("stride", "last", "eval_tokens", "seed")},
+            "options": {
+                "stride": options.stride,
+                "last": options.last,
+                "eval_tokens": None if options.eval_tokens is None else self.tokens,
+                "seed": options.seed,
+            },
             "intervals": {"over": self.units.name, "block": self.units.block},
             "warnings": [],
             "rows": [],
@@ -197,7 +211,7 @@ class Question:
                 f"{MASKED_EVERY} is masked, the same ones at every length, and predicted from the rest of its window. "
                 "It cannot be compared with the perplexity of a family that predicts the next token."
             )
-        if self.split not in (self.usual_split, "heldout") and run.settings is not None:
+        if self.split == "all" != self.usual_split and run.settings is not None:
             sentences.append(
                 "The run was trained on most of this text: the numbers of the split all are not those of unseen text. "
                 "For these, evaluate the split heldout."
@@ -229,6 +243,32 @@ class Question:
     def _plain_scorer(self) -> Scorer:
         return Scorer(self.run, self)
 
+    def work(self) -> dict[int, int]:
+        """The tokens that are left to read at each length; those of earlier calls are in files."""
+        if self.scaling is not None:
+            return {length: length * len(windows) for length, windows in self.plan.windows.items()}
+        left = {
+            length: self._plain_scorer.left(windows, length, self._edges(length))
+            for length, windows in self.plan.windows.items()
+        }
+        if self.control_windows:
+            edges = self._edges(self.lengths[0])
+            control = self._plain_scorer.left(self.control_windows, self.control_length, edges)
+            left[self.control_length] = left.get(self.control_length, 0) + control
+        return left
+
+    def seconds(self) -> float | None:
+        """About how long the answer takes; None if there is too little to read to measure that first."""
+        return reading_seconds(self.work(), self._plain_scorer.probe, min(PROBE, len(self.text) - 1))
+
+    def sentence(self) -> str:
+        """What will be measured."""
+        lengths = f"length {self.lengths[0]:,}"
+        if len(self.lengths) > 1:
+            lengths = f"{len(self.lengths)} lengths from {self.lengths[0]:,} to {self.lengths[-1]:,}"
+        tokens = f"{min(self.tokens, len(self.text)):,} of {len(self.text):,} tokens"
+        return f"{self.options.protocol}, {lengths}, {tokens} of {self.corpus.name} ({self.split})"
+
     @cached_property
     def countdown(self) -> Countdown:
         """The time that is left, from the first window on."""
@@ -253,7 +293,7 @@ def question_stem(
     data_hash: str = "",
     split: str | None = None,
     lengths: Iterable[int] = (),
-    **options: int | None,
+    **options: int | str | None,
 ) -> str:
     """The name, without its suffix, of the files that answer a question about a protocol or a task.
 
@@ -284,26 +324,41 @@ def joined(words: Iterable[str]) -> str:
     return f"{stem[: LONGEST - 9]}-{hashlib.sha256(stem.encode()).hexdigest()[:8]}"
 
 
+def eval_tokens(options: EvaluateOptions, run: Run, available: int) -> int:
+    """How many tokens to score at each length, of those that are available."""
+    if options.eval_tokens == ALL:
+        return available
+    if options.eval_tokens is not None:
+        return int(options.eval_tokens)
+    return default_eval_tokens(options.protocol, run.result.get("tokens"), options.quick)
+
+
 def default_split(run: Run, data: str | None = None) -> SplitName:
     """The split to evaluate by default: heldout of the data that the run was trained on, all of other data."""
     return "heldout" if data is None or run.trained_on(data) else "all"
 
 
 def default_lengths(
-    run: Run, data: str | None = None, split: SplitName | None = None, protocol: ProtocolName = PROTOCOLS[0]
+    run: Run,
+    data: str | None = None,
+    split: SplitName | None = None,
+    protocol: ProtocolName = PROTOCOLS[0],
+    multiples: Sequence[int] = MULTIPLES,
 ) -> list[int]:
     """The lengths to evaluate by default: 1, 2, 4, 8 and 16 times the trained one, up to the longest document."""
     if run.trained_length is None:
         raise ValueError(f"{run.folder} does not say at which length it was trained: give lengths.")
     corpus = run.corpus(data, default_split(run, data) if split is None else split)
-    return _multiples(run.trained_length, tokenize(corpus, run.tokenizer)["heldout"], protocol)
+    return _multiples(run.trained_length, tokenize(corpus, run.tokenizer)["heldout"], protocol, multiples)
 
 
-def _multiples(trained: int | None, text: Tokens, protocol: ProtocolName) -> list[int]:
+def _multiples(
+    trained: int | None, text: Tokens, protocol: ProtocolName, multiples: Sequence[int] = MULTIPLES
+) -> list[int]:
     if trained is None:
         return []
     longest = int(np.diff([*text.starts, len(text)]).max())
-    lengths = [trained * times for times in MULTIPLES if times == 1 or trained * times < longest]
+    lengths = [trained * times for times in multiples if times == 1 or trained * times < longest]
     return lengths[-1:] if protocol == "positions" else lengths
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from relpos.evaluation.evaluate_options import EVAL_TOKENS, LAST, EvaluateOptions
+from relpos.evaluation.evaluate_options import LAST, EvaluateOptions
 from relpos.text.tokens import Tokens, spread
 
 
@@ -28,14 +28,13 @@ class ScoredWindows:
     refused: dict[int, str] = field(default_factory=dict)
 
 
-def plan_windows(text: Tokens, lengths: Sequence[int], options: EvaluateOptions) -> ScoredWindows:
-    """The windows of a protocol, whose options are checked; `lengths` in increasing order."""
+def plan_windows(text: Tokens, lengths: Sequence[int], options: EvaluateOptions, tokens: int) -> ScoredWindows:
+    """The windows of a protocol, whose options are checked: `tokens` to score at each of `lengths`, in order."""
     protocol, stride = options.protocol, options.stride
     if stride is not None and protocol not in ("sliding", "positions"):
         raise ValueError(f"a stride is for the protocols sliding and positions, not for {protocol}.")
     if options.last is not None and protocol != "last":
         raise ValueError(f"the number of last tokens is for the protocol last, not for {protocol}.")
-    tokens = options.eval_tokens or EVAL_TOKENS[protocol]
     if protocol == "windows":
         return windows(text, lengths, tokens)
     if protocol == "last":

@@ -156,9 +156,7 @@ class Scorer:
         self.framing.room(length)  # there must be some
         size = max(1, AT_ONCE // length)
         batches = [windows[start : start + size] for start in range(0, len(windows), size)]
-        about = [self.identity, length, size, windows, None if edges is None else edges.tolist()]
-        key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
-        file = self.folder / f"{key}.jsonl"
+        file = self._file(windows, length, edges)
         known = self.processes.first_says(_read(file, mend=self.processes.writes))
         self.countdown.skip(sum(len(batch) * length for number, batch in enumerate(batches) if number in known))
         begin_peak(self.device)
@@ -173,6 +171,22 @@ class Scorer:
                 self.countdown.step(len(batch) * length, f"{words}: window {number * size + len(batch)}/{len(windows)}")
         bins = 1 if edges is None else len(edges) - 1
         return _collect([known[number] for number in range(len(batches))], bins, len(windows) * length)
+
+    def _file(self, windows: list[Window], length: int, edges: NDArray[np.int64] | None) -> Path:
+        """The file of the losses of windows; its name is a hash of everything that they depend on."""
+        size = max(1, AT_ONCE // length)
+        about = [self.identity, length, size, windows, None if edges is None else edges.tolist()]
+        return self.folder / f"{hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]}.jsonl"
+
+    def left(self, windows: list[Window], length: int, edges: NDArray[np.int64] | None = None) -> int:
+        """How many tokens of windows are not read yet."""
+        size, known = max(1, AT_ONCE // length), _read(self._file(windows, length, edges), mend=False)
+        return length * sum(len(windows[i : i + size]) for i in range(0, len(windows), size) if i // size not in known)
+
+    def probe(self, length: int, count: int) -> None:
+        """Read `count` windows of a length, to measure how long that takes."""
+        places = np.arange(length + 1)[None].repeat(count, 0)
+        self._losses(places, np.ones((count, length), dtype=np.bool_), np.zeros_like(places))
 
     def bytes_of(self, windows: list[Window], length: int, sizes: NDArray[np.int64]) -> int:
         """Bytes of the tokens that windows score; `sizes` of the entries of the tokenizer, (entries,)."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from relpos.evaluation.evaluate_options import LONGEST_TASK, MULTIPLES, SAMPLES, EvaluateOptions
+from relpos.evaluation.evaluate_options import LONGEST_TASK, MULTIPLES, QUICK_MULTIPLES, SAMPLES, EvaluateOptions
 from relpos.evaluation.evaluation import question_stem
 from relpos.evaluation.scoring import HIDDEN, PARTS
 from relpos.models.family import family_of
@@ -48,7 +48,8 @@ class TaskQuestion:
     ) -> None:
         self.run, self.options, self.say = run, options, say
         self.task = task_of(str(options.task))
-        self.lengths = default_task_lengths(run) if options.lengths is None else sorted(set(options.lengths))
+        usual = default_task_lengths(run, QUICK_MULTIPLES if options.quick else MULTIPLES)
+        self.lengths = usual if options.lengths is None else sorted(set(options.lengths))
         if run.tokenizer.get_vocab() != self.task.vocabulary:
             raise ValueError(
                 f"the tokenizer of {run.folder} does not have the words of {self.task.name}: only a model that was "
@@ -166,10 +167,10 @@ class TaskQuestion:
             ]
 
 
-def default_task_lengths(run: Run) -> list[int]:
+def default_task_lengths(run: Run, multiples: Sequence[int] = MULTIPLES) -> list[int]:
     """The lengths to score by default: 1, 2, 4, 8 and 16 times the trained one, up to 16,384 tokens."""
     trained = run.trained_length or LONGEST_TASK
-    return [trained * times for times in MULTIPLES if times == 1 or trained * times <= LONGEST_TASK]
+    return [trained * times for times in multiples if times == 1 or trained * times <= LONGEST_TASK]
 
 
 def wilson(share: float, count: int, z: float = 1.959963984540054) -> tuple[float, float]:

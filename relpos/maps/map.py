@@ -20,6 +20,7 @@ from relpos.maps.values import Cells, HeadValues, all_cores, one_thread, reduce_
 
 PIXELS = 512  # most cells per side: more than a panel has dots at 200 dots per inch
 NUMBERS = 2**18  # entries of a head that are materialised at a time: 2 MB in float64, which fit into the caches
+PER_BLOCK = 2**14  # entries that take as long as the part of a block's time that does not depend on its size
 POINTS, ALL = 512, 2048  # distances of a profile whose diagonals are read one by one; up to which length all of them
 TILE = 256  # cells per side of a tile
 DIRECT = 3  # the highest level whose tiles are computed entry by entry: 2048 × 2048 entries
@@ -222,7 +223,9 @@ def _pass_over_entries(
     diagonals = [Diagonals(1, length, causal) for _ in heads]
     compared = [Diagonals(1, length, causal) for _ in others]
     difference = torch.zeros(len(heads), dtype=torch.float64)
-    for first, end in max(heads, key=lambda head: head.together).row_blocks(NUMBERS, size):
+    slowest, done = max(heads, key=lambda head: head.together), 0
+    total = sum(_work(first, end, end if causal else length) for first, end in slowest.row_blocks(NUMBERS, size))
+    for first, end in slowest.row_blocks(NUMBERS, size):
         right = end if causal else length
         blocks = [head.block(first, end, 0, right).double() for head in heads]
         for place, values in enumerate(blocks):
@@ -233,8 +236,14 @@ def _pass_over_entries(
             values = other.block(first, end, 0, right).double()
             compared[place].add(values[None], first)
             difference[place] += (values - blocks[place]).nan_to_num(0.0, 0.0, 0.0).square_().sum()
-        progress((end / length) ** 2 if causal else end / length)
+        done += _work(first, end, right)
+        progress(done / total)
     return cells, Diagonals.joined(diagonals), [Diagonals.joined(compared)] if compared else [], difference
+
+
+def _work(first: int, end: int, keys: int) -> int:
+    """The time of a block of rows, in entries."""
+    return (end - first) * keys + PER_BLOCK
 
 
 def offset_map(number: int, table: Tensor) -> Map:

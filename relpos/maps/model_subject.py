@@ -313,7 +313,7 @@ def _table_positions(run: "Run") -> "list[LayerPosition] | None":
 
 def _tables_view(run: "Run", positions: "list[LayerPosition]", request: Request) -> View:
     """Learned biases over 2-D offsets of image patches (Swin, BEiT), read from the weights: the model is not run."""
-    from relpos.pretrained.attention_interface import ModelBias, dense
+    from relpos.models.attention_interface import ModelBias, dense
 
     numbers, tables, layers = layer_numbers(request.layer, len(positions)), [], []
     for number in numbers:

@@ -8,6 +8,8 @@ from transformers import AutoModelForCausalLM
 model = RelposLlamaForCausalLM(RelposLlamaConfig.preset("nano", position="cable", vocab_size=4096))
 model.save_pretrained("my-llama")
 model = AutoModelForCausalLM.from_pretrained("my-llama")
+
+It registers relpos's attention too: `from_pretrained(…, attn_implementation="relpos")`.
 """
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
@@ -16,6 +18,7 @@ from relpos.model_catalogue import FAMILIES, PRESETS
 from relpos.models.bert import RelposBertConfig, RelposBertForMaskedLM, RelposBertModel
 from relpos.models.gpt2 import RelposGPT2Config, RelposGPT2ForCausalLM, RelposGPT2Model
 from relpos.models.llama import RelposLlamaConfig, RelposLlamaForCausalLM, RelposLlamaModel
+from relpos.models.named_attention import register as register_attention
 
 __all__ = [
     "FAMILIES",
@@ -42,3 +45,5 @@ AutoModelForCausalLM.register(RelposGPT2Config, RelposGPT2ForCausalLM)
 AutoConfig.register("relpos_llama", RelposLlamaConfig)
 AutoModel.register(RelposLlamaConfig, RelposLlamaModel)
 AutoModelForCausalLM.register(RelposLlamaConfig, RelposLlamaForCausalLM)
+
+register_attention()

@@ -17,7 +17,9 @@ class FigureOptions:
     """The options of `relpos.figures` and `relpos figures`."""
 
     out: str | Path = option("figures", "Folder to write to.", metavar="FOLDER")
-    figure: Iterable[int] = option((), "Number of a figure.", shown="all", range=COUNT)
+    figure: Iterable[int] = option(
+        (), "Number of a figure.", shown="4, 8, 10, 12, 13, 14 and 15; 5, 9 and 11 train longer", range=COUNT
+    )
     _: KW_ONLY
     preset: str = option(PRESET, "Size of the models.", choices=tuple(PRESETS))
     runs: str | Path = option("runs", "Folder of the trained models; finished ones are reused.", metavar="FOLDER")

@@ -29,31 +29,52 @@ LATEX = {  # what LaTeX would read otherwise, or does not print with every font
 SHOWN = {"bias": "the additive bias", "scores": "the attention scores", "weights": "the attention weights"}
 
 
-def make_caption(views: Sequence[View], maps: Sequence[Map], profile: bool) -> str:
+def make_caption(views: Sequence[View], maps: Sequence[Map], profile: bool, heads: Sequence[Sequence[int]] = ()) -> str:
     """The caption of a picture: the subject, the values shown, the input and the training, and what was measured.
 
-    There is one map per layer of a single view, or one per view. A profile shows values against distance.
+    There is one map per layer of a single view, or one per view, of which `heads` (0 is the first) are drawn. A profile
+    shows values against distance.
     """
     first, layer_map = views[0], maps[0]
-    shown = SHOWN[layer_map.show]
-    if profile:
-        shown += " against distance"
-    if first.kind == "encoding" and layer_map.show != "bias" and not first.layers[0].reads_scores:
-        shown += " of equal tokens"
-    if not all(drawn.causal for drawn in maps):
-        shown += " in both directions"
     if len(views) > 1:
-        names = "; ".join(view.heading for view in views)
-        start = untrained_line(views)
-        sentence = f"{names}: {shown}, {layer_map.length} tokens."
-        return f"{sentence} {start[0].upper()}{start[1:]}." if start else sentence
+        return _several_caption(views, maps, profile, heads)
     start = f" ({first.untrained})" if first.untrained else ""
-    sentence = f"{first.heading}{start}: {shown} {first.ending}"
+    sentence = f"{first.heading}{start}: {_shown(first, maps, profile)} {first.ending}"
     sentence = sentence if sentence.endswith(".") else f"{sentence}."
     notes = count_notes([head_note(drawn, head) for drawn in maps for head in range(drawn.heads)])
     size = layer_map.cell
     cells = f"Each cell is the mean of {size} × {size} entries." if size > 1 and not profile else ""
     return " ".join(part for part in (sentence, measures_sentence(maps), notes, cells) if part)
+
+
+def _shown(view: View, maps: Sequence[Map], profile: bool) -> str:
+    """What is shown of a view, in words."""
+    shown = SHOWN[maps[0].show]
+    if profile:
+        shown += " against distance"
+    if view.kind == "encoding" and maps[0].show != "bias" and not view.layers[0].reads_scores:
+        shown += " of equal tokens"
+    return shown if all(drawn.causal for drawn in maps) else f"{shown} in both directions"
+
+
+def _several_caption(views: Sequence[View], maps: Sequence[Map], profile: bool, heads: Sequence[Sequence[int]]) -> str:
+    """The caption of several views: those that show the same are named together."""
+    names: dict[str, list[str]] = {}
+    for view, layer_map in zip(views, maps, strict=True):
+        names.setdefault(_shown(view, [layer_map], profile), []).append(view.heading)
+    subjects = "; ".join(f"{', '.join(headings)}: {shown}" for shown, headings in names.items())
+    lengths = sorted({layer_map.length for layer_map in maps})
+    tokens = f"{lengths[0]:,} tokens" if len(lengths) == 1 else f"{lengths[0]:,} to {lengths[-1]:,} tokens"
+    drawn = {tuple(chosen) for chosen in heads}
+    some = f", {_heads_words(min(drawn))}" if len(drawn) == 1 and len(min(drawn)) < maps[0].heads else ""
+    start = untrained_line(views)
+    return f"{subjects}; {tokens}{some}." + (f" {start[0].upper()}{start[1:]}." if start else "")
+
+
+def _heads_words(heads: Sequence[int]) -> str:
+    """Some heads in words; 0 is the first."""
+    *before, last = [str(head + 1) for head in heads]
+    return f"heads {', '.join(before)} and {last}" if before else f"head {last}"
 
 
 def latex(caption: str) -> str:

@@ -21,15 +21,23 @@ BOTH_SIGNS = LinearSegmentedColormap.from_list(
 
 def head_scales(maps: Sequence[Map], heads: Sequence[int], shared: bool) -> list[list[ColourScale]]:
     """The colour scale of each head of each map, or the one that all share; one colour map for the whole page."""
-    ranges = [(layer_map.range(head), layer_map.typical_range(head)) for layer_map in maps for head in heads]
+    return page_scales(maps, [heads] * len(maps), shared)
+
+
+def page_scales(maps: Sequence[Map], heads: Sequence[Sequence[int]], shared: bool) -> list[list[ColourScale]]:
+    """The same for maps of which different heads are drawn."""
+    places = [(layer_map, head) for layer_map, chosen in zip(maps, heads, strict=True) for head in chosen]
+    ranges = [(layer_map.range(head), layer_map.typical_range(head)) for layer_map, head in places]
     if shared:
         ranges = [(_union([full for full, _ in ranges]), _union([typical for _, typical in ranges]))] * len(ranges)
-    if maps[0].show == "weights":
-        scales = [ColourScale.of_weights(*full, maps[0].length) for full, _ in ranges]
-    else:
-        signed = both_signs([typical for _, typical in ranges])
-        scales = [ColourScale.of(*full, signed, typical) for full, typical in ranges]
-    return [scales[row * len(heads) : (row + 1) * len(heads)] for row in range(len(maps))]
+    signed = both_signs([typical for _, typical in ranges])
+    scales = iter(
+        ColourScale.of_weights(*full, layer_map.length)
+        if layer_map.show == "weights"
+        else ColourScale.of(*full, signed, typical)
+        for (layer_map, _), (full, typical) in zip(places, ranges, strict=True)
+    )
+    return [list(itertools.islice(scales, len(chosen))) for chosen in heads]
 
 
 def _union(ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:

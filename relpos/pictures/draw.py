@@ -11,14 +11,25 @@ from relpos.maps.map import PIXELS, Map, compute_map, map_of_layer, offset_map
 from relpos.maps.model_subject import open_view
 from relpos.maps.subject import Request, TensorSubject, View, is_tensor, label_apart, token_name
 from relpos.pictures.captions import make_caption, untrained_line
-from relpos.pictures.draw_options import BY_DISTANCE, COLUMNS, MOST_LABELS, WIDTHS, DrawOptions, check_combination
-from relpos.pictures.map_figures import draw_maps, draw_profiles, draw_sheet, draw_together, name_offsets
+from relpos.pictures.draw_options import (
+    BY_DISTANCE,
+    COLUMNS,
+    MOST_LABELS,
+    WIDTHS,
+    DrawOptions,
+    check_combination,
+    listed,
+)
+from relpos.pictures.gallery import gallery_picture
+from relpos.pictures.map_figures import draw_maps, draw_sheet, draw_side_by_side, name_offsets
 from relpos.pictures.mass_figures import mass_picture
-from relpos.pictures.picture import Arrays, Picture, layer_arrays, map_arrays, map_numbers
+from relpos.pictures.picture import Arrays, Picture, head_ticks, layer_arrays, map_arrays, map_numbers
 from relpos.pictures.position_figures import scores_picture
-from relpos.pictures.printed_page import Look
+from relpos.pictures.printed_page import Look, three_heads
+from relpos.pictures.profile_figures import draw_profiles, draw_together
 from relpos.system.options import takes
 
+PAGE = 2**25  # entries of maps that are computed in the time in which a page is drawn and written
 WINDOWS = 4  # of held-out text, over which means are taken
 SHEET_PIXELS = 128  # most cells per side of a small panel
 NOT_OF_TENSORS = ("length", "causal", "text", "heads", "log", "head_dim", "options")
@@ -42,32 +53,39 @@ def draw(options: DrawOptions) -> Picture:
         >>> picture.save("alibi.png"), picture.save("alibi.npz")
         (PosixPath('alibi.png'), PosixPath('alibi.npz'))
     """
-    what, show = options.what, options.show
+    what = options.what
     if is_tensor(what):
         return _tensor_picture(options)
     if options.tokens is not None:
         raise ValueError("tokens are the names of a tensor's tokens: leave them out, or add label_tokens=True.")
-    several: list[Any] = list(what) if isinstance(what, Sequence) and not isinstance(what, str) else [what]
+    several = listed(what)
     check_combination(several, options)
+    if options.all:
+        return gallery_picture(options)
     views = label_apart([_open_view(item, options) for item in several])
     check_directions(views, options.causal)
     first = views[0]
     if options.name:
         first.heading = f"{options.name} ({first.encoding}){first.heading.removeprefix(first.encoding)}"
-    heads = [_chosen_heads(options, view.heads) for view in views]
+    few = len(views) > 1 or (options.show == "profile" and options.layer == "all")
+    heads = [_chosen_heads(options, view.heads, few) for view in views]
     labels, banner = _token_labels(first, options), untrained_line(views)
     look = replace(_look(options, heads[0]), banner=banner, labels=labels)
-    if len(views) == 1:
-        return _view_picture(first, look, options)
-    maps = _compute_maps(views, show, options.progress)
-    look = replace(look, caption=options.title + make_caption(views, maps, True))
+    return _view_picture(first, look, options) if len(views) == 1 else _several_picture(views, heads, look, options)
+
+
+def _several_picture(views: list[View], heads: list[list[int]], look: Look, options: DrawOptions) -> Picture:
+    """Several encodings or models: profiles in one panel per head, or heat maps side by side."""
+    profile = options.show == "profile"
+    maps = _compute_maps(views, options.show, options.progress, mixed=not profile)
+    look = replace(look, caption=options.title + make_caption(views, maps, profile, heads))
     by_label = dict(zip((view.label for view in views), maps, strict=True))
-    figure = draw_together(by_label, look if options.head else replace(look, heads=None))
-    profiles, arrays = [], Arrays()
-    for view, layer_map, chosen in zip(views, maps, heads, strict=True):
-        profiles.append(map_numbers(view, [layer_map], figure, chosen, options.seed))
+    figure = (draw_together if profile else draw_side_by_side)(by_label, heads, look)
+    numbers, arrays = [], Arrays()
+    for view, layer_map in zip(views, maps, strict=True):
+        numbers.append(map_numbers(view, [layer_map], {}, options.seed))
         arrays |= map_arrays([layer_map], view.label)
-    return Picture(figure, maps, look.caption, {"profiles": profiles}, arrays)
+    return Picture(figure, maps, look.caption, {"profiles" if profile else "maps": numbers}, arrays)
 
 
 def _view_picture(view: View, look: Look, options: DrawOptions) -> Picture:
@@ -112,7 +130,7 @@ def _maps_picture(
     draw_figure: Callable[[Sequence[Map], Look], Figure] = draw_maps,
 ) -> Picture:
     figure = draw_figure(maps, look)
-    numbers = map_numbers(view, maps, figure, look.chosen(maps[0].heads), options.seed)
+    numbers = map_numbers(view, maps, head_ticks(figure, look.chosen(maps[0].heads)), options.seed)
     return Picture(figure, maps, look.caption, numbers, map_arrays(maps))
 
 
@@ -171,22 +189,35 @@ def _offsets_picture(view: View, look: Look, options: DrawOptions) -> Picture:
     return replace(picture, numbers=picture.numbers | {"shows": "offsets"}, arrays=arrays)
 
 
-def _compute_maps(views: list[View], show: str | None, progress: Callable[[float], None]) -> list[Map]:
-    """The maps of all layers of all views."""
-    values = _quantity(views, show)
-    pairs: list[tuple[Layer, Layer | None]] = []
-    for view in views:
+def _compute_maps(
+    views: list[View], show: str | None, progress: Callable[[float], None], mixed: bool = False
+) -> list[Map]:
+    """The maps of all layers of all views: of one kind of values, or if `mixed` of the default kind of each view."""
+    kinds = _quantities(views, show, mixed)
+    jobs: list[tuple[Layer, Layer | None, Quantity]] = []
+    for view, kind in zip(views, kinds, strict=True):
         others: Sequence[Layer | None] = view.others or [None] * len(view.layers)
-        pairs += zip(view.layers, others, strict=True)
-    pixels = SHEET_PIXELS if len(pairs) > 1 else PIXELS
+        jobs += [(layer, other, kind) for layer, other in zip(view.layers, others, strict=True)]
+    pixels = SHEET_PIXELS if len(jobs) > len(views) else PIXELS
+    share = _computing_share(jobs, pixels)
     maps = []
-    for place, (layer, other) in enumerate(pairs):
+    for place, (layer, other, kind) in enumerate(jobs):
 
-        def done(share: float, before: int = place) -> None:
-            progress((before + share) / len(pairs))
+        def done(part: float, before: int = place) -> None:
+            progress(share * (before + part) / len(jobs))
 
-        maps.append(map_of_layer(layer, values, other, pixels, done))
+        maps.append(map_of_layer(layer, kind, other, pixels, done))
     return maps
+
+
+def _computing_share(jobs: Sequence[tuple[Layer, Layer | None, Quantity]], pixels: int) -> float:
+    """The share of the time that computing some maps takes, of computing, drawing and writing them."""
+    work = 0
+    for layer, other, kind in jobs:
+        in_one_pass = kind == "bias" and layer.length > pixels and not layer.reads_scores  # by their forms
+        entries = layer.heads * layer.length**2 // (2 if layer.causal else 1) * (2 if other else 1)
+        work += min(entries, PAGE // 2) if in_one_pass else entries
+    return work / (work + PAGE)
 
 
 def check_directions(views: list[View], causal: bool | None) -> None:
@@ -204,8 +235,8 @@ def check_directions(views: list[View], causal: bool | None) -> None:
         )
 
 
-def _quantity(views: list[View], show: str | None) -> Quantity:
-    """Which values are drawn: bias, scores or weights."""
+def _quantities(views: list[View], show: str | None, mixed: bool) -> list[Quantity]:
+    """Which values of each view are drawn: bias, scores or weights."""
     kinds: dict[str, Quantity] = {}
     for view in views:
         without = [layer.number for layer in view.layers if layer.form is None]
@@ -215,20 +246,21 @@ def _quantity(views: list[View], show: str | None) -> Quantity:
             raise ValueError(f"{name} adds no bias: show the scores or the weights.")
         default: Quantity = "bias" if not without and view.place == "score" else "scores"
         kinds[view.label] = cast(Quantity, show) if show in get_args(Quantity) else default
-    if len(set(kinds.values())) > 1:
-        listed = ", ".join(f"{kind} of {label}" for label, kind in kinds.items())
+    if len(set(kinds.values())) > 1 and not mixed:
+        words = ", ".join(f"{kind} of {label}" for label, kind in kinds.items())
         raise ValueError(
-            f"one profile shows one kind of value, and these have several ({listed}): draw them separately."
+            f"one profile shows one kind of value, and these have several ({words}): draw them separately, or leave "
+            "--show profile out."
         )
-    return next(iter(kinds.values()))
+    return list(kinds.values())
 
 
-def _chosen_heads(options: DrawOptions, heads: int) -> list[int]:
-    """The heads to draw; 0 is the first."""
+def _chosen_heads(options: DrawOptions, heads: int, few: bool = False) -> list[int]:
+    """The heads to draw; 0 is the first. Where only a few have room, three of them."""
     for number in options.head:
         if not 1 <= number <= heads:
             raise ValueError(f"there is no head {number}: give numbers from 1 to {heads}.")
-    return [number - 1 for number in options.head] or list(range(heads))
+    return [number - 1 for number in options.head] or (three_heads(heads) if few else list(range(heads)))
 
 
 def _token_labels(view: View, options: DrawOptions) -> list[str] | None:

@@ -1,13 +1,13 @@
 """The options of `relpos.draw`, and their defaults. Imports nothing heavy: `relpos draw --help` prints them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from relpos.maps import BOS, HEAD_DIM, HEADS, LENGTH, TENSOR
-from relpos.system.options import COUNT, SEED, Range, option, required
+from relpos.system.options import COUNT, SEED, Range, option
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +26,7 @@ CAPTION_FORMAT = ".txt"
 WIDTHS = {1: 3.33, 2: 7.0}  # inches of one and of two columns of a printed page
 MOST_LABELS = 64  # tokens that can be named on the axes
 COLUMNS = 2  # of a printed page: the width of a picture
+OF_ALL = ("what", "all", "length", "seed", "caption", "width", "title", "progress")  # options for all encodings
 of_values, of_looks, of_encoding = (  # groups in the help
     partial(option, panel=panel) for panel in ("What is shown", "How it looks", "An untrained encoding")
 )
@@ -35,16 +36,16 @@ of_values, of_looks, of_encoding = (  # groups in the help
 class DrawOptions:
     """The options of `relpos.draw` and `relpos draw`."""
 
-    what: "str | Path | Encoding | Run | Tensor | NDArray[Any] | Sequence[Any]" = field(
-        metadata=required(
-            "The name of an encoding (`relpos ls`), drawn untrained; or a model: the folder of a run or checkpoint, a "
-            ".gguf file, or a name on the hub. Several are drawn together as profiles. In Python also an encoding, "
-            f"an open `Run`, or {TENSOR}",
-            metavar="WHAT...",
-            argument=True,
-        )
+    what: "str | Path | Encoding | Run | Tensor | NDArray[Any] | Sequence[Any]" = option(
+        (),
+        "The name of an encoding (`relpos ls`), drawn untrained; or a model: the folder of a run or checkpoint, a "
+        ".gguf file, or a name on the hub. Several are drawn side by side. In Python also an encoding, "
+        f"an open `Run`, or {TENSOR}",
+        metavar="WHAT...",
+        argument=True,
     )
     _: KW_ONLY
+    all: bool = of_values(False, "Draw all encodings, untrained, on one page, grouped by where position acts.")
     show: Show | None = of_values(
         None,
         "bias; scores, before the softmax; weights, after the softmax; profile, value against distance; mass, "
@@ -58,7 +59,9 @@ class DrawOptions:
         metavar="last|all|N",
         complete=lambda: ("last", "all"),
     )
-    head: Sequence[int] = of_values((), "Head to draw; 1 is the first.", shown="all", range=COUNT)
+    head: Sequence[int] = of_values(
+        (), "Head to draw; 1 is the first.", shown="all; three of several encodings", range=COUNT
+    )
     length: int | None = of_values(
         None, "Number of tokens.", shown=f"the trained length; {LENGTH} for an untrained encoding", range=COUNT
     )
@@ -109,21 +112,42 @@ def check_files(picture: Path, numbers: Path | None = None) -> None:
             raise ValueError(f"cannot write {kind} to {file.name!r}: the name must end in {', '.join(endings)}.")
 
 
+def listed(what: object) -> list[Any]:
+    """What is to be drawn, as a list."""
+    return list(what) if isinstance(what, Sequence) and not isinstance(what, str) else [what]
+
+
 def check_combination(several: Sequence[object], options: DrawOptions) -> None:
     """Refuse options that exclude each other."""
     by_distance = options.show in BY_DISTANCE
+    if options.all:
+        _check_all(several, options)
+        return
     if not several:
-        raise ValueError("nothing to draw: give an encoding's name or a folder.")
+        raise ValueError("nothing to draw: give an encoding's name or a folder, or --all for all encodings.")
     if by_distance and options.shared_scale:
         raise ValueError("a profile has no colours to share: leave --shared-scale out.")
     if not by_distance and options.log:
         raise ValueError("--log is for the distances of a profile: add --show profile, or leave it out.")
     if len(several) == 1:
         return
-    if options.show != "profile":
-        raise ValueError(f"{len(several)} encodings can be drawn together as profiles only: add --show profile.")
+    if options.show in ("mass", "position"):
+        raise ValueError(
+            f"{len(several)} encodings can be drawn together as heat maps or profiles: leave --show {options.show} out."
+        )
     if options.layer == "all":
-        raise ValueError("several encodings are drawn in one panel: give one layer, not all.")
+        raise ValueError("several encodings have one panel per head: give one layer, not all.")
+    if options.label_tokens:
+        raise ValueError("the tokens of several models cannot be named on one page: leave --label-tokens out.")
     for place, item in enumerate(several):
         if item in several[:place]:
             raise ValueError(f"{item} is given twice: give each encoding or folder once.")
+
+
+def _check_all(several: Sequence[object], options: DrawOptions) -> None:
+    """Refuse whatever the page of all encodings cannot show."""
+    if several:
+        raise ValueError(f"--all draws every encoding: leave {several[0]} out, or --all.")
+    for about in fields(options):
+        if about.name not in OF_ALL and getattr(options, about.name) != about.default:
+            raise ValueError(f"--all draws every encoding in the same way: leave {about.name} out.")

@@ -1,6 +1,7 @@
-"""Figures of maps: heat maps of the heads of a layer, a contact sheet of several layers, and profiles by distance."""
+"""Figures of maps: heat maps of the heads of a layer, of several encodings, and a contact sheet of several layers."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,19 +9,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from relpos.maps.layer import Quantity
 from relpos.maps.map import FLAT_RANGE, ColourScale, Map
 from relpos.pictures.captions import ZERO, head_note
-from relpos.pictures.colours import colour_map, head_scales, linear_ticks, norm, tick_words
+from relpos.pictures.colours import colour_map, head_scales, linear_ticks, norm, page_scales, tick_words
 from relpos.pictures.printed_page import (
     COLOUR_BAR,
     COLUMNS,
+    NAME,
     TICK,
     TITLE,
     Grid,
     Look,
     Page,
-    distance_axis,
-    distance_word,
     position_ticks,
     position_word,
     text_width,
@@ -31,12 +32,9 @@ DOWN, ACROSS = "query position", "key position"  # the labels of the axes
 OFFSETS_DOWN, OFFSETS_ACROSS = "rows, query − key", "columns, query − key"  # of a bias over offsets of image patches
 LEAST_BESIDE = 0.58  # inches beside a panel, for its colour bar and the tick labels
 LOG_LABEL = 0.3  # width of a power of ten, in inches
-# Okabe and Ito's colours, which the colour-blind can tell apart, without the two that are too light for a line.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
-STYLES: tuple[Any, ...] = ("-", "--", ":", "-.")
-LEGEND_LINE = 0.34  # inches of line beside a name in the legend
-
-Styles = Mapping[int, tuple[str, Any]]  # by head (0 is the first): colour and style of its line
+BAR_NAMES: Mapping[Quantity, str] = {"bias": "bias", "scores": "score", "weights": "weight"}  # one value of a map
+BAR_NAME = 0.15  # inches for the name of a colour bar
+MOST_BESIDE = 4  # encodings beside each other; more are drawn below each other
 
 
 def draw_maps(maps: Sequence[Map], look: Look) -> Figure:
@@ -44,37 +42,75 @@ def draw_maps(maps: Sequence[Map], look: Look) -> Figure:
     return draw_sheet(maps, look) if len(maps) > 1 else draw_heads(maps[0], look)
 
 
+@dataclass(frozen=True)
+class Panel:
+    """A head of a map, on a page of several."""
+
+    layer_map: Map
+    head: int  # 0 is the first
+    title: str
+    scale: ColourScale
+
+
 def draw_heads(layer_map: Map, look: Look) -> Figure:
     """Draw one panel per head, three beside each other, each with its own colour bar or all with a shared one."""
-    heads, labels, shared, scale = look.chosen(layer_map.heads), look.labels, look.shared, look.scale
-    scales = head_scales([layer_map], heads, shared)[0]
+    heads = look.chosen(layer_map.heads)
+    panels = []
+    for head, scale in zip(heads, head_scales([layer_map], heads, look.shared)[0], strict=True):
+        note = head_note(layer_map, head)
+        panels.append(Panel(layer_map, head, f"Head {head + 1}" + (f": {note}" if note else ""), scale))
+    return draw_panels(panels, look, min(COLUMNS, len(panels)))
+
+
+def draw_side_by_side(maps: Mapping[str, Map], heads: Sequence[Sequence[int]], look: Look) -> Figure:
+    """Draw some heads of several encodings: one column per encoding, or one row for each if there are many."""
+    scales = page_scales(list(maps.values()), heads, look.shared)
+    rows = [
+        [Panel(layer_map, head, f"{label}, head {head + 1}", scale) for head, scale in zip(chosen, of_map, strict=True)]
+        for (label, layer_map), chosen, of_map in zip(maps.items(), heads, scales, strict=True)
+    ]
+    if len(maps) > MOST_BESIDE or len({len(row) for row in rows}) > 1:
+        columns = max(map(len, rows))
+        return draw_panels([panel for row in rows for panel in [*row, *[None] * (columns - len(row))]], look, columns)
+    return draw_panels([panel for row in zip(*rows, strict=True) for panel in row], look, len(maps))
+
+
+def draw_panels(panels: Sequence[Panel | None], look: Look, columns: int) -> Figure:
+    """Draw panels in rows, each with its own colour bar or all with a shared one; None leaves a place empty."""
+    drawn = [panel for panel in panels if panel is not None]
+    labels, shared, scale = look.labels, look.shared, look.scale
+    longest_map = max(panel.layer_map.length for panel in drawn)
     margin = 0.17 * scale  # room for the names of the axes
     longest = max((len(label) for label in labels or ()), default=0)
     if labels is None:
-        numbers = 0.1 * scale + text_width(position_word(layer_map.length - 1, layer_map.length), TICK * scale)
+        numbers = 0.1 * scale + text_width(position_word(longest_map - 1, longest_map), TICK * scale)
     else:
         numbers = scale * (0.1 + LABEL / 72 * 0.62 * longest)
-    beside, title = bar_room(scales, scale), 0.2 * scale
-    space = look.width - margin - beside * shared
-    across = space / max(min(COLUMNS, len(heads)), 2 if labels is None else 1)  # a single head takes half a page
+    beside, title, name = bar_room([panel.scale for panel in drawn], scale), 0.2 * scale, BAR_NAME * scale
+    same = len({panel.layer_map.show for panel in drawn}) == 1  # one name serves all bars of a row
+    space = look.width - margin - name - beside * shared
+    across = space / max(columns, 2 if labels is None else 1)  # a single head takes half a page
     side = across - numbers - (0.1 * scale if shared else beside)
     down = title + side + (numbers if labels else 0.2 * scale)
-    page = Grid(look, len(heads), across, down, left=margin, right=beside * shared, below=margin)
-    for number, head in enumerate(heads):
+    page = Grid(look, len(panels), across, down, columns, left=margin, right=beside * shared + name, below=margin)
+    for number, panel in enumerate(panels):
+        if panel is None:
+            continue
         left, top = page.place(number)
         axes = page.put(left + numbers, top + title, side, side)
-        image = draw_map(axes, layer_map, head, scales[number])
-        _name_positions(axes, layer_map.length, labels, scale, side)
-        note = head_note(layer_map, head)
-        words = f"Head {head + 1}" + (f": {note}" if note else "")
-        axes.set_title(words, pad=3 * scale, fontsize=(TITLE - bool(note)) * scale)
+        image = draw_map(axes, panel.layer_map, panel.head, panel.scale)
+        _name_positions(axes, panel.layer_map.length, labels, scale, side)
+        size = min(TITLE - (":" in panel.title), (across - 0.1 * scale) / text_width(panel.title, scale))
+        axes.set_title(panel.title, pad=3 * scale, fontsize=size * scale)
         page.name_outer_axes(axes, number, DOWN, ACROSS)
         if not shared:
             beginning = left + numbers + side + 0.06 * scale
-            draw_bar(page, beginning, top + title, side, image, scales[number])
+            last = number % columns == columns - 1 or number == len(panels) - 1
+            named = BAR_NAMES[panel.layer_map.show] if last or not same else ""
+            draw_bar(page, beginning, top + title, side, image, panel.scale, named)
     if shared:
-        left = margin + across * page.columns
-        draw_bar(page, left, title, min(side, 3 * scale), image, scales[0])
+        named = BAR_NAMES[drawn[0].layer_map.show] if same else ""
+        draw_bar(page, margin + across * columns, title, min(side, 3 * scale), image, drawn[0].scale, named)
     return page.figure
 
 
@@ -103,7 +139,9 @@ def draw_cells(
     )
 
 
-def draw_bar(page: Page, left: float, top: float, height: float, image: Any, scale: ColourScale) -> None:
+def draw_bar(
+    page: Page, left: float, top: float, height: float, image: Any, scale: ColourScale, name: str = ""
+) -> None:
     """Draw a colour bar that covers the values of a scale, with absolute tick labels; an arrow means further values."""
     axes = page.put(left, top, BAR * page.scale, height, COLOUR_BAR)
     bar = page.figure.colorbar(image, cax=axes, extend=scale.extend)
@@ -115,6 +153,7 @@ def draw_bar(page: Page, left: float, top: float, height: float, image: Any, sca
     bar.ax.set_ylim(low if low < high else high - 0.01 * FLAT_RANGE, high)  # a single value has a single colour
     bar.minorticks_off()
     bar.ax.tick_params(labelsize=TICK * page.scale)
+    bar.set_label(name, fontsize=NAME * page.scale, labelpad=2 * page.scale)
 
 
 def bar_ticks(figure: Figure) -> list[list[float]]:
@@ -156,7 +195,8 @@ def draw_sheet(maps: Sequence[Map], look: Look) -> Figure:
     """
     heads, shared, scale = look.chosen(maps[0].heads), look.shared, look.scale
     scales = head_scales(maps, heads, shared)
-    names, title, beside = 0.25 * scale, 0.2 * scale, bar_room(scales[0], scale) if shared else 0.0
+    names, title = 0.25 * scale, 0.2 * scale
+    beside = bar_room(scales[0], scale) + BAR_NAME * scale if shared else 0.0
     side = (look.width - names - beside) / max(len(heads), 4)
     roomy = side > 0.4
     head_size = sheet_title_size(side, scale)
@@ -180,7 +220,7 @@ def draw_sheet(maps: Sequence[Map], look: Look) -> Figure:
     page.add_note(f"{DOWN} (down), {ACROSS} (across)", page.high - 0.17 * scale)
     if shared:
         left, high = names + side * len(heads) + 0.05, min(len(maps) * side, 3 * scale)
-        draw_bar(page, left, title, high, image, scales[0][0])
+        draw_bar(page, left, title, high, image, scales[0][0], BAR_NAMES[maps[0].show])
     return page.figure
 
 
@@ -216,86 +256,3 @@ def name_offsets(figure: Figure, side: int) -> None:
             axes.xaxis.label.set_text(OFFSETS_ACROSS)
         if axes.get_ylabel():
             axes.yaxis.label.set_text(OFFSETS_DOWN)
-
-
-def draw_profiles(maps: Sequence[Map], look: Look) -> Figure:
-    """Draw value against distance, one line per head and one panel per layer.
-
-    Where a diagonal has several values the line is their mean, and a band extends from the smallest to the largest. In
-    both directions, negative distances are those to keys after the query.
-    """
-    styles = {  # different for each of the first 24
-        head: (PALETTE[number % len(PALETTE)], STYLES[number // len(PALETTE) % len(STYLES)])
-        for number, head in enumerate(look.chosen(maps[0].heads))
-    }
-    legend = {f"Head {head + 1}": style for head, style in styles.items()}
-    panels = {f"Layer {layer_map.layer}" if len(maps) > 1 else "": [(layer_map, styles)] for layer_map in maps}
-    return _draw_lines(panels, legend, look)
-
-
-def draw_together(maps: Mapping[str, Map], look: Look) -> Figure:
-    """Draw the profiles of several encodings in one panel, one colour per name in the legend.
-
-    Up to four heads have a line style each; more heads share the solid line.
-    """
-    drawn: list[tuple[Map, Styles]] = []
-    legend: dict[str, tuple[str, Any]] = {}
-    for number, (name, layer_map) in enumerate(maps.items()):
-        heads = look.chosen(layer_map.heads)
-        few = 1 < len(heads) <= len(STYLES)
-        colour = PALETTE[number % len(PALETTE)]
-        drawn.append((layer_map, {head: (colour, STYLES[order if few else 0]) for order, head in enumerate(heads)}))
-        legend[name] = (colour, "-")
-        if few and number == len(maps) - 1:
-            legend |= {f"Head {head + 1}": ("#666666", STYLES[order]) for order, head in enumerate(heads)}
-    return _draw_lines({"": drawn}, legend, look)
-
-
-def _draw_lines(
-    panels: Mapping[str, Sequence[tuple[Map, Styles]]], legend: Mapping[str, tuple[str, Any]], look: Look
-) -> Figure:
-    scale = look.scale
-    ticks = {title: linear_ticks(*_limits(drawn)) for title, drawn in panels.items()}
-    numbers = max(text_width(word, TICK * scale) for values in ticks.values() for word in tick_words(values))
-    names, title_room = numbers + 0.25 * scale, 0.22 * scale
-    beside = LEGEND_LINE * scale + max(text_width(name, TICK * scale) for name in legend) + 0.1 * scale
-    across = (look.width - beside) / max(min(COLUMNS, len(panels)), 1.6)  # a single panel takes more than half a page
-    wide, high = across - names - 0.1 * scale, 0.68 * across
-    least = (0.14 * len(legend) + 0.2) * scale + title_room  # height of the legend
-    page = Grid(look, len(panels), across, title_room + high + 0.42 * scale, right=beside, least=least)
-    for number, (title, drawn) in enumerate(panels.items()):
-        left, top = page.place(number)
-        axes = page.put(left + names, top + title_room, wide, high)
-        for layer_map, styles in drawn:
-            _draw_heads_lines(axes, layer_map, styles, scale)
-        axes.set_ylim(*_limits(drawn))
-        axes.set_yticks(ticks[title], tick_words(ticks[title]))
-        causal = all(layer_map.causal for layer_map, _ in drawn)
-        distance_axis(axes, max(layer_map.length for layer_map, _ in drawn), causal, look.log, scale, wide)
-        page.name_axes(axes, drawn[0][0].show, distance_word(causal))
-        axes.set_title(title, fontsize=TITLE * scale, pad=3 * scale)
-    lines = {
-        name: {"color": colour, "linestyle": style, "linewidth": 1.2 * scale}
-        for name, (colour, style) in legend.items()
-    }
-    corner = {"loc": "upper right", "bbox_to_anchor": (1, page.height_at(title_room)), "borderaxespad": 0.2}
-    page.add_legend(lines, fontsize=TICK * scale, handlelength=2.6, **corner)
-    return page.figure
-
-
-def _draw_heads_lines(axes: Axes, layer_map: Map, styles: Styles, scale: float) -> None:
-    distance = layer_map.distances
-    shade = 0.12 if len(styles) <= len(STYLES) else 0.05  # many overlapping bands must not hide the lines
-    for head, (colour, style) in styles.items():
-        lowest, mean, highest = layer_map.profile[:, head]
-        if (lowest < highest).any():
-            axes.fill_between(distance, lowest, highest, color=colour, alpha=shade, linewidth=0)
-        axes.plot(distance, mean, color=colour, linestyle=style, linewidth=1.1 * scale, label=f"Head {head + 1}")
-
-
-def _limits(drawn: Sequence[tuple[Map, Styles]]) -> tuple[float, float]:
-    """The limits of a panel's value axis: slightly beyond all values drawn."""
-    lines: list[Any] = [layer_map.profile[:, head] for layer_map, styles in drawn for head in styles]
-    low, high = min(float(np.nanmin(line)) for line in lines), max(float(np.nanmax(line)) for line in lines)
-    margin = 0.04 * (high - low) or max(0.1 * abs(high), 0.1)
-    return low - margin, high + margin

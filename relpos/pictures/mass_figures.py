@@ -42,6 +42,10 @@ COLOURS: dict[Kind, str] = {
     "sink": "#000000",
     "other": "#56B4E9",
 }
+FAR_END = (  # said where a head is flat
+    "A flat head falls at the far end too: it gives each of its n keys 1 / n, and only the last queries have keys that "
+    "far."
+)
 FITTED, BAR, NOTE = "#666666", "#999999", "#444444"  # the fitted curve, the share of the sink, text in a panel
 
 
@@ -62,6 +66,8 @@ def mass_picture(view: View, look: Look, options: DrawOptions) -> Picture:
         f"share of the first token{' and of learned sinks' if first.learned_sinks else ''}, which the profiles leave "
         "out. "
     )
+    if first.causal and any(head.kind == "flat" for heads in classes for head in heads):
+        caption += f"{FAR_END} "
     if len(profiles) > 1:
         caption += f"Classes of heads: {', '.join(f'{n} {kind}' for kind, n in counts.items())}."
         figure = draw_mass_sheet(profiles, classes, replace(look, caption=caption))

@@ -198,10 +198,14 @@ def describe_view(view: View, shows: str, causal: bool, length: int, seed: int, 
     return {**values, **view.about, "seed": seed, "versions": versions(PACKAGES)}
 
 
-def map_numbers(view: View, maps: Sequence[Map], figure: Figure, heads: Sequence[int], seed: int) -> dict[str, Any]:
-    """What was drawn and measured on maps, one per layer: range, ticks and measures of every head."""
+def head_ticks(figure: Figure, heads: Sequence[int]) -> dict[int, list[float]]:
+    """The ticks of the colour bar of each head that is drawn; empty if there are no colour bars."""
     bars = bar_ticks(figure)
-    ticks = dict(zip(heads, bars if len(bars) > 1 else bars * len(heads), strict=False))
+    return dict(zip(heads, bars if len(bars) > 1 else bars * len(heads), strict=False))
+
+
+def map_numbers(view: View, maps: Sequence[Map], ticks: Mapping[int, list[float]], seed: int) -> dict[str, Any]:
+    """What was drawn and measured on maps, one per layer: range, ticks and measures of every head."""
     first = maps[0]
     about = describe_view(view, first.show, first.causal, first.length, seed, cell=first.cell)
     return {**about, "layers": [_layer_numbers(layer_map, ticks) for layer_map in maps]}

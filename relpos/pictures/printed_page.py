@@ -3,7 +3,8 @@
 import io
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,16 @@ class Look:
     def chosen(self, heads: int) -> list[int]:
         """The heads to draw of a layer with this many."""
         return list(range(heads)) if self.heads is None else list(self.heads)
+
+
+def three_heads(heads: int) -> list[int]:
+    """The first, the middle and the last head (0 is the first); fewer if there are not as many.
+
+    Example:
+        >>> three_heads(12), three_heads(2)
+        ([0, 5, 11], [0, 1])
+    """
+    return sorted({0, max(0, heads // 2 - 1), heads - 1})
 
 
 class Page:
@@ -190,14 +201,31 @@ def distance_axis(axes: Axes, length: int, causal: bool, log: bool, scale: float
 
 
 def write(figure: Figure, suffix: str) -> bytes:
-    """The contents of a .png, .pdf or .svg file: the same bytes for the same figure."""
+    """The contents of a .png, .pdf or .svg file: the same bytes for the same figure.
+
+    A .pdf or .svg file has every heat map as an image of exactly its cells, which the viewer scales.
+    """
     if suffix.lower() not in FORMATS:
         raise ValueError(f"cannot write a picture as {suffix or 'nothing'}: the name must end in {', '.join(FORMATS)}.")
     data = io.BytesIO()
     undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-    with mpl.rc_context(SAVED):
+    with mpl.rc_context(SAVED), native_cells(figure) if suffix.lower() in undated else nullcontext():
         figure.savefig(data, format=suffix[1:].lower(), metadata=undated.get(suffix.lower(), {}), dpi=200)
     return data.getvalue()
+
+
+@contextmanager
+def native_cells(figure: Figure) -> Iterator[None]:
+    """Within this context, images are not resampled to the dots of a page where the format can scale them."""
+    images = [image for axes in figure.axes for image in axes.images]
+    before = [image.get_interpolation() for image in images]
+    for image in images:
+        image.set_interpolation("none")
+    try:
+        yield
+    finally:
+        for image, interpolation in zip(images, before, strict=True):
+            image.set_interpolation(interpolation)
 
 
 def save(figure: Figure, path: Path) -> Path:

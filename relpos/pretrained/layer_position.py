@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 
 from relpos.attend.arguments import RotaryFrequencies
 from relpos.forms.rotation import turn_pairs
+from relpos.models.attention import SelfAttention
+from relpos.models.plan import layer_encodings
 from relpos.pretrained.probe import attention_layers
 
 ACTS_ON = {  # where each kind of position acts, in the words of the encodings
@@ -145,6 +147,9 @@ class ModelLayer:
     def window(self) -> int | None:
         """How many tokens a query sees, itself included, in a causal layer; how many to each side in others."""
         config, kind = self.config, self.layer_type
+        if isinstance(self.module, SelfAttention):  # of our own models
+            window = layer_encodings(config.position, config.num_hidden_layers)[self.index].get("window")
+            return None if window is None else int(window) - (not self.module.causal)  # the token itself counts
         if self.model_type == "gpt_neo":
             return int(config.window_size) if config.attention_layers[self.index] == "local" else None
         slides = getattr(config, "use_sliding_window", True) if kind is None else kind == "sliding_attention"

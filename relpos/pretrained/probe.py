@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.pretrained.attention_interface import captured_calls
+from relpos.models.attention_interface import captured_calls
 
 TOKENS = 16  # of the shortest probe
 WORK = 10**11  # multiplications of a longer one: about a second

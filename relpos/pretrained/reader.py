@@ -14,9 +14,9 @@ from relpos.forms.bias import Toeplitz
 from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
 from relpos.model_catalogue import PREFIX
+from relpos.models.attention_interface import ModelBias, captured_calls, dense
 from relpos.models.family import Output, Reader, check_finite, family_of
 from relpos.models.plan import PositionEntry
-from relpos.pretrained.attention_interface import ModelBias, captured_calls, dense
 from relpos.pretrained.families.position_tables import GROWING
 from relpos.pretrained.layer_position import LayerPosition
 from relpos.pretrained.positions import layer_positions

@@ -6,17 +6,15 @@ from types import MethodType
 from typing import Any, TypeVar
 
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from relpos.model_catalogue import PREFIX
-from relpos.pretrained.attention_interface import EARLIER, NO_WEIGHTS, relpos_attention
+from relpos.models.attention_interface import EARLIER, NO_WEIGHTS
+from relpos.models.named_attention import BY_NAME, NAME, REPLACED, register
 from relpos.pretrained.families import replacements
-from relpos.pretrained.key_mask import described_mask, interval_mask
 from relpos.pretrained.probe import Forward, configurations, difference, probe_inputs, run, run_own, silent_layers
 
-NAME = "relpos.use"  # of our implementation, in transformers' interfaces
-REPLACED = "relpos_replaced"  # the same, for families outside the interface whose attention we replaced
 BEFORE = "_relpos_before"  # attribute of a model: the implementations of its configurations before, and our hook
 Model = TypeVar("Model")
 
@@ -97,17 +95,6 @@ def unwrap(model: Any) -> PreTrainedModel:
     raise TypeError(f"relpos.use takes a model of transformers (a PreTrainedModel), not {type(model).__name__}{hint}.")
 
 
-def register() -> None:
-    """Put our functions into transformers' interfaces. Doing it again changes nothing.
-
-    Any registered name is accepted for any model when it is built, also for one that would then run its own code.
-    "relpos" is therefore not registered: transformers refuses attn_implementation="relpos" for all models.
-    """
-    AttentionInterface.register(NAME, relpos_attention)
-    AttentionMaskInterface.register(NAME, interval_mask)
-    AttentionMaskInterface.register(REPLACED, described_mask)
-
-
 def refused_part(model: PreTrainedModel) -> tuple[PreTrainedModel, str] | None:
     """The model, or the model inside it, that is known not to run on ours, and the reason; None if there is none."""
     for part in submodels(model):
@@ -168,9 +155,11 @@ def switch(model: PreTrainedModel, example: Mapping[str, Any] | None) -> None:
 
 
 def implementations(model: PreTrainedModel) -> list[str]:
-    """The implementations of a model's configurations; transformers' default where a used model's was copied."""
+    """The implementations of a model's configurations; transformers' default in place of ours."""
     names = [config._attn_implementation_internal for config in configs(model)]
-    return [model.get_correct_attn_implementation(None) if name in (NAME, REPLACED) else name for name in names]
+    return [
+        model.get_correct_attn_implementation(None) if name in (BY_NAME, NAME, REPLACED) else name for name in names
+    ]
 
 
 @contextmanager

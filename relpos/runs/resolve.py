@@ -29,6 +29,8 @@ from relpos.text.corpus import bpe_entries
 if TYPE_CHECKING:
     from relpos.forms.encoding import Encoding
 
+STREAMED = ("heldout", "heldout_source", "stream", "separator_first")  # how a text is divided and read
+
 
 def resolve(settings: Settings) -> Settings:
     """Refuse settings that contradict each other, and fill in, in place, the defaults that depend on others."""
@@ -120,15 +122,11 @@ def _default_folder(settings: Settings) -> str:
 
 def check_encoding(settings: Settings) -> None:
     """Build the encodings once, so that options they refuse are refused before any work. Imports torch."""
-    from relpos.models.plan import make_positions
-
     model = settings.model
     assert model.preset is not None
     assert model.family is not None
-    size = preset(model.preset)
-    built = make_positions(model.position(), model.share_position, size.layers, size.heads, size.head_dim)
-    positions = [position for position in (built.embedding, built.shared, *built.layers) if position is not None]
-    check_window(settings, positions, size.width)
+    positions = build_encodings(settings)
+    check_window(settings, positions, preset(model.preset).width)
     if entry(model.family).causal:
         return
     for position in positions:
@@ -137,6 +135,17 @@ def check_encoding(settings: Settings) -> None:
                 f"{model.encoding} is defined for causal attention only, and {entry(model.family).title} attends in "
                 f"both directions: choose another encoding. {position.advice_for_both_directions}"
             )
+
+
+def build_encodings(settings: Settings) -> list["Encoding"]:
+    """The encodings that a new model will have: of its embedding, of all layers, and of single ones."""
+    from relpos.models.plan import make_positions
+
+    model = settings.model
+    assert model.preset is not None
+    size = preset(model.preset)
+    built = make_positions(model.position(), model.share_position, size.layers, size.heads, size.head_dim)
+    return [position for position in (built.embedding, built.shared, *built.layers) if position is not None]
 
 
 def check_window(settings: Settings, positions: Iterable["Encoding"], width: int) -> None:
@@ -178,14 +187,20 @@ def _resolve_data(data: DataSettings, tokenizer: str | None) -> None:
     """Fill in the data: text or a task, never both. The tokenizer is None if it is that of a model."""
     if data.task is None:
         data.source = data.source or CORPUS
-        data.tokenizer = data.tokenizer or tokenizer
-        if data.tokenizer is not None:
-            bpe_entries(data.tokenizer)  # a wrong name is refused before the text is read
+        unknown_part = data.stream or (data.heldout is not None and data.heldout >= 1)
+        data.tokenizer = data.tokenizer or ("gpt2" if unknown_part and tokenizer else tokenizer)
+        # A wrong name is refused before the text is read.
+        if data.tokenizer is not None and bpe_entries(data.tokenizer) is not None and unknown_part:
+            raise ValueError(
+                f"data.tokenizer={data.tokenizer} is trained on what is not held out of the text, which is not "
+                "known before the text is tokenized if data.stream is on or the first tokens are held out: give gpt2."
+            )
+        _check_heldout(data)
         for key in ("task_loss", "task_shortest"):
             if getattr(data, key) is not None:
                 raise ValueError(f"data.{key} is for a task: give one with --task, or leave it out.")
         return
-    for key in ("source", "tokenizer", "subset", "separate_documents", "keep_line_ends"):
+    for key in ("source", "tokenizer", "subset", "separate_documents", "keep_line_ends", *STREAMED):
         if getattr(data, key):
             raise ValueError(
                 f"a run is trained either on a task or on text: leave out data.{key}={getattr(data, key)}, or the task "
@@ -196,6 +211,22 @@ def _resolve_data(data: DataSettings, tokenizer: str | None) -> None:
     task(data.task).check_length(shortest)
     if shortest > data.length:
         raise ValueError(f"data.task_shortest={shortest} is over data.length={data.length}.")
+
+
+def _check_heldout(data: DataSettings) -> None:
+    """Refuse held-out parts and streams that cannot be."""
+    if data.heldout is not None and data.heldout_source is not None:
+        raise ValueError(
+            f"give data.heldout={data.heldout:g} or data.heldout_source={data.heldout_source}, not both: another text "
+            "that is held out leaves the data as a whole to training."
+        )
+    if data.heldout is not None and data.heldout >= 1 and not float(data.heldout).is_integer():
+        raise ValueError(f"data.heldout={data.heldout} is neither a share below 1 nor a whole number of tokens.")
+    if data.stream and data.separate_documents:
+        raise ValueError(
+            "data.separate_documents needs the place of every document, which is not known while data.stream reads "
+            "the text: leave out one of them."
+        )
 
 
 def _resolve_masking(data: DataSettings, family: str) -> None:

@@ -42,6 +42,7 @@ class About(TypedDict, total=False):
 
     versions: dict[str, str]
     corpus: DataFacts
+    heldout: DataFacts
     task: DataFacts
     tokens: dict[str, int]
     start: dict[str, str]

@@ -27,7 +27,7 @@ from relpos.pretrained.source import Source, check_weights, find_source, source_
 from relpos.pretrained.transplant import ORIGINALS, transplant
 from relpos.runs.checkpoints import CLOCK, WEIGHTS, read_log, step_of
 from relpos.runs.results import ABOUT, EVALUATION, RESULT, About, RunResult, read_about
-from relpos.runs.settings import CORPUS, Settings
+from relpos.runs.settings import CORPUS, DataSettings, Settings
 from relpos.system.errors import check_not_empty
 from relpos.system.files import read_json
 from relpos.system.seal import SEAL, damage
@@ -154,8 +154,9 @@ class TrainedRun(Run):
                 f"{self.folder} was trained on the task {data.task} and its vocabulary has no other words: "
                 f"evaluate it with relpos evaluate {self.folder} --task {data.task}."
             )
-        fields = (data.text_field, data.subset) if name in (None, data.source) else ()
-        return open_corpus(name or data.source, *fields, split=split, keep_line_ends=data.keep_line_ends)
+        if name in (None, data.source):
+            return heldout_corpus(data) if split == "heldout" else training_corpus(data, split=split)
+        return open_corpus(str(name), split=split, keep_line_ends=data.keep_line_ends)
 
     def trained_on(self, name: str | None = None) -> bool:
         if "corpus" not in self.about:
@@ -167,6 +168,26 @@ class TrainedRun(Run):
             return self.corpus(name).hash == str(self.about["corpus"]["hash"])
         except ValueError:  # too short to be split, so it was not trained on
             return False
+
+
+def training_corpus(data: DataSettings, **options: Any) -> Corpus:
+    """The text that settings name, divided as they say; `options` of `open_corpus` replace theirs."""
+    assert data.source is not None
+    theirs = {
+        "keep_line_ends": data.keep_line_ends,
+        "heldout": data.heldout if data.heldout_source is None else 0,
+        "stream": data.stream,
+        "separator_first": data.separator_first,
+    }
+    return open_corpus(data.source, data.text_field, data.subset, **{**theirs, **options})
+
+
+def heldout_corpus(data: DataSettings) -> Corpus:
+    """The text whose held-out part evaluations read: that of training, or the one of data.heldout_source."""
+    if data.heldout_source is None:
+        return training_corpus(data)
+    options = {"keep_line_ends": data.keep_line_ends, "separator_first": data.separator_first}
+    return open_corpus(data.heldout_source, data.text_field, data.subset, split="all", **options)
 
 
 def open_run(what: str | Path, position: Mapping[str, Any] | None = None, *, trust_remote_code: bool = False) -> Run:

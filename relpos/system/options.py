@@ -119,6 +119,8 @@ def check_options(options: Any) -> None:
             several = isinstance(value, Sequence) and not isinstance(value, str)
             kind, words = (int | float, "a number") if float in kinds else (int, "an integer")
             for number in value if several else [value]:
+                if isinstance(number, str) and number in about.choices:  # a word instead of a number
+                    continue
                 if not isinstance(number, kind) or isinstance(number, bool):
                     raise ValueError(f"{name} must be {words} of {about.range}, not {number!r}.")
                 if not about.range.holds(number):

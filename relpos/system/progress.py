@@ -53,7 +53,10 @@ class LiveLine:
 
 
 class Countdown:
-    """Reports every few seconds where the work is and how long the rest will take; `total` is in any unit."""
+    """Reports every few seconds where the work is and how long the rest will take.
+
+    `total` is in any unit; 0 if it is not known, and then nothing is said about the rest.
+    """
 
     def __init__(self, total: float, say: Callable[[str], object], every: float = 5.0) -> None:
         self.total, self.say, self.every = total, say, every
@@ -71,7 +74,7 @@ class Countdown:
         if now - self.last_message >= self.every:
             self.last_message = now
             left = (self.total - self.done) * (now - self.started) / self.done
-            self.say(f"{message}  {clock_time(left)} left")
+            self.say(f"{message}  {clock_time(left)} left" if self.total else message)
 
 
 def clock_time(seconds: float) -> str:

@@ -2,5 +2,5 @@
 
 from typing import Literal, get_args
 
-SplitName = Literal["heldout", "all"]
+SplitName = Literal["heldout", "validation", "test", "all"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)  # which documents are evaluated

@@ -102,13 +102,26 @@ def _characters(pieces: Iterator[str], begin: int, end: int) -> Iterator[str]:
             return
 
 
-def read_file(file: Path, field: str, keep_line_ends: bool = False) -> Iterator[Document]:
+def document_count(file: Path) -> int | None:
+    """The documents of a Parquet file, which says how many it has; None for other files."""
+    if file.suffix != ".parquet":
+        return None
+    import pyarrow.parquet
+
+    try:
+        return int(pyarrow.parquet.read_metadata(file).num_rows)
+    except Exception as error:
+        raise _not_parquet(file, error) from error
+
+
+def read_file(file: Path, field: str, keep_line_ends: bool = False, skip: int = 0) -> Iterator[Document]:
     """Read the documents of a file: one per text file, or one per line of JSON or row of Parquet.
 
     Args:
         file: A .jsonl or .parquet file; any other file is read as text.
         field: The field of JSON lines and Parquet files that holds the text.
         keep_line_ends: Keep the line ends \\r\\n and \\r; otherwise they are read as newlines.
+        skip: Leave out this many rows of a Parquet file.
     """
     if not file.exists():
         raise FileNotFoundError(f"there is no file {file}.")
@@ -122,7 +135,7 @@ def read_file(file: Path, field: str, keep_line_ends: bool = False) -> Iterator[
     if kind == "text":
         yield _text_file(file, keep_line_ends)
         return
-    for document in _parquet(file, field) if kind == "parquet" else _json_lines(file, field):
+    for document in _parquet(file, field, skip) if kind == "parquet" else _json_lines(file, field):
         yield document if keep_line_ends else Document(document.name, plain_line_ends(document.text))
 
 
@@ -206,17 +219,21 @@ def _json_lines(file: Path, field: str) -> Iterator[Document]:
         yield Document(place, row[field])
 
 
-def _parquet(file: Path, field: str) -> Iterator[Document]:
+def _not_parquet(file: Path, error: Exception) -> ValueError:
+    return ValueError(f"{file} cannot be read as a Parquet file: {error}")
+
+
+def _parquet(file: Path, field: str, skip: int) -> Iterator[Document]:
     import datasets
 
     try:
         rows = datasets.Dataset.from_parquet(str(file), streaming=True)
         names = list(rows.features or {})
     except Exception as error:
-        raise ValueError(f"{file} cannot be read as a Parquet file: {error}") from error
+        raise _not_parquet(file, error) from error
     if field not in names:
         raise ValueError(f"{file} has no column {field!r}; it has {', '.join(names) or 'none'}.")
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows.skip(skip) if skip else rows, start=skip):
         if not isinstance(row[field], str) or not row[field].strip():
             raise ValueError(f"{file}, row {number}: there is no text in the column {field!r}.")
         yield Document(f"{file}, row {number}", row[field])

@@ -5,31 +5,23 @@ A masked language model is trained as BERT was (Devlin et al. 2019, arXiv 1810.0
 epoch and the number of the window, so that a resumed run sees the same.
 """
 
-import contextlib
 import hashlib
-import json
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast
 
 from relpos.system.files import cache_folder
-from relpos.system.progress import Countdown, LiveLine
-from relpos.system.seal import cached_folder
+from relpos.text import store as stores
 from relpos.text.corpus import PORTIONS, Corpus, Portion
-from relpos.text.documents import Document, divide
-from relpos.text.tokenizers import separates
+from relpos.text.store import ChunkedIds, TokenStore
 
-BATCH, BATCH_SIZE = 64, 2**24  # texts, and characters of them, that are tokenized at a time
+ENDLESS = 10**9  # more windows than any run reads
 IGNORED = -100  # the label of a token that has no loss
 SHARE = 0.15  # of the tokens that are predicted by a masked language model in training
 REPLACED, RANDOM = 0.8, 0.1  # of these: by the mask, by a random token; the rest stay
@@ -40,7 +32,7 @@ MASKED_EVERY = 7  # in evaluation one token in seven is masked, about as many as
 class Tokens:
     """The token ids of a portion of a corpus."""
 
-    ids: NDArray[Any]  # (tokens,) of all documents, each followed by the separator; memory-mapped
+    ids: NDArray[Any] | ChunkedIds  # (tokens,) of all documents, each followed by the separator; memory-mapped
     starts: NDArray[Any]  # (documents,): the index of the first token of each
 
     def __len__(self) -> int:
@@ -48,12 +40,40 @@ class Tokens:
 
 
 def tokenize(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> dict[Portion, Tokens]:
-    """Tokenize both portions of a corpus, or take them from the cache. Every document ends with the separator."""
-    rules = tokenizer.backend_tokenizer.to_str()
-    key = hashlib.sha256(f"{corpus.hash} {separator_of(tokenizer)} {rules}".encode()).hexdigest()[:24]
-    dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
-    folder = cached_folder(cache_folder() / "tokens" / key, lambda new: _write(new, corpus, tokenizer, dtype))
-    return {portion: _open(folder, portion, dtype) for portion in PORTIONS}
+    """Tokenize both portions of a corpus, or take them from the cache. Every document ends with the separator.
+
+    Of a corpus that is streamed, only the held-out part is tokenized now, and the rest when it is read.
+    """
+    store = open_store(corpus, tokenizer)
+    if not corpus.streamed or corpus.heldout_tokens is None:  # documents are held out all over the text
+        store.write_all()
+    return {portion: _tokens(store, portion) for portion in PORTIONS}
+
+
+def open_store(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> TokenStore:
+    """The tokens of a corpus in the cache. Nothing is written yet."""
+    rules, separator = tokenizer.backend_tokenizer.to_str(), separator_of(tokenizer)
+    words = f"{corpus.hash} {separator} {corpus.heldout_tokens is None} {corpus.separator_first} {stores.CHUNK} {rules}"
+    key = hashlib.sha256(words.encode()).hexdigest()[:24]
+    return TokenStore(cache_folder() / "tokens" / key, corpus, tokenizer.backend_tokenizer, separator)
+
+
+def _tokens(store: TokenStore, portion: Portion) -> Tokens:
+    """The tokens of a portion. Those of one chunk are its memory map; the starts of a stream are not known before."""
+    limit = store.corpus.heldout_tokens
+    if limit is not None:
+        ids = ChunkedIds(store, "text", 0, limit) if portion == "heldout" else ChunkedIds(store, "text", limit)
+        if portion == "heldout" and len(ids) < limit:
+            raise ValueError(
+                f"{store.corpus.name} has {len(ids):,} tokens, and the first {limit:,} are to be held out: "
+                "make data.heldout smaller."
+            )
+        streamed = portion == "train" and store.corpus.streamed
+        return Tokens(ids, np.zeros(0, dtype=np.int64) if streamed else ids.starts())
+    if len(store.facts) == 1:
+        return Tokens(store.ids(0, portion), store.starts(0, portion))
+    ids = ChunkedIds(store, portion)
+    return Tokens(ids, ids.starts())
 
 
 def separator_of(tokenizer: PreTrainedTokenizerFast) -> int:
@@ -62,80 +82,6 @@ def separator_of(tokenizer: PreTrainedTokenizerFast) -> int:
         if separator is not None:
             return int(separator)
     raise ValueError("the tokenizer has no token that ends a document: set its eos_token or sep_token.")
-
-
-def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, dtype: np.dtype[Any]) -> None:
-    """Write both portions in one pass, because a large corpus is slow to read."""
-    starts: dict[Portion, list[int]] = {portion: [] for portion in PORTIONS}
-    totals = dict.fromkeys(starts, 0)
-    separator = separator_of(tokenizer)
-    line = LiveLine(sys.stderr)
-    countdown = Countdown(corpus.size, line)
-    with contextlib.ExitStack() as files:
-        ids_files = {portion: files.enter_context((folder / f"{portion}.ids").open("wb")) for portion in PORTIONS}
-        for batch in _batches(corpus, tokenizer.backend_tokenizer):
-            texts = [piece.text for piece in batch]
-            encoded = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-            for piece, encoding in zip(batch, encoded, strict=True):
-                if piece.first:
-                    starts[piece.portion].append(totals[piece.portion])
-                ids = np.array([*encoding.ids, *([separator] if piece.last else [])], dtype=dtype)
-                totals[piece.portion] += len(ids)
-                ids_files[piece.portion].write(ids.data)  # not ids.tofile, whose errors do not say why
-            done = sum(len(text.encode()) for text in texts)
-            countdown.step(done, f"tokenizing {corpus.name}: {sum(map(len, starts.values())):,} documents")
-    line.end()
-    for portion, indices in starts.items():
-        (folder / f"{portion}.starts").write_bytes(np.array(indices, dtype=np.int64).data)
-    about = {"corpus": corpus.name, "hash": corpus.hash, "dtype": dtype.name}
-    (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
-
-
-class _Piece(NamedTuple):
-    """A piece of a document, and whether the document begins and ends with it."""
-
-    portion: Portion
-    text: str
-    first: bool
-    last: bool
-
-
-def _batches(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[list[_Piece]]:
-    """Pieces that are tokenized together: at most BATCH, and BATCH_SIZE characters or one piece."""
-    batch: list[_Piece] = []
-    size = 0
-    for document in corpus.documents():
-        for piece in _pieces(document, corpus.portion_of(document), tokenizer):
-            if len(batch) == BATCH or (batch and size + len(piece.text) > BATCH_SIZE):
-                yield batch
-                batch, size = [], 0
-            batch.append(piece)
-            size += len(piece.text)
-    if batch:
-        yield batch
-
-
-def _pieces(document: Document, portion: Portion, tokenizer: Tokenizer) -> Iterator[_Piece]:
-    def separable(before: str, after: str) -> bool:
-        if not separates(tokenizer, before, after):
-            return False
-        texts = (before + after, before, after)
-        together, *apart = (tokenizer.encode(text, add_special_tokens=False).ids for text in texts)
-        return bool(together == apart[0] + apart[1])  # tokens of the text itself may take the blanks around them
-
-    texts = divide(document, separable)
-    text, first = next(texts, ""), True
-    for after in texts:
-        yield _Piece(portion, text, first, last=False)
-        text, first = after, False
-    yield _Piece(portion, text, first, last=True)
-
-
-def _open(folder: Path, portion: Portion, dtype: np.dtype[Any]) -> Tokens:
-    file = folder / f"{portion}.ids"
-    # An empty file, such as the train portion of a corpus that is not divided, cannot be memory-mapped.
-    ids = np.memmap(file, dtype=dtype, mode="r") if file.stat().st_size else np.zeros(0, dtype=dtype)
-    return Tokens(ids, np.fromfile(folder / f"{portion}.starts", dtype=np.int64))
 
 
 def spread(count: int, limit: int | None) -> list[int]:
@@ -153,26 +99,40 @@ class Windows(Dataset[dict[str, Tensor]]):
             document is then not predicted.
         limit: The most windows to take, spread over the text.
         multiple: The number of windows is a multiple of this, so that every batch is full.
+        endless: After the last window comes the first one again. How long a streamed text is need not be known then.
     """
 
     def __init__(
-        self, tokens: Tokens, length: int, separate: bool = False, limit: int | None = None, multiple: int = 1
+        self,
+        tokens: Tokens,
+        length: int,
+        separate: bool = False,
+        limit: int | None = None,
+        multiple: int = 1,
+        endless: bool = False,
     ) -> None:
-        self.tokens, self.length, self.separate = tokens, length, separate
-        count = (len(tokens) - 1) // length // multiple * multiple
+        self.tokens, self.length, self.separate, self.multiple = tokens, length, separate, multiple
+        self.endless, ids = endless, tokens.ids
+        if endless and isinstance(ids, ChunkedIds) and ids.reaches(length * multiple):
+            self.chosen: range | list[int] = range(ENDLESS)
+            return
+        count = self._count()
         if count < 1:
             needed = "one window" if multiple == 1 else f"a batch of {multiple} windows"
             raise ValueError(
                 f"{len(tokens)} tokens are fewer than {needed} of {length} and the token after it: "
                 "give more text, a smaller length or a smaller batch."
             )
-        self.chosen = spread(count, limit)
+        self.chosen = range(ENDLESS) if endless else spread(count, limit)
+
+    def _count(self) -> int:
+        return (len(self.tokens) - 1) // self.length // self.multiple * self.multiple
 
     def __len__(self) -> int:
         return len(self.chosen)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        start = self.chosen[index] * self.length
+        start = self._wrapped(self.chosen[index]) * self.length
         ids = torch.from_numpy(self.tokens.ids[start : start + self.length + 1].astype(np.int64))  # (length + 1,)
         window = {"input_ids": ids[:-1], "labels": ids}  # one label more: that of the token after the window
         if self.separate:
@@ -183,6 +143,15 @@ class Windows(Dataset[dict[str, Tensor]]):
             window["labels"] = ids.masked_fill(firsts, IGNORED)
             window["documents"] = documents[:-1]
         return window
+
+    def _wrapped(self, number: int) -> int:
+        """The window that is read in place of an endless one: from the start again behind the end of the text."""
+        if not self.endless:
+            return number
+        ids, batch = self.tokens.ids, number // self.multiple
+        if isinstance(ids, ChunkedIds) and ids.reaches((batch + 1) * self.multiple * self.length):
+            return number
+        return number % self._count()
 
 
 def masked_places(places: NDArray[np.int64]) -> NDArray[np.bool_]:

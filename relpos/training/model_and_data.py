@@ -1,10 +1,12 @@
 """What a run starts with: a new model, or a trained one with other positions; and windows of a corpus or of a task."""
 
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from accelerate import PartialState
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, set_seed
 
@@ -14,16 +16,14 @@ from relpos.models.family import Family, family_of, get_family
 from relpos.pretrained.transplant import ORIGINALS, merge_position, transplant
 from relpos.runs.resolve import check_window, fill_length
 from relpos.runs.results import About
-from relpos.runs.run import open_run
+from relpos.runs.run import heldout_corpus, open_run, training_corpus
 from relpos.runs.settings import ModelSettings, Settings
 from relpos.system.memory import check_memory
 from relpos.tasks import task
 from relpos.tasks.windows import TaskWindows, task_tokenizer
-from relpos.text.corpus import open_corpus
+from relpos.text.prepare import start_writer
 from relpos.text.tokenizers import load_tokenizer
-from relpos.text.tokens import MaskedWindows, Windows, add_mask_token, tokenize
-
-ENDLESS = 10**9  # more sequences of a task than any run reads
+from relpos.text.tokens import ENDLESS, MaskedWindows, Windows, add_mask_token, open_store, tokenize
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,14 @@ class Data:
     heldout: Windows | MaskedWindows | TaskWindows  # evaluated on during training
     order: str  # in which the training windows are read: "random", or "sequential" if they are random themselves
     about: About  # a description for run.yaml
+    writer: "subprocess.Popen[bytes] | None" = None  # tokenizes a streamed text
+
+    def close(self) -> None:
+        """End the process that tokenizes; what it has written is kept."""
+        if self.writer is not None:
+            assert self.writer.stdin is not None
+            self.writer.stdin.close()
+            self.writer.wait()
 
 
 def open_data(settings: Settings, tokenizer: PreTrainedTokenizerFast | None = None) -> Data:
@@ -46,22 +54,30 @@ def open_data(settings: Settings, tokenizer: PreTrainedTokenizerFast | None = No
 
 def _open_text(settings: Settings, tokenizer: PreTrainedTokenizerFast | None) -> Data:
     data, run = settings.data, settings.run
-    assert data.source is not None
-    corpus = open_corpus(data.source, data.text_field, data.subset, keep_line_ends=data.keep_line_ends)
+    corpus, heldout_text = training_corpus(data), heldout_corpus(data)
     if tokenizer is None:
         assert data.tokenizer is not None
         tokenizer = load_tokenizer(data.tokenizer, corpus)
     if data.masking is not None:
         tokenizer = add_mask_token(tokenizer)
     tokens = tokenize(corpus, tokenizer)
+    if data.heldout_source is not None:
+        tokens["heldout"] = tokenize(heldout_text, tokenizer)["heldout"]
+    counted = [portion for portion in tokens if not (portion == "train" and corpus.streamed)]
     facts = {"name": corpus.name, "hash": corpus.hash, "documents": dict(corpus.counts)}
-    about = cast(About, {"corpus": facts, "tokens": {portion: len(ids) for portion, ids in tokens.items()}})
-    train = Windows(tokens["train"], data.length, data.separate_documents, multiple=run.batch_size)
+    about = cast(About, {"corpus": facts, "tokens": {portion: len(tokens[portion]) for portion in counted}})
+    if data.heldout_source is not None:
+        about["heldout"] = {"name": heldout_text.name, "hash": heldout_text.hash}
+    in_order = data.order == "sequential"
+    early = in_order and corpus.streamed and PartialState().is_local_main_process  # before all of it is tokenized
+    writer = start_writer(open_store(corpus, tokenizer)) if early else None
+    train = Windows(tokens["train"], data.length, data.separate_documents, multiple=run.batch_size, endless=in_order)
     heldout = Windows(tokens["heldout"], data.length, data.separate_documents, run.eval_windows)
     if data.masking is None:
-        return Data(tokenizer, train, heldout, "random", about)
+        return Data(tokenizer, train, heldout, data.order, about, writer)
     masks = (tokenizer, run.seed, data.mask_share, data.masking == "word")
-    return Data(tokenizer, MaskedWindows(train, *masks), MaskedWindows(heldout, *masks, fixed=True), "random", about)
+    masked = MaskedWindows(train, *masks), MaskedWindows(heldout, *masks, fixed=True)
+    return Data(tokenizer, *masked, data.order, about, writer)
 
 
 def _open_task(settings: Settings, name: str) -> Data:

@@ -49,8 +49,8 @@ class TrainOptions:
     out: str | Path | None = of_run("run.out")
     config: str | Path | None = option(
         None,
-        f"A YAML file with settings, or a recipe: {', '.join(recipes())} (as in the CABLE paper, except for the "
-        "held-out part and the order of the text).",
+        f"A YAML file with settings, or a recipe: {', '.join(recipes())} (as the code of the CABLE "
+        "paper: docs/paper.md).",
         metavar="FILE|RECIPE",
         complete=recipes,
         panel=RUN,

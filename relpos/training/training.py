@@ -69,6 +69,7 @@ def train(settings: Settings, say: Say = print, verbose: bool = False) -> RunRes
         if used:  # a process that trains there is noticed before the text is read
             held.enter_context(lock)
         model, data, about = _prepare(settings, out, state)
+        held.callback(data.close)
         if not used:  # nothing is written before everything is checked
             held.enter_context(lock)
         state.wait_for_everyone()
@@ -127,6 +128,7 @@ def _check_sources(about: Mapping[str, object], before: Mapping[str, object], ou
     """Refuse to resume with another text, task or model than the run was started with."""
     for source, name, mark, words in (
         ("corpus", "name", "hash", "the text of {} has"),
+        ("heldout", "name", "hash", "the text of {} has"),
         ("task", "name", "hash", "the task {} has"),
         ("start", "model", "checksum", "the weights of {} have"),
     ):

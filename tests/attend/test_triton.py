@@ -76,6 +76,24 @@ def test_tiles_of_a_gpu(family, causal, monkeypatch):
     check(family, normal(1, 2, 1, 150, 150, 16), {"causal": causal}, kernel=triton.attention)
 
 
+def test_a_distance_of_zero_between_two_tokens_has_no_gradient(monkeypatch):
+    """Steps of CABLE are often exactly 0: of |total_i − total_j| the definition then takes the derivative 0."""
+    from relpos.attend.triton import tile_sizes
+
+    monkeypatch.setattr(tile_sizes, "tile_size", lambda kernel, *_: tile_sizes.TileSize(*TILES[kernel], 4, 1))
+    torch.manual_seed(8)
+    q, k, v = torch.randn(3, 1, 2, 150, 8)
+    step = torch.randn(1, 2, 150).relu()
+    gradients = []
+    for backend, dtype in (("triton", torch.float32), ("reference", torch.float64)):
+        steps = step.to(dtype).requires_grad_()
+        form = RankOne.of_steps(steps, None, dtype, symmetric=True)
+        out = relpos.attention(*(x.to(dtype) for x in (q, k, v)), form, causal=False, backend=backend)
+        gradients.append(torch.autograd.grad(out.square().sum(), steps)[0].double())
+    assert (step == 0).sum() > 100
+    assert (gradients[0] - gradients[1]).abs().max() < 1e-5 * gradients[1].abs().max()
+
+
 @settings(max_examples=8, **FUZZ)
 @given(calls(FAMILIES, 70, 40))
 def test_any_shape_stride_form_and_mask(drawn):

@@ -239,7 +239,7 @@ class TestMakingAComparison:
             ({"settings": {"run.minutes": 3.0}}, "run.steps=10, but run.steps=None was requested"),
             ({"settings": {"data.length": 128}}, "data.length=256, but data.length=128 was requested"),
             ({"settings": {"optimizer.weight_decay": 0.5}}, "choose another --out"),
-            ({"eval_tokens": 5}, "eval_tokens=131072, but eval_tokens=5 was requested"),
+            ({"eval_tokens": 5}, "eval_tokens=16384, but eval_tokens=5 was requested"),
             ({"encodings": ["rope:bass=3"]}, "unknown option of rope 'bass'"),
         ],
     )

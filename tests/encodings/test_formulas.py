@@ -344,3 +344,24 @@ def test_xpos_scores_of_equal_tokens_depend_on_the_distance_alone():
     q, k = (normal(1, HEADS, 1, HEAD_DIM, seed=seed).expand(-1, -1, 600, -1) for seed in (0, 1))
     written = relpos.scores(q, k, relpos.encoding("xpos", HEADS, HEAD_DIM))
     assert_close(written[:, :, 1:, 1:], written[:, :, :-1, :-1], rtol=0.0, atol=1e-9)  # angles of 600
+
+
+def test_rope_may_count_positions_in_bfloat16_which_has_eight_significant_bits():
+    """Rounded here to 8 bits by integer arithmetic, ties to even, and rotated by complex numbers."""
+
+    def rounded(position: int) -> int:
+        unit = 2 ** max(position.bit_length() - 8, 0)
+        low, rest = divmod(position, unit)
+        return unit * (low + (2 * rest > unit or (2 * rest == unit and low % 2 == 1)))
+
+    length, position = 1024, relpos.encoding("rope", heads=1, head_dim=4, position_dtype="bfloat16")
+    positions = [rounded(i) for i in range(length)]
+    assert len(set(positions)) == 513  # as seen with rotary-embedding-torch 0.8.9 under autocast
+    q, k = torch.randn(2, 1, 1, length, 4)
+    angle = torch.tensor(positions, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.01], dtype=torch.float64)
+    turned_q, turned_k = (
+        torch.complex(x[..., :2].double(), x[..., 2:].double()) * torch.polar(torch.ones_like(angle), angle)
+        for x in (q, k)
+    )
+    scores = (turned_q @ turned_k.mH).real / 2
+    assert_close(relpos.scores(q, k, position).tril(), scores.float().tril(), atol=2e-4, rtol=1e-4)

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from relpos.cli import app
 from relpos.evaluation import protocols, scoring
+from relpos.evaluation.evaluate import evaluate as evaluate_runs
 from relpos.evaluation.evaluation import default_lengths, evaluate, question_stem
 from relpos.evaluation.intervals import Units, bin_edges, bootstrap, interval, unit_sums, units_of
 from relpos.runs.run import open_run
@@ -312,6 +313,16 @@ evaluate(open_run({str(rope.folder)!r}), {LENGTHS}, eval_tokens=512, out=Path({s
         assert other["rows"][0]["loss"] != first["rows"][0]["loss"]
 
 
+def test_all_tokens_or_the_fewest_can_be_asked_for_and_what_will_be_done_is_said_first(rope, text, ask, tmp_path):
+    blocks = (len(text) - 1) // 64
+    assert ask(rope, [16, 64], eval_tokens="all")["rows"][0]["tokens"] == blocks * 64
+    lines = []
+    quick = evaluate_runs(rope, quick=True, out=tmp_path, say=lines.append).results["rope"]
+    assert [row["length"] for row in quick["rows"]] == [16, 64]  # 256 is longer than the longest document
+    tokens = min(2**14, len(text))
+    assert lines[0].startswith(f"rope: windows, 2 lengths from 16 to 64, {tokens:,} of {len(text):,} tokens of ")
+
+
 class TestRefusals:
     def test_learned_refuses_past_its_table_and_the_other_lengths_are_measured(self, folder, ask):
         run = open_run(folder("learned"))
@@ -347,7 +358,7 @@ class TestRefusals:
             ({"lengths": [16, 0]}, "lengths must be at least 2"),
             ({"lengths": [1]}, "lengths must be at least 2"),
             ({"protocol": "window"}, "Did you mean 'windows'"),
-            ({"split": "test"}, "unknown split 'test'"),
+            ({"split": "training"}, "unknown split 'training'"),
             ({"eval_tokens": 0}, "eval_tokens must be at least 1"),
             ({"stride": 4}, "not for windows"),
             ({"protocol": "sliding", "stride": 17}, "would leave tokens out"),

@@ -14,7 +14,7 @@ import relpos
 from relpos.cli import app
 from relpos.encodings.registry import encoding, names
 from relpos.paper import figures as paper
-from relpos.paper.figures import FIGURES, draw_figures, needs_training, training_settings, write_page
+from relpos.paper.figures import FIGURES, choose, draw_figures, needs_training, training_settings, write_page
 from relpos.paper.figures_options import FigureOptions
 from relpos.pictures.draw import draw
 from relpos.runs.settings import load_settings
@@ -52,8 +52,10 @@ def test_figure_12_comes_without_training_and_has_the_ticks_of_the_paper(tmp_pat
 def test_the_figures_are_those_of_the_paper():
     as_here = {"kerple": "kerple_log", "t5": "clipped"}  # what the paper's names are called here
     printed = {int(number): as_here.get(figure["encoding"], figure["encoding"]) for number, figure in SEED.items()}
-    assert {figure.number: figure.encoding for figure in FIGURES} == {**printed, 8: "cable"}
+    maps = {figure.number: figure.model.encoding for figure in FIGURES if figure.beside is None}
+    assert maps == {**printed, 8: "cable", 9: "dapev2", 11: "dapev2"}
     assert FIGURES[0].number == 12
+    assert sorted(figure.number for figure in choose(())) == [4, *sorted({**printed, 8: ""})]
 
 
 def test_only_what_training_cannot_change_needs_none():
@@ -66,7 +68,7 @@ def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys, monkeypat
     monkeypatch.setattr(Parts.run, "__defaults__", (0.2,))  # seconds between two lines
     messages = []
     runs, out = tmp_path / "runs", tmp_path / "figures"
-    assert draw_figures(out, [8, 12, 15], runs=runs, steps=3, say=messages.append, **small) == []
+    assert draw_figures(out, [4, 8, 12, 15], runs=runs, steps=3, say=messages.append, **small) == []
     shown = capsys.readouterr().err.splitlines()  # one line for both trainings, and nothing else
     assert shown
     assert [
@@ -74,7 +76,7 @@ def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys, monkeypat
         for line in shown
         if not re.match(r"[012] of 2 trained(  (rope|cable) (starting|\d+%))*(  about .* left)?$", line)
     ] == []
-    stems = ("figure8-cable", "figure12-alibi", "figure15-rope")
+    stems = ("figure4-cable-alibi", "figure8-cable", "figure12-alibi", "figure15-rope")
     assert sorted(path.name for path in out.iterdir()) == sorted(
         ["index.html", *(stem + suffix for stem in stems for suffix in (".png", ".pdf", ".json", ".txt"))]
     )
@@ -101,8 +103,7 @@ def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys, monkeypat
     assert f"Uniformity along diagonals {rope['layers'][0]['uniformity']:.3f}" in rope["caption"]
 
     # The same model with one thread, trained in this process: the figure depends on nothing else.
-    cable = next(figure for figure in FIGURES if figure.encoding == "cable")
-    settings = training_settings(cable, FigureOptions(runs=tmp_path / "again", steps=3, **small))
+    settings = training_settings(paper.CABLE, FigureOptions(runs=tmp_path / "again", steps=3, **small))
     train(load_settings(None, settings), lambda text: None)
     weights = [folder / "figures-cable-nano" / "model.safetensors" for folder in (runs, tmp_path / "again")]
     first, second = map(load_file, weights)
@@ -116,24 +117,46 @@ def test_figures_are_trained_drawn_and_listed(small, tmp_path, capsys, monkeypat
     assert json.loads((out / "figure15-rope.json").read_text())["input"] != rope["input"]
 
     check_page(out, stems, rope)
+    check_pair(out)
+
+
+def check_pair(out):
+    """Figure 4 has three heads of CABLE, from the flattest to the deepest, and three of ALiBi, with their numbers."""
+    pair, cable, alibi = (
+        json.loads((out / f"{stem}.json").read_text())
+        for stem in ("figure4-cable-alibi", "figure8-cable", "figure12-alibi")
+    )
+    rows = pair["layers"][0]["heads"]
+    assert [row["head"].rsplit(" ", 1)[0] for row in rows] == ["CABLE"] * 3 + ["ALiBi"] * 3
+    for row in rows:
+        source = cable if row["head"].startswith("CABLE") else alibi
+        (same,) = (head for head in source["layers"][0]["heads"] if str(head["head"]) == row["head"].split()[1])
+        assert {**row, "ticks": 0, "head": 0} == {**same, "ticks": 0, "head": 0}
+    depths = [row["maximum"] - row["minimum"] for row in rows]
+    assert depths[:3] == sorted(depths[:3])
+    assert depths[3:] == pytest.approx([15 * 2 ** (-8 * head / 12) for head in (12, 6, 1)])
+    assert pair["caption"].startswith("Figure 4: CABLE and ALiBi (heads by depth, from the flattest to the deepest):")
+    assert set(pair["models"]) == {"CABLE", "ALiBi"}
 
 
 def check_page(out, stems, rope):
-    """The page of Figures 8, 12 and 15: headings, links, pictures, and how the models were trained."""
+    """The page of Figures 4, 8, 12 and 15: headings, links, pictures, and how the models were trained."""
     page = (out / "index.html").read_text()
     assert re.findall(r"<h2.*?>(.*?)</h2>", page) == [
+        "Figure 4: CABLE and ALiBi (<code>cable</code>, <code>alibi</code>)",
+    ] + [
         f"Figure {number}: {title} (<code>{name}</code>)"
         for number, title, name in ((8, "CABLE", "cable"), (12, "ALiBi", "alibi"), (15, "RoPE", "rope"))
     ]
     first = page.split("<h1>")[1].split("<p>")[1]  # at the top of the page, and not of Figure 12, which has no model
     assert first.startswith("<strong>The trained models are nano (4 layers), trained for 3 steps.</strong>")
     links = re.findall(r'href="([^"]+)"', page)
-    assert links[:4] == ["https://arxiv.org/abs/2503.08067", *(f"#{stem}" for stem in stems)]
-    assert links[4:] == [stem + suffix for stem in stems for suffix in (".pdf", ".json", ".txt")]
+    assert links[:5] == ["https://arxiv.org/abs/2503.08067", *(f"#{stem}" for stem in stems)]
+    assert links[5:] == [stem + suffix for stem in stems for suffix in (".pdf", ".json", ".txt")]
     assert re.findall(r'id="(.*?)"', page) == list(stems)
     images = re.findall(r'src="data:image/png;base64,(.*?)"', page)
     assert [base64.b64decode(image) for image in images] == [(out / f"{stem}.png").read_bytes() for stem in stems]
-    assert page.count("src=") == 3
+    assert page.count("src=") == 4
     assert "<script" not in page
     assert "<link" not in page
     assert rope["caption"].split(".")[0] in page
@@ -141,10 +164,10 @@ def check_page(out, stems, rope):
 
 def test_a_figure_is_trained_by_steps_unless_minutes_are_given():
     """By the clock, a busy or a faster machine gave another picture."""
-    for figure in FIGURES:
-        by_default = load_settings(None, training_settings(figure, FigureOptions())).run
+    for model in {model for figure in FIGURES for model in figure.models}:
+        by_default = load_settings(None, training_settings(model, FigureOptions())).run
         assert (by_default.steps, by_default.minutes) == (paper.STEPS, None)
-        by_clock = load_settings(None, training_settings(figure, FigureOptions(minutes=2.0))).run
+        by_clock = load_settings(None, training_settings(model, FigureOptions(minutes=2.0))).run
         assert (by_clock.steps, by_clock.minutes) == (None, 2.0)
 
 
@@ -163,6 +186,23 @@ def test_the_page_counts_heads_that_add_nothing_and_gives_them_no_numbers(tmp_pa
         ["–", "–", "bias exactly 0"]
     ] * 2
     assert [row.count("–") for row in rows] == [0, 2, 0, 2]  # all heads, then each
+
+
+def test_the_page_compares_the_ticks_with_those_that_the_paper_prints(tmp_path):
+    """ALiBi learns nothing: its ticks are the printed ones, for all heads. Of other figures both are in the table."""
+    assert draw_figures(tmp_path, [12], say=lambda message: None) == []
+    page = (tmp_path / "index.html").read_text()
+    assert "The colour bars of all 12 heads have exactly the ticks that the paper prints." in page
+    numbers = json.loads((tmp_path / "figure12-alibi.json").read_text())
+    printed = paper.printed_ticks(12)
+    assert [head["ticks"] for head in numbers["layers"][0]["heads"]] == printed
+    assert printed[0] == [-300, -250, -200, -150, -100, -50, 0]
+    assert page.count("−300 to 0, every 50") == 2
+    numbers["layers"][0]["heads"][0]["ticks"] = [-400, -200, 0]
+    (tmp_path / "figure12-alibi.json").write_text(json.dumps(numbers))
+    page = write_page(tmp_path).read_text()
+    assert "exactly the ticks" not in page
+    assert "−400 to 0, every 200" in page
 
 
 def test_trainings_at_once_end_with_a_sentence_each(tmp_path):
@@ -199,7 +239,7 @@ def test_what_went_wrong_ends_the_command_with_a_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"figure": [11]}, "there is no figure 11: give some of 8, 10, 12, 13, 14, 15"),
+        ({"figure": [7]}, "there is no figure 7: give some of 4, 5, 8, 9, 10, 11, 12, 13, 14, 15"),
         ({"minutes": -1}, "minutes must be above 0 and finite, not -1"),
         ({"minutes": float("nan")}, "minutes must be above 0 and finite, not nan"),
         ({"steps": 0}, "steps must be at least 1 and finite, not 0"),

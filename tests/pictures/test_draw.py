@@ -13,6 +13,7 @@ from relpos.cli import app
 from relpos.maps.layer import model_layers
 from relpos.maps.map import map_of_layer
 from relpos.pictures.draw import draw
+from relpos.pictures.printed_page import COLOUR_BAR
 from relpos.runs.run import heldout_samples, open_run
 from relpos.training.training import train
 
@@ -157,8 +158,11 @@ def test_the_command_draws_a_run(runs, tmp_path):
         ({"what": "allibi"}, "unknown encoding or folder 'allibi'. Did you mean 'alibi'?"),
         ({"what": "no/such/folder"}, "there is no folder no/such/folder"),
         ({"what": relpos.encoding("alibi", heads=3, head_dim=8), "heads": 2}, "Alibi has its own 3 heads"),
-        ({"what": ["alibi", "t5"]}, "2 encodings can be drawn together as profiles only: add --show profile"),
-        ({"what": ["alibi", "rope"], "show": "mass"}, "as profiles only"),
+        ({"what": []}, "nothing to draw: give an encoding's name or a folder, or --all"),
+        ({"what": ["alibi", "rope"], "show": "mass"}, "as heat maps or profiles: leave --show mass out"),
+        ({"what": ["alibi", "rope"], "label_tokens": True}, "leave --label-tokens out"),
+        ({"all": True}, "--all draws every encoding: leave .*cable out"),
+        ({"what": (), "all": True, "show": "weights"}, "in the same way: leave show out"),
         ({"what": ["alibi", "rope"], "show": "profile"}, r"bias of alibi, scores of rope\): draw them separately"),
         ({"what": ["alibi", "alibi"], "show": "profile"}, "alibi is given twice"),
         ({"what": ["alibi", "t5"], "show": "profile", "layer": "all"}, "give one layer, not all"),
@@ -216,17 +220,34 @@ def test_a_bias_that_is_the_same_for_every_input_is_drawn_without_reading_one(ru
         draw(run, text=text, length=length, show="scores")
 
 
-def test_several_encodings_and_runs_share_one_profile(runs):
+def test_several_encodings_and_runs_share_the_profile_of_a_head(runs):
     together = draw(["alibi", runs / "kerple_log"], show="profile", length=16, head=[1, 12])
-    (axes,) = together.figure.axes
-    lines = {}
-    for what in ("alibi", runs / "kerple_log"):
-        alone = draw(what, show="profile", length=16, head=[1, 12]).figure.axes[0].lines
-        lines[what] = [line.get_ydata() for line in alone]
-    drawn = [line.get_ydata() for line in axes.lines]
-    np.testing.assert_array_equal(drawn, [*lines["alibi"], *lines[runs / "kerple_log"]])
-    words = [text.get_text() for text in together.figure.legends[0].get_texts()]
-    assert words == ["alibi", "kerple_log", "Head 1", "Head 12"]
-    looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
-    assert len(looks) == 4
+    alone = {what: draw(what, show="profile", length=16, head=[1, 12]) for what in ("alibi", runs / "kerple_log")}
+    assert [axes.get_title() for axes in together.figure.axes] == ["Head 1", "Head 12"]
+    for place, axes in enumerate(together.figure.axes):
+        drawn = [line.get_ydata() for line in axes.lines]
+        expected = [picture.figure.axes[0].lines[place].get_ydata() for picture in alone.values()]
+        np.testing.assert_array_equal(drawn, expected)
+        assert len({line.get_color() for line in axes.lines}) == 2
+    assert [text.get_text() for text in together.figure.legends[0].get_texts()] == ["alibi", "kerple_log"]
     assert [numbers["encoding"] for numbers in together.numbers["profiles"]] == ["alibi", "kerple_log"]
+
+
+def test_several_encodings_and_runs_are_drawn_side_by_side(runs):
+    """Three heads of each, with the values and the colours that it has alone; one colour map for the page."""
+    page = draw(["alibi", "rope", runs / "kerple_log"], length=16)
+    panels = [axes for axes in page.figure.axes if axes.get_label() != COLOUR_BAR]
+    assert [axes.get_title() for axes in panels[:3]] == ["alibi, head 1", "rope, head 1", "kerple_log, head 1"]
+    assert [axes.get_title() for axes in panels[::3]] == ["alibi, head 1", "alibi, head 6", "alibi, head 12"]
+    for place, what in enumerate(("alibi", "rope", runs / "kerple_log")):
+        expected = draw(what, length=16).maps[0].mean[[0, 5, 11]]
+        drawn = [np.ma.filled(axes.images[0].get_array(), np.nan) for axes in panels[place::3]]
+        np.testing.assert_array_equal(drawn, expected)
+    assert len({axes.images[0].get_cmap().name for axes in panels}) == 1
+    bars = [axes for axes in page.figure.axes if axes.get_label() == COLOUR_BAR]
+    assert [axes.get_ylabel() for axes in bars[:3]] == ["bias", "score", "bias"]
+    assert [numbers["shows"] for numbers in page.numbers["maps"]] == ["bias", "scores", "bias"]
+    assert "rope: the attention scores of equal tokens" in page.caption
+    assert "heads 1, 6 and 12" in page.caption
+    weights = draw(["alibi", "rope"], length=16, show="weights", head=[2])
+    assert [numbers["shows"] for numbers in weights.numbers["maps"]] == ["weights", "weights"]

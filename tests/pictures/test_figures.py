@@ -3,6 +3,7 @@
 import doctest
 import itertools
 import json
+import re
 import textwrap
 
 import matplotlib as mpl
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 import relpos
 from relpos.cli import app
+from relpos.forms.cards import GROUPS
 from relpos.paper import figures as paper
 from relpos.pictures import captions
 from relpos.pictures import draw as drawing
@@ -262,12 +264,50 @@ def test_the_profile_is_the_bias_against_distance():
     assert len(axes.collections) == 2
 
 
-def test_the_lines_of_a_profile_can_be_told_apart():
-    lines = panels_of(draw("kerple_log", heads=16, length=40, show="profile").figure)[0].lines
-    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 16
-    colours = np.array([mpl.colors.to_rgb(line.get_color()) for line in lines[:6]])  # the others have other styles
-    apart = np.linalg.norm(colours[:, None] - colours, axis=-1) + 9 * np.eye(6)
-    assert apart.min() > 0.3
+def test_a_profile_of_many_heads_has_a_panel_for_each_and_one_of_few_has_lines_that_can_be_told_apart():
+    panels = panels_of(draw("kerple_log", heads=5, length=40, show="profile").figure)
+    assert [panel.get_title() for panel in panels] == [f"Head {head}" for head in range(1, 6)]
+    assert [len(panel.lines) for panel in panels] == [1] * 5
+    (panel,) = panels_of(draw("kerple_log", heads=12, length=40, show="profile", head=[1, 6, 12]).figure)
+    colours = np.array([mpl.colors.to_rgb(line.get_color()) for line in panel.lines])
+    assert (np.linalg.norm(colours[:, None] - colours, axis=-1) + 9 * np.eye(3)).min() > 0.3
+
+
+def test_a_pdf_has_every_heat_map_as_an_image_of_its_cells(tmp_path):
+    """Not resampled to the dots of a page; the PNG of the same figure is as before."""
+    picture = draw("alibi", heads=2, length=300)
+    before = picture.save(tmp_path / "before.png").read_bytes()
+    pdf = picture.save(tmp_path / "alibi.pdf").read_bytes()
+    assert len(re.findall(rb"/Height 300\b.*?/Width 300\b", pdf, re.DOTALL)) >= 2
+    assert picture.save(tmp_path / "after.png").read_bytes() == before
+
+
+@pytest.mark.parametrize(("show", "name"), [("bias", "bias"), ("scores", "score"), ("weights", "weight")])
+def test_the_colour_bars_of_the_last_column_say_what_they_show(show, name):
+    figure = draw("alibi", heads=5, length=16, show=show).figure
+    bars = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
+    assert [axes.get_ylabel() for axes in bars] == ["", "", name, "", name]
+
+
+def test_all_encodings_are_on_one_page_grouped_by_where_position_acts():
+    page = draw(all=True, length=24)
+    panels = panels_of(page.figure)
+    assert sorted(panel.get_title() for panel in panels if panel.get_title()) == relpos.names()
+    words = [text.get_text() for text in page.figure.texts]
+    assert [word for word in words if word in GROUPS.values()] == list(GROUPS.values())
+    for panel, numbers in zip(panels[::2], page.numbers["encodings"], strict=False):
+        assert panel.images[0].get_array().shape == (24, 24)
+        assert numbers["group"] == relpos.card(numbers["encoding"]).group
+    alibi = next(panel for panel in panels if panel.get_title() == "alibi")
+    drawn = np.ma.filled(alibi.images[0].get_array(), np.nan)
+    np.testing.assert_array_equal(drawn, draw("alibi", length=24).maps[0].mean[5])
+    assert "constant before training, or at this length: cope, nope" in page.caption
+
+
+def test_a_mass_picture_with_a_flat_head_says_why_it_falls_at_the_far_end():
+    assert "A flat head falls at the far end too" in draw("nope", heads=2, length=64, show="mass").caption
+    both = draw("nope", heads=2, length=64, show="mass", causal=False)  # and then it says nothing
+    assert "far end" not in both.caption
 
 
 def test_a_profile_may_have_logarithmic_distances():

@@ -32,7 +32,7 @@ from transformers import (
 from transformers.masking_utils import eager_mask
 
 import relpos
-from relpos.pretrained.attention_interface import captured_calls
+from relpos.models.attention_interface import captured_calls
 from relpos.pretrained.families import rotary
 from relpos.pretrained.layer_position import TABLES as TABLE_NAMES
 from relpos.pretrained.layer_position import Rotary, model_layers

@@ -36,11 +36,12 @@ from transformers.masking_utils import (
 )
 
 import relpos
-from relpos.pretrained import key_mask, use
-from relpos.pretrained.attention_interface import HARMLESS, captured_calls, relpos_attention
-from relpos.pretrained.key_mask import KeyMask, KeyMaskTensor, interval_mask, key_mask_of, recognise
+from relpos.models import key_mask, named_attention
+from relpos.models.attention_interface import HARMLESS, captured_calls, relpos_attention
+from relpos.models.key_mask import KeyMask, KeyMaskTensor, interval_mask, key_mask_of, recognise
+from relpos.models.named_attention import NAME, REPLACED
 from relpos.pretrained.probe import probe_tokens
-from relpos.pretrained.use import NAME, configs, unwrap
+from relpos.pretrained.use import configs, unwrap
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32, "vocab_size": 64}
 OTHER_SIZES = {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4, "d_model": 32, "ffn_dim": 32, "num_layers": 1}
@@ -252,7 +253,7 @@ class TestRefusals:
     )
     def test_a_layer_that_gives_other_numbers_on_ours_is_named_and_the_model_restored(self, family, wrong, monkeypatch):
         model = small_model(family)
-        monkeypatch.setattr(use, "relpos_attention", wrong)
+        monkeypatch.setattr(named_attention, "relpos_attention", wrong)
         with pytest.raises(ValueError, match=r"the numbers of model\.layers\.0\.self_attn \(\w+Attention\) differ"):
             relpos.use(model)
         assert model.config._attn_implementation == "eager"
@@ -261,17 +262,14 @@ class TestRefusals:
         "family",
         ["bigbird_pegasus", "bloom", "deberta", "deberta-v2", "falcon", "gptj", "llama", "mpnet", "trocr", "xlnet"],
     )
-    def test_no_model_is_built_with_relpos_by_name(self, family):
-        """Also not by the name that a used model's configuration has, if its attention is outside the interface."""
+    def test_no_model_is_built_with_the_name_of_a_replaced_attention(self, family):
+        """Which the configuration of a used model has, if its attention is outside the interface."""
         relpos.use(small_model("llama"))
         config = CONFIG_MAPPING[family](**SIZES, **OTHER_SIZES)
         auto = AutoModelForCausalLM if family == "trocr" else AutoModel
-        for name in ("relpos", use.REPLACED):
-            with (
-                torch.device("meta"),
-                pytest.raises(ValueError, match=f'attn_implementation="{name}"` is not supported'),
-            ):
-                auto.from_config(config, attn_implementation=name)
+        refused = pytest.raises(ValueError, match=f'attn_implementation="{REPLACED}"` is not supported')
+        with torch.device("meta"), refused:
+            auto.from_config(config, attn_implementation=REPLACED)
 
     def test_a_model_that_was_not_checked_is_told_to_be_on_its_first_call(self):
         used = relpos.use(small_model("llama"))

@@ -11,7 +11,7 @@ from small_models import assert_equal, assert_same
 import relpos
 from relpos.attend.arguments import make_call
 from relpos.forms.bias import Projected, terms
-from relpos.pretrained.attention_interface import captured_calls
+from relpos.models.attention_interface import captured_calls
 
 PROJECTED = [name for name in SPEECH if "rotary" not in name]
 LINEAR = [name for name in PROJECTED if not name.startswith("seamless_m4t_v2")]  # it has a mask of its own

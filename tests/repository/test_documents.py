@@ -66,6 +66,8 @@ def test_the_documents_have_what_is_tested_here():
         "draw",
         "explore",
         "gpu-report",
+        "paper",
+        "data",
     }
     assert sum(len(documents.links(document)) for document in documents.DOCUMENTS) > 20
 

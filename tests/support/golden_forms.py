@@ -10,7 +10,7 @@ from torch import Tensor
 import relpos
 from relpos.forms.bias import Form, Projected, Sum
 from relpos.forms.call import Call
-from relpos.pretrained.attention_interface import ModelBias
+from relpos.models.attention_interface import ModelBias
 from relpos.pretrained.families import deberta
 from relpos.pretrained.families.position_tables import by_offset
 

@@ -30,6 +30,13 @@ class Mutation(NamedTuple):
 
 MUTATIONS = [
     Mutation(
+        "triton: a distance of 0 between two tokens has a sign",
+        "relpos/attend/triton/rank_one_tile.py",
+        "ds = tl.where(rank_i > rank_j, ds,",
+        "ds = tl.where(rank_i >= rank_j, ds,",
+        "tests/attend/test_triton.py",
+    ),
+    Mutation(
         "triton: a mask term",
         "relpos/attend/triton/tiles.py",
         "s = tl.where(counts & (j >= first) & (j < end), s, C_NEGATIVE_INFINITY)",
@@ -255,7 +262,7 @@ MUTATIONS = [
     ),
     Mutation(
         "use: keywords that nobody knows are swallowed",
-        "relpos/pretrained/attention_interface.py",
+        "relpos/models/attention_interface.py",
         "    if unknown:\n",
         "    if False:\n",
         "tests/pretrained/test_use.py",

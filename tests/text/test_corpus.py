@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -12,8 +13,7 @@ from tokenizers import Tokenizer, models
 
 from relpos.runs.settings import load_settings
 from relpos.system.files import atomic_folder, cache_folder
-from relpos.text import documents
-from relpos.text import tokens as tokens_module
+from relpos.text import SPLITS, documents, store
 from relpos.text.corpus import Corpus, open_corpus
 from relpos.text.documents import Document
 from relpos.text.tokenizers import gpt2_tokenizer, load_tokenizer, separates
@@ -118,9 +118,7 @@ class TestTokens:
         tokenizer = gpt2_tokenizer()
         good = tokenize(tiny(), tokenizer)["train"].ids.tolist()
         (entry,) = (cache_folder() / "tokens").iterdir()
-        for file in entry.iterdir():
-            file.unlink()
-        entry.rmdir()
+        shutil.rmtree(entry)
 
         def broken():
             for number, document in enumerate(tiny().documents()):
@@ -132,7 +130,7 @@ class TestTokens:
         corpus.documents = broken
         with pytest.raises(KeyboardInterrupt):
             tokenize(corpus, tokenizer)
-        assert not entry.exists()
+        assert not list(entry.glob("[!.]*"))
         corpus.documents = tiny().documents
         assert tokenize(corpus, tokenizer)["train"].ids.tolist() == good
         corpus.documents = lambda: pytest.fail("read again")
@@ -336,9 +334,7 @@ class TestALargeText:
         monkeypatch.setenv("RELPOS_CACHE", str(tmp_path / "other"))
         pieces = []
         divided = documents.divide
-        monkeypatch.setattr(
-            tokens_module, "divide", lambda *args: (pieces.append(text) or text for text in divided(*args))
-        )
+        monkeypatch.setattr(store, "divide", lambda *args: (pieces.append(text) or text for text in divided(*args)))
         assert self.read(file, tokenizer, **options) == at_once
         assert len(pieces) > 15
         assert max(map(len, pieces)) < 3000
@@ -385,3 +381,35 @@ class TestALargeText:
         os.mkfifo(tmp_path / "pipe.txt")
         with pytest.raises(ValueError, match=r"pipe\.txt is a device or a pipe"):
             next(documents.read_file(tmp_path / "pipe.txt", "text"))
+
+
+class TestValidationAndTest:
+    """The two halves of what is held out."""
+
+    def test_of_sotu_are_of_other_years_and_together_what_is_held_out(self):
+        names = {split: [d.name for d in open_corpus("sotu", split=split).portion("heldout")] for split in SPLITS}
+        years = {split: {int(name.split("-")[0]) % 10 for name in names[split]} for split in ("validation", "test")}
+        assert years == {"validation": {5}, "test": {0}}
+        assert sorted(names["validation"] + names["test"]) == sorted(names["heldout"])
+
+    def test_of_a_text_file_are_the_halves_of_its_end(self, tmp_path):
+        file = tmp_path / "text.txt"
+        file.write_text("".join(f"line {i}\n" for i in range(1000)))
+        first, second, held = (
+            "".join(document.text for document in open_corpus(str(file), split=split).portion("heldout"))
+            for split in ("validation", "test", "heldout")
+        )
+        assert first + second == held
+        assert 0.45 < len(first) / len(held) < 0.55
+
+    def test_of_many_documents_are_chosen_by_content_and_of_two_one_is_each(self, tmp_path):
+        for count in (200, 20):
+            file = tmp_path / f"{count}.jsonl"
+            file.write_text("".join(json.dumps({"text": f"document {i}"}) + "\n" for i in range(count)))
+            held, first, second = (
+                [d.name for d in open_corpus(str(file), split=split).portion("heldout")]
+                for split in ("heldout", "validation", "test")
+            )
+            assert first
+            assert second
+            assert sorted(first + second) == sorted(held)

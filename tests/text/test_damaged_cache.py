@@ -59,7 +59,8 @@ def read(world):
 class TestADamagedCache:
     @pytest.mark.parametrize("harm", [*HARM, None])
     @pytest.mark.parametrize(
-        "name", ["tokens/*/heldout.ids", "tokens/*/about.json", "tokens/*/sealed.json", "tokenizers/*/tokenizer.json"]
+        "name",
+        ["tokens/*/*/heldout.ids", "tokens/*/*/about.json", "tokens/*/*/sealed.json", "tokenizers/*/tokenizer.json"],
     )
     def test_is_named_and_written_again(self, cache, world, capsys, name, harm):
         before = read(world)

@@ -16,11 +16,11 @@ from relpos.attend.triton.tile_bias import (
     C_RANK_ONE,
     C_SCALED,
     C_TOEPLITZ,
-    add_bias,
     growth_since_key,
     load_columns,
     load_rows,
     shifted_rows,
+    tile_bias,
     totals_apart,
 )
 from relpos.attend.triton.tiles import (
@@ -45,11 +45,11 @@ from relpos.attend.triton.toeplitz_tile import load_distances
 def grad_q_kernel(
     Q, K, V, OUT, GRAD, GRAD_LSE, LEVEL, DELTA, GRAD_Q, ROW_SUMS, ROW_GROWTH, ROW_INVERSE, KNOT_SUMS, FAR_SUMS,
     GRAD_QUERY_VECTORS, FIRST, END, KEPT_KEYS, PADDING, TABLE,
-    QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS, CURVE, INVERSE, HINGES,
+    QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS, RANKS, CURVE, INVERSE, HINGES,
     QUERY_VECTORS, QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_m, g_b, g_h, g_m,
-    batch, heads, group, queries, keys, start, interval_b, zero, table_h, query_width, key_width, curve_zero, inverse_b,
-    relative_zero, query_relative_h, key_relative_h, far_low, far_high,
+    batch, heads, group, queries, keys, start, tokens, interval_b, zero, table_h, query_width, key_width, curve_zero,
+    inverse_b, relative_zero, query_relative_h, key_relative_h, far_low, far_high,
     scale, softcap, seed_high, seed_low, threshold, kept_factor,
     D: tl.constexpr, E: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, KNOTS: tl.constexpr, FORM: tl.constexpr, LEARNED: tl.constexpr,
@@ -107,19 +107,19 @@ def grad_q_kernel(
         s, slope = capped(s, scale, softcap, CAPPED)
         apart = totals_apart(QUERY_BASES, KEY_BASES, head, row0, key0, query_width, key_width, BM, BN, FORM)
         growth_j, w = load_columns(KEY_GROWTH, KEY_VECTORS, head, key0, apart, keys, key_width, R, BR, BN, FORM)
-        s = add_bias(
-            s, i, j, start + row0 - key0, weight[:, None], growth[:, None], inverse[:, None], u,
+        bias = tile_bias(
+            i, j, start + row0 - key0, weight[:, None], growth[:, None], inverse[:, None], u,
             growth_j[None, :], w, TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE,
             zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, False, PRECISION, ASSEMBLY,
         )  # fmt: skip
         partial = (key0 < inner) | (key0 + BN > outer)
-        s = masked(s, j, first[:, None], end[:, None], counts[None, :], partial, PADDED)
-        p = tl.exp2(s - level[:, None])
+        s += bias - level[:, None]
+        p = tl.exp2(masked(s, j, first[:, None], end[:, None], counts[None, :], partial, PADDED))
         dp = dropped(product(grad, tl.trans(v), None, PRECISION), hashed, i, j, threshold, kept_factor, DROPS)
         ds = p * (dp - delta[:, None])  # gradient of the logits
         if C_RANK_ONE & LEARNED:
             if SYMMETRIC:
-                sums += tl.sum(signed(ds, growth[:, None], growth_j[None, :], i, j, SYMMETRIC), 1)
+                sums += tl.sum(signed(ds, RANKS + head * tokens, i, j, tokens, SYMMETRIC), 1)
                 growth_sums += tl.sum(ds * tl.abs(growth[:, None] - growth_j[None, :]), 1)
             elif WEIGHTED:
                 growth_sums += tl.sum(ds * (growth[:, None] - growth_j[None, :]), 1)
@@ -155,10 +155,10 @@ def grad_q_kernel(
 @triton.jit(do_not_specialize=CHANGING)
 def grad_kv_kernel(
     Q, K, V, GRAD, LEVEL, DELTA, GRAD_K, GRAD_V, KEY_SUMS, GRAD_KEY_VECTORS, FIRST, END, RANGES, KEPT_ROWS, PADDING,
-    TABLE, QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS, CURVE, INVERSE, HINGES, QUERY_VECTORS,
-    QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
+    TABLE, QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS, RANKS, CURVE, INVERSE, HINGES,
+    QUERY_VECTORS, QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, g_b, g_h, g_m,
-    batch, heads, group, queries, keys, start, interval_b, range_b, zero, table_h, query_width, key_width,
+    batch, heads, group, queries, keys, start, tokens, interval_b, range_b, zero, table_h, query_width, key_width,
     curve_zero, inverse_b,
     relative_zero, query_relative_h, key_relative_h, scale, softcap, seed_high, seed_low, threshold, kept_factor,
     D: tl.constexpr, E: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
@@ -208,25 +208,25 @@ def grad_kv_kernel(
             growth = growth_since_key(growth, apart, FORM, SYMMETRIC)
             s = product(k, tl.trans(q), None, PRECISION)  # (BN, BM)
             s, slope = capped(s, scale, softcap, CAPPED)
-            s = add_bias(
-                s, i, j, start + row0 - key0, weight[None, :], growth[None, :], inverse[None, :], u,
+            bias = tile_bias(
+                i, j, start + row0 - key0, weight[None, :], growth[None, :], inverse[None, :], u,
                 growth_j[:, None], w, TABLE + h * table_h, CURVE, HINGES + h * (4 * KNOTS),
                 QUERY_RELATIVE + h * query_relative_h, KEY_RELATIVE + h * key_relative_h,
                 zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, True, PRECISION, ASSEMBLY,
             )  # fmt: skip
             first, end = row_interval(FIRST, END, b, r, queries, interval_b)
             partial = (row0 < inner) | (row0 + BM > outer)
-            s = masked(s, j, first[None, :], end[None, :], counts[:, None], partial, PADDED)
             level = tl.load(LEVEL + head * queries + r, mask=live, other=C_INFINITY)
             level = shifted_rows(level, weight, apart, FORM, WEIGHTED, SYMMETRIC)
-            p = tl.exp2(s - level[None, :])
+            s += bias - level[None, :]
+            p = tl.exp2(masked(s, j, first[None, :], end[None, :], counts[:, None], partial, PADDED))
             kept = dropped(p, hashed, i, j, threshold, kept_factor, DROPS)
             grad_v = product(kept.to(grad.dtype), grad, grad_v, PRECISION)
             dp = dropped(product(v, tl.trans(grad), None, PRECISION), hashed, i, j, threshold, kept_factor, DROPS)
             delta = tl.load(DELTA + head * queries + r, mask=live, other=0.0)
             ds = p * (dp - delta[None, :])
             if C_RANK_ONE & LEARNED:
-                moved = signed(ds, growth[None, :], growth_j[:, None], i, j, SYMMETRIC)
+                moved = signed(ds, RANKS + head * tokens, i, j, tokens, SYMMETRIC)
                 if WEIGHTED:
                     moved = moved * weight[None, :]
                 sums += tl.sum(moved, 1)

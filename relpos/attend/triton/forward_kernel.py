@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from relpos.attend.triton.skipped_tiles import narrowed
-from relpos.attend.triton.tile_bias import add_bias, load_columns, load_rows, shifted_rows, totals_apart
+from relpos.attend.triton.tile_bias import load_columns, load_rows, shifted_rows, tile_bias, totals_apart
 from relpos.attend.triton.tiles import (
     C_INFINITY,
     C_LOG2E,
@@ -82,13 +82,13 @@ def forward_kernel(
         s, _ = capped(s, scale, softcap, CAPPED)
         apart = totals_apart(QUERY_BASES, KEY_BASES, head, row0, key0, query_width, key_width, BM, BN, FORM)
         growth_j, w = load_columns(KEY_GROWTH, KEY_VECTORS, head, key0, apart, keys, key_width, R, BR, BN, FORM)
-        s = add_bias(
-            s, i, j, start + row0 - key0, weight[:, None], growth[:, None], inverse[:, None], u,
+        bias = tile_bias(
+            i, j, start + row0 - key0, weight[:, None], growth[:, None], inverse[:, None], u,
             growth_j[None, :], w, TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE,
             zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, False, PRECISION, ASSEMBLY,
         )  # fmt: skip
         partial = (key0 < inner) | (key0 + BN > outer)
-        s = masked(s, j, first[:, None], end[:, None], counts[None, :], partial, PADDED)
+        s = masked(s + bias, j, first[:, None], end[:, None], counts[None, :], partial, PADDED)
         v, _ = load_keys(V, PADDING, key0, v_n, keys, BN, E, BE, PADDED)
         m, total, acc = attend_to_tile(m, total, acc, s, v, hashed, i, j, threshold, kept_factor, DROPS, PRECISION)
     m = shifted_rows(m, weight, -growth, FORM, WEIGHTED, SYMMETRIC)

@@ -77,6 +77,8 @@ class Backward:
         self.moved, self.delta = moved, torch.empty_like(self.lse)
         problem.set_strides("o", out)
         problem.set_strides("g", grad)
+        if inputs.symmetric:
+            problem.arguments["RANKS"] = rank_one_tile.ranks(problem.arguments["totals"])
         problem.arguments |= {"OUT": out, "GRAD": grad, "GRAD_LSE": moved, "DELTA": self.delta}
 
     def launch(self, kernel, grid: tuple[int, ...], size: TileSize, **more: object) -> None:

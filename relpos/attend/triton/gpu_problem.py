@@ -19,7 +19,8 @@ PROJECTED = projected_tile.QUERY_BIT | projected_tile.KEY_BIT
 RECENT: Recent[tuple[Tensor, Tensor]] = Recent(8)  # the layers of a model have few geometries
 # What a kernel without the form, or without a gradient of it, receives in place of these.
 ABSENT_POINTERS = (
-    "TABLE", "TOTALS", "QUERY_GROWTH", "QUERY_BASES", "KEY_GROWTH", "KEY_BASES", "WEIGHTS", "CURVE", "INVERSE",
+    "TABLE", "TOTALS", "QUERY_GROWTH", "QUERY_BASES", "KEY_GROWTH", "KEY_BASES", "WEIGHTS", "RANKS", "CURVE",
+    "INVERSE",
     "HINGES", "QUERY_VECTORS", "QUERY_RELATIVE", "KEY_VECTORS", "KEY_RELATIVE", "ROW_SUMS", "ROW_GROWTH",
     "ROW_INVERSE", "KNOT_SUMS", "FAR_SUMS", "GRAD_QUERY_VECTORS", "GRAD_KEY_VECTORS", "KEY_SUMS", "SINKS", "PADDING",
     "ROW_KEYS", "KEPT_KEYS", "KEPT_ROWS", "DIAGONALS",

@@ -27,15 +27,15 @@ def between(QUERY_BASES, KEY_BASES, head, row_block, key_block, row_blocks, key_
 
 
 @triton.jit
-def rank_one_bias(s, weight_i, growth_i, growth_j, WEIGHTED: tl.constexpr, SYMMETRIC: tl.constexpr):
-    """Scores plus the bias of a tile in log2, but for −weight_i · growth_i of each row, unless symmetric."""
+def rank_one_bias(weight_i, growth_i, growth_j, WEIGHTED: tl.constexpr, SYMMETRIC: tl.constexpr):
+    """The bias of a tile in log2, but for −weight_i · growth_i of each row, unless symmetric."""
     if SYMMETRIC:
-        s -= weight_i * tl.abs(growth_i - growth_j)
+        bias = -weight_i * tl.abs(growth_i - growth_j)
     elif WEIGHTED:
-        s += weight_i * growth_j
+        bias = weight_i * growth_j
     else:
-        s += growth_j
-    return s
+        bias = growth_j
+    return bias
 
 
 @triton.jit
@@ -56,14 +56,21 @@ def bias_of_totals(high_i, low_i, weight_i, high_j, low_j, SYMMETRIC: tl.constex
 
 
 @triton.jit
-def signed(ds, growth_i, growth_j, i, j, SYMMETRIC: tl.constexpr):
-    """The gradient of a tile's logits with the sign of the growth, where its absolute value counts.
+def signed(ds, RANKS, i, j, tokens, SYMMETRIC: tl.constexpr):
+    """The gradient of a tile's logits with the sign of total_i − total_j, where its absolute value counts.
 
-    Between a token and itself it is 0, whatever rounding says: it differs from kernel to kernel, as their blocks do.
+    It comes from the ranks of the totals: rounded growth differs from kernel to kernel, as their blocks do, also
+    between two tokens of the same total, whose sign is 0.
     """
     if SYMMETRIC:
-        ds = tl.where((growth_i > growth_j) & (i != j), ds, tl.where((growth_i < growth_j) & (i != j), -ds, 0.0))
+        rank_i, rank_j = tl.load(RANKS + tl.minimum(i, tokens - 1)), tl.load(RANKS + tl.minimum(j, tokens - 1))
+        ds = tl.where(rank_i > rank_j, ds, tl.where(rank_i < rank_j, -ds, 0.0))
     return ds
+
+
+def ranks(total: Tensor) -> Tensor:
+    """The rank of each token's total among those of its head, equal for equal totals: (heads, tokens), int32."""
+    return torch.searchsorted(total.sort(-1).values, total.contiguous()).int()
 
 
 def pack(inputs, arguments):
@@ -76,10 +83,11 @@ def pack(inputs, arguments):
         totals=(total - total[:, :1]).clamp(-largest, largest) * (1.0 if weighted else LOG2E),
         token_weights=weight,
         WEIGHTED=weighted,
+        tokens=total.shape[1],
         SYMMETRIC=inputs.symmetric,
     )
     if inputs.q.shape[2] <= FEW:
-        arguments.update(TOTALS=pack_totals(total.view(*inputs.q.shape[:2], -1), inputs.weight), tokens=total.shape[1])
+        arguments.update(TOTALS=pack_totals(total.view(*inputs.q.shape[:2], -1), inputs.weight))
 
 
 def pack_totals(total: Tensor, weight: Tensor | None) -> Tensor:

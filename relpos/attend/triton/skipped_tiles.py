@@ -178,9 +178,10 @@ def kept_rows_kernel(
             seen = (m < row_units) & (first < key0 + C_UNIT) & (end > key0)
             rows = load_row_bounds(ROW_BOUNDS, m, row_units)
             bits = spare_bits(rows, KEY_BOUNDS, TOPS, m, unit, key_units, row_units, allowed, FORM, SYMMETRIC, GAINS)
+            bits = tl.where(bits > 1e30, 1e30, bits) + C_TOLERANCE  # finite, as no factor may be met; a NaN stays
             inside = (m < row_units)[None, :] & (field < C_FACTORS)
             factor = tl.load(factors + m[None, :], mask=inside, other=C_NEGATIVE_INFINITY)
-            spared = (factor == C_NEGATIVE_INFINITY) | (factor <= met_factor + (bits + C_TOLERANCE)[None, :])
+            spared = (factor == C_NEGATIVE_INFINITY) | (factor <= met_factor + bits[None, :])
             demanded = seen & (tl.min(spared.to(tl.int32), 0) == 0)
             kept_begin = tl.minimum(kept_begin, tl.min(tl.where(demanded & (m < begin), m, C_LARGEST_INDEX), 0))
             kept_stop = tl.maximum(kept_stop, tl.max(tl.where(demanded & (m >= stop), m + 1, 0), 0))

@@ -1,4 +1,4 @@
-"""The bias of a tile, of every form that the constant FORM has a bit of, added to its scores.
+"""The bias of a tile: the sum of every form that the constant FORM has a bit of.
 
 Index and row values broadcast to the tile, so that one function serves tiles (queries, keys) and (keys, queries).
 """
@@ -66,7 +66,7 @@ def totals_apart(QUERY_BASES, KEY_BASES, head, row0, key0, query_width, key_widt
 
 @triton.jit
 def shifted_rows(x, weight, growth, FORM: tl.constexpr, WEIGHTED: tl.constexpr, SYMMETRIC: tl.constexpr):
-    """A value per row plus what `add_bias` leaves out of its logits, weight · growth."""
+    """A value per row plus what `tile_bias` leaves out of its logits, weight · growth."""
     if (C_RANK_ONE & FORM) and not SYMMETRIC:
         if WEIGHTED:
             growth = growth * weight
@@ -83,26 +83,37 @@ def growth_since_key(growth, apart, FORM: tl.constexpr, SYMMETRIC: tl.constexpr)
 
 
 @triton.jit
-def add_bias(s, i, j, apart, weight_i, growth_i, inverse_i, u, growth_j, w,
-             TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE, zero, curve_zero, relative_zero,
-             KNOTS: tl.constexpr, R: tl.constexpr, BR: tl.constexpr, B: tl.constexpr, FORM: tl.constexpr,
-             WEIGHTED: tl.constexpr, SYMMETRIC: tl.constexpr, TRANSPOSED: tl.constexpr,
-             PRECISION: tl.constexpr, ASSEMBLY: tl.constexpr):  # fmt: skip
-    """Scores plus bias, in log2, but for one number per row (`shifted_rows`).
+def plus(bias, more, FORM: tl.constexpr, BIT: tl.constexpr):
+    """The bias of the forms with lower bits, if there are any, plus that of one more. 0 + x would be an addition."""
+    if (BIT - 1) & FORM:
+        more += bias
+    return more
 
-    `apart` is the distance of the tile's first query and key. Pointers are those of the head; u and w are the vectors
-    of the tile's queries and keys.
+
+@triton.jit
+def tile_bias(i, j, apart, weight_i, growth_i, inverse_i, u, growth_j, w,
+              TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE, zero, curve_zero, relative_zero,
+              KNOTS: tl.constexpr, R: tl.constexpr, BR: tl.constexpr, B: tl.constexpr, FORM: tl.constexpr,
+              WEIGHTED: tl.constexpr, SYMMETRIC: tl.constexpr, TRANSPOSED: tl.constexpr,
+              PRECISION: tl.constexpr, ASSEMBLY: tl.constexpr):  # fmt: skip
+    """The bias in log2, but for one number per row (`shifted_rows`); 0 without a form.
+
+    The backward subtracts the level of a row from it before it is added to the scores: both are then one operation with
+    the product before them. `apart` is the distance of the tile's first query and key. Pointers are those of the head;
+    u and w are the vectors of the tile's queries and keys.
     """
+    bias = 0.0
     if C_TOEPLITZ & FORM:
-        s += load_distances(TABLE + zero, i, j, ASSEMBLY)
+        bias = load_distances(TABLE + zero, i, j, ASSEMBLY)
     if C_RANK_ONE & FORM:
-        s = rank_one_bias(s, weight_i, growth_i, growth_j, WEIGHTED, SYMMETRIC)
+        bias = plus(bias, rank_one_bias(weight_i, growth_i, growth_j, WEIGHTED, SYMMETRIC), FORM, C_RANK_ONE)
     if C_SCALED & FORM:
-        s += scaled_bias(load_distances(CURVE + curve_zero, i, j, ASSEMBLY) * inverse_i, HINGES, HINGES, KNOTS)
+        x = load_distances(CURVE + curve_zero, i, j, ASSEMBLY) * inverse_i
+        bias = plus(bias, scaled_bias(x, HINGES, HINGES, KNOTS), FORM, C_SCALED)
     if C_QUERY_VECTORS & FORM:
-        bias = projected_bias(u, QUERY_RELATIVE, relative_zero + apart - (B - 1), R, BR, B, False, PRECISION)
-        s += tl.trans(bias) if TRANSPOSED else bias
+        of_queries = projected_bias(u, QUERY_RELATIVE, relative_zero + apart - (B - 1), R, BR, B, False, PRECISION)
+        bias = plus(bias, tl.trans(of_queries) if TRANSPOSED else of_queries, FORM, C_QUERY_VECTORS)
     if C_KEY_VECTORS & FORM:
-        bias = projected_bias(w, KEY_RELATIVE, relative_zero + apart - (B - 1), R, BR, B, True, PRECISION)
-        s += bias if TRANSPOSED else tl.trans(bias)
-    return s
+        of_keys = projected_bias(w, KEY_RELATIVE, relative_zero + apart - (B - 1), R, BR, B, True, PRECISION)
+        bias = plus(bias, of_keys if TRANSPOSED else tl.trans(of_keys), FORM, C_KEY_VECTORS)
+    return bias

@@ -67,14 +67,14 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
         "float32": [(TABLES, (64, 32, 4, 2))],
     },
     "forward sm_90": {
-        64: [(TABLES, (128, 64, 8, 3)), (SCALED, (128, 32, 8, 2)), (VECTORS, (64, 64, 8, 2))],
-        128: [(TABLES, (128, 64, 8, 3)), (SCALED, (128, 32, 8, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (64, 64, 8, 2))],
+        64: [(TABLES, (128, 128, 8, 2)), (SCALED, (128, 32, 8, 2)), (VECTORS, (64, 64, 8, 2))],
+        128: [(TABLES, (128, 128, 8, 2)), (SCALED, (128, 32, 8, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (64, 64, 8, 2))],
         "wide": [(TABLES, (64, 64, 8, 2))],
         "float32": [(TABLES, (64, 32, 4, 2))],
     },
     "forward sm_100": {
-        64: [(EACH, (128, 64, 8, 3)), (QUERIES, (64, 64, 8, 2)), (KEYS, (64, 64, 8, 2))],
-        128: [(EACH, (128, 64, 8, 3)), (QUERIES, (64, 64, 8, 2)), (KEYS, (64, 64, 8, 2))],
+        64: [(TABLES, (128, 128, 8, 2)), (EACH, (128, 64, 8, 3)), (QUERIES, (64, 64, 8, 2)), (KEYS, (64, 64, 8, 2))],
+        128: [(TOEPLITZ, (128, 128, 8, 2)), (EACH, (128, 64, 8, 3)), (QUERIES, (64, 64, 8, 2)), (KEYS, (64, 64, 8, 2))],
         "wide": [(TABLES, (64, 64, 8, 2))],
         "float32": [(TABLES, (64, 32, 4, 2))],
     },
@@ -109,13 +109,19 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
         "float32": [(TABLES, (32, 32, 4, 2))],
     },
     "grad_q sm_90": {
-        64: [(TABLES, (128, 64, 8, 2)), (SCALED, (128, 32, 8, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (64, 64, 8, 2))],
+        64: [(TABLES, (128, 128, 8, 2)), (SCALED, (128, 32, 8, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (64, 64, 8, 2))],
         128: [(TABLES, (128, 64, 8, 2)), (SCALED, (32, 32, 4, 2)), (KEYS, (64, 64, 8, 2)), (QUERIES, (32, 32, 4, 1))],
         "wide": [(TABLES, (64, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
     },
     "grad_q sm_100": {
-        64: [(TABLES, (128, 64, 8, 2)), (SCALED, (32, 32, 4, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (64, 64, 8, 2))],
+        64: [
+            (TOEPLITZ, (128, 128, 8, 2)),
+            (TABLES, (128, 64, 8, 2)),
+            (SCALED, (32, 32, 4, 2)),
+            (QUERIES, (64, 64, 8, 2)),
+            (KEYS, (64, 64, 8, 2)),
+        ],
         128: [(TABLES, (128, 64, 8, 2)), (SCALED, (32, 32, 4, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (64, 64, 8, 2))],
         "wide": [(TABLES, (64, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
@@ -133,10 +139,9 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
         "float32": [(TABLES, (32, 32, 4, 2))],
     },
     "grad_kv sm_90": {
-        64: [(TABLES, (64, 64, 8, 2)), (SCALED, (64, 64, 8, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (32, 32, 4, 2))],
+        64: [(TABLES, (64, 128, 8, 2)), (SCALED, (64, 64, 8, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (32, 32, 4, 2))],
         128: [
-            (TOEPLITZ, (32, 128, 8, 2)),
-            (TABLES, (32, 64, 8, 2)),
+            (TABLES, (32, 128, 8, 2)),
             (SCALED, (32, 64, 8, 2)),
             (QUERIES, (64, 64, 8, 1)),
             (KEYS, (32, 32, 4, 1)),
@@ -146,7 +151,7 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
     },
     "grad_kv sm_100": {
         64: [
-            (TOEPLITZ, (64, 64, 8, 2)),
+            (0, (64, 128, 8, 2)),
             (TABLES, (32, 128, 8, 2)),
             (SCALED, (64, 64, 8, 2)),
             (QUERIES, (64, 64, 8, 1)),
@@ -158,13 +163,18 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
     },
     "grad_kv gfx942": {
         64: [
-            (TOEPLITZ, (64, 64, 8, 1)),
-            (TABLES, (32, 64, 8, 1)),
+            (TABLES, (64, 64, 4, 1)),
             (SCALED, (64, 64, 8, 1)),
             (QUERIES, (64, 64, 4, 1)),
             (KEYS, (64, 64, 4, 1)),
         ],
-        128: [(0, (32, 64, 8, 1)), (EACH, (32, 64, 4, 1)), (QUERIES, (64, 64, 4, 1)), (KEYS, (32, 32, 4, 1))],
+        128: [
+            (TOEPLITZ, (64, 64, 4, 1)),
+            (RANK_ONE, (64, 64, 4, 1)),
+            (EACH, (32, 64, 4, 1)),
+            (QUERIES, (64, 64, 4, 1)),
+            (KEYS, (32, 32, 4, 1)),
+        ],
         "wide": [(TABLES, (32, 32, 4, 1))],
         "float32": [(TABLES, (32, 32, 4, 1))],
     },

@@ -11,7 +11,7 @@ from relpos.checking.faults.fault import Fault
 from relpos.checking.findings import FAILED, Finding
 
 FILES = (  # in the order in which they are asked: what explains more comes first
-    *("causal_mask_shifted", "causal_mask_missing", "encoder_causal"),
+    *("boolean_mask", "causal_mask_shifted", "causal_mask_missing", "encoder_causal"),
     *("layout", "rotation_missing", "keys_unrotated", "keys_backwards", "nope_rotated", "other_layer"),
     *("bfloat16_positions", "bfloat16_frequencies", "scaling_inverted", "scaling_missing", "fraction", "theta"),
     *("factor_missing", "factor_twice"),

@@ -38,4 +38,8 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=(),
+    threads=(
+        "https://github.com/tenstorrent/tt-metal/pull/56406",
+        "https://github.com/NVIDIA/OpenSeq2Seq/pull/76",
+    ),
 )

@@ -16,6 +16,8 @@ def inject(subject: ModelSubject) -> AbstractContextManager[None]:
 def claims(finding: Finding) -> bool:
     near = []
     for bias in wrong_biases(finding):
+        if not hasattr(bias.layer.config, "relative_attention_num_buckets"):
+            return False
         gap = (bias.measured - bias.expected).abs().amax(0)
         exact = int(bias.layer.config.relative_attention_num_buckets) // 4
         close = bias.distances.abs() < exact

@@ -13,7 +13,7 @@ from relpos.checking.findings import Finding
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
     reads_mask = subject.model.config.model_type in READS_MASK or not subject.only_attention
     reads_mask |= any(layer.layer_type == "chunked_attention" for layer in subject.layers)
-    if not subject.cache or subject.two_stacks or subject.window is not None or reads_mask:
+    if not subject.cache or subject.two_stacks or subject.window is not None or reads_mask or subject.ours:
         raise NotPossibleError("it has no cache of all tokens, or makes its masks itself")
 
     def change(keywords: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from relpos.checking.findings import Finding
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    if not subject.cache or subject.window is None or subject.two_stacks:
+    if not subject.cache or subject.window is None or subject.two_stacks or subject.ours:
         raise NotPossibleError("it has no window")
     own: Any = DynamicSlidingWindowLayer.__init__
 

@@ -3,9 +3,10 @@
 from contextlib import AbstractContextManager
 
 import torch
+from torch import Tensor
 
 from relpos.checking.check_subject import ModelSubject
-from relpos.checking.faults.fault import Fault, NotPossibleError, with_mask
+from relpos.checking.faults.fault import MASKED, Fault, NotPossibleError, with_mask
 from relpos.checking.findings import Finding
 
 
@@ -16,7 +17,9 @@ def inject(subject: ModelSubject) -> AbstractContextManager[None]:
 
 
 def claims(finding: Finding) -> bool:
-    return bool(finding.evidence.get("ahead", 0))
+    seen: dict[str, Tensor] = finding.evidence.get("visible") or {}
+    hidden = bool(seen) and not any(bool(visible.triu(1).any()) for visible in seen.values())
+    return bool(finding.evidence.get("ahead", 0)) and not hidden
 
 
 FAULT = Fault(
@@ -33,5 +36,10 @@ FAULT = Fault(
     ),
     claims=claims,
     inject=inject,
-    also=("cache", "pieces", "crop", "static cache", "left padding", "right padding", "packing", "window"),
+    also=MASKED,
+    threads=(
+        "https://github.com/keras-team/keras/issues/23038",
+        "https://github.com/huggingface/candle/issues/3567",
+        "https://github.com/facebookresearch/xformers/issues/103",
+    ),
 )

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from relpos.checking.check_subject import ModelSubject
-from relpos.checking.faults.fault import Fault, NotPossibleError, with_mask
+from relpos.checking.faults.fault import MASKED, Fault, NotPossibleError, with_mask
 from relpos.checking.findings import Finding
 
 
@@ -34,5 +34,5 @@ FAULT = Fault(
     remedy="Hide keys j > i: torch.triu(mask, diagonal=1).",
     claims=claims,
     inject=inject,
-    also=("cache", "pieces", "crop", "static cache", "left padding", "right padding", "packing", "window"),
+    also=MASKED,
 )

@@ -28,4 +28,9 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=("right padding", "window"),
+    threads=(
+        "https://github.com/sgl-project/sglang/pull/35434",
+        "https://github.com/huggingface/transformers/issues/46077",
+        "https://github.com/huggingface/transformers/pull/42820",
+    ),
 )

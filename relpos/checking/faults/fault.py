@@ -5,7 +5,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,11 +16,20 @@ from relpos.checking.check_subject import ModelSubject
 from relpos.checking.configured import LayerBias
 from relpos.checking.findings import Finding
 from relpos.checking.rotations import LayerRotation
+from relpos.encodings.rope import Rope
+from relpos.encodings.window import Window
+from relpos.forms.encoding import Encoding
+from relpos.forms.rotation import RopeParameters, turn
+from relpos.pretrained.families.relpos_models import parts
 
 Change = Callable[..., Any]
 APPLY = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_emb")  # functions that turn q and k
 READS_MASK = ("bloom", "esm", "falcon", "mpt", "opt")  # model types whose code needs a 2-D mask of padding
 SLOPES = ("_get_alibi_slopes",)
+MASKS = {  # functions of transformers that make masks with a window, and those without
+    "create_sliding_window_causal_mask": "create_causal_mask",
+    "create_bidirectional_sliding_window_mask": "create_bidirectional_mask",
+}
 ALIBI = ("build_alibi_tensor", "build_mpt_alibi_tensor")
 
 
@@ -43,7 +52,8 @@ class Fault:
     threads: tuple[str, ...] = ()  # public threads where it happened
 
 
-ROTATED = ("precision", "shift", "cache", "pieces", "crop", "static cache", "packing", "left padding")
+MASKED = ("cache", "pieces", "crop", "static cache", "left padding", "right padding", "packing", "window")
+ROTATED = ("precision", "bias", "shift", "cache", "pieces", "crop", "static cache", "packing", "left padding")
 
 
 # -- Telling
@@ -105,6 +115,8 @@ def with_rotation(subject: ModelSubject, change: Change) -> AbstractContextManag
     """The function that turns q and k, wrapped: change(function, q, k, cos, sin, *rest, **keywords)."""
     if "rotary" not in subject.kinds or subject.model.config.model_type in ("llama4_text", "deepseek_v2"):
         raise NotPossibleError("its rotations are not cosines and sines")
+    if subject.ours:
+        return together(*(turning(rope, change) for rope in our_parts(subject, Rope)))
     return with_function(subject, APPLY[:2], change)
 
 
@@ -120,6 +132,13 @@ def with_frequencies(
     subject: ModelSubject, change: Callable[[Tensor, Any, str], Tensor]
 ) -> AbstractContextManager[None]:
     """The buffers of frequencies, changed: change(frequencies, module, name)."""
+    if subject.ours:
+        return together(
+            *(
+                replaced(rope, "rope", ChangedFrequencies(**vars(rope.rope), change=change))
+                for rope in our_parts(subject, Rope)
+            )
+        )
     contexts = []
     for module in rotary_modules(subject):
         for name, buffer in list(module.named_buffers(recurse=False)):
@@ -129,6 +148,56 @@ def with_frequencies(
     if not contexts:
         raise NotPossibleError("it has no buffer of frequencies")
     return together(*contexts)
+
+
+# Of our own models, the encodings are changed, which are the same for all families.
+
+
+def our_parts(subject: ModelSubject, kind: type[Any]) -> list[Any]:
+    """The encodings of a kind in one of our models, the parts of sums among them."""
+    chosen = [encoding for encoding in parts(subject.model) if isinstance(encoding, kind)]
+    if not subject.ours or not chosen:
+        raise NotPossibleError("it has no such encoding")
+    return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedFrequencies(RopeParameters):
+    """RoPE with other frequencies."""
+
+    change: Callable[[Tensor, Any, str], Tensor]
+
+    def frequencies(self, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.change(super().frequencies(lengths, dtype), self, "inv_freq").to(dtype)
+
+
+def turning(rope: Any, change: Change) -> AbstractContextManager[None]:
+    """RoPE whose rotation of q and k is wrapped."""
+    own = rope.rotation
+
+    def rotate(q: Tensor, k: Tensor, call: Any) -> tuple[Tensor, Tensor]:
+        rotation = own(call)
+
+        def function(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+            return tuple(turn(x, cos, sin, rope.layout) if x.shape[2] == cos.shape[1] else x for x in (q, k))
+
+        turned_q = change(function, q, k, rotation.q_cos, rotation.q_sin)[0]
+        return turned_q, change(function, q, k, rotation.k_cos, rotation.k_sin)[1]
+
+    return together(replaced(rope, "rotation", lambda call: None), replaced(rope, "rotate", rotate))
+
+
+def biased(encoding: Any, change: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
+    """An encoding whose bias by distance is changed."""
+    own = encoding.bias
+
+    def bias(call: Any) -> Any:
+        form = own(call)
+        return replace(form, table=change(form.table[None, :, None])[0, :, 0])
+
+    if not encoding.static_bias or isinstance(encoding, Window) or encoding.form != "Toeplitz":
+        raise NotPossibleError("it has no bias by distance")
+    return replaced(encoding, "bias", bias)
 
 
 @contextlib.contextmanager
@@ -201,8 +270,25 @@ def with_mask(subject: ModelSubject, visible: Callable[[int], Tensor]) -> Abstra
     return with_inputs(subject.model, change)
 
 
+def with_exchanged_masks(subject: ModelSubject, sliding: bool, full: bool) -> AbstractContextManager[None]:
+    """Layers with a window get the mask of those without (`sliding`), and the other way round (`full`)."""
+    code: Any = code_of(subject)
+    pairs = [(one, other) for one, other in MASKS.items() if hasattr(code, one) and hasattr(code, other)]
+    if not pairs:
+        raise NotPossibleError("its code makes its masks itself")
+    if full and len({layer.window for layer in subject.layers}) < 2:
+        raise NotPossibleError("its layers are all of one type")
+    contexts = []
+    for one, other in pairs:
+        contexts += [replaced(code, one, getattr(code, other))] if sliding else []
+        contexts += [replaced(code, other, getattr(code, one))] if full else []
+    return together(*contexts)
+
+
 def with_bias(subject: ModelSubject, change: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
     """The bias on the scores, changed: a function of (batch, heads, queries, keys)."""
+    if subject.ours:
+        return together(*(biased(encoding, change) for encoding in our_parts(subject, Encoding)))
     if "alibi" in subject.kinds:
 
         def wrong(function: Any, *arguments: Any, **keywords: Any) -> Tensor:
@@ -248,8 +334,11 @@ def with_factor(subject: ModelSubject, power: int) -> AbstractContextManager[Non
     factors = {position.rotary.factor for position in subject.known.values() if position.rotary is not None}
     if factors == {1.0}:
         raise NotPossibleError("its rotation has no factor")
-    known = subject.known  # read before the model is changed
-    assert known
+    assert subject.known  # read before the model is changed
+    if subject.ours:
+        ropes = our_parts(subject, Rope)
+        changed = [replace(rope.rope, attention_factor=rope.rope.amplitude**power) for rope in ropes]
+        return together(*(replaced(rope, "rope", numbers) for rope, numbers in zip(ropes, changed, strict=True)))
     return together(
         *(
             replaced(module, name, getattr(module, name) ** power)

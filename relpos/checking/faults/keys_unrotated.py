@@ -39,4 +39,5 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=ROTATED,
+    threads=("https://github.com/kvcache-ai/sglang/pull/66",),
 )

@@ -34,4 +34,8 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=(),
+    threads=(
+        "https://github.com/turboderp/exllama/pull/101",
+        "https://github.com/yg211/bert_nli/pull/3",
+    ),
 )

@@ -24,8 +24,8 @@ def inject(subject: ModelSubject) -> AbstractContextManager[None]:
 def claims(finding: Finding) -> bool:
     for bias in wrong_biases(finding):
         for ranks in (2, 4, 8):
-            size = len(bias.expected) // ranks
-            if size and bias.explained(bias.expected[:size].repeat(ranks, 1)[: len(bias.expected)]):
+            size, rest = divmod(len(bias.expected), ranks)
+            if size and not rest and bias.explained(bias.expected[:size].repeat(ranks, 1)):
                 break
         else:
             return False

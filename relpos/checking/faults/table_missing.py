@@ -54,4 +54,5 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=(),
+    threads=("https://github.com/ariannamethod/molequla/pull/30",),
 )

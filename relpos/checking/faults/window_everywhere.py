@@ -1,24 +1,14 @@
 """Layers without a window have one."""
 
 from contextlib import AbstractContextManager
-from typing import Any
 
 from relpos.checking.check_subject import ModelSubject
-from relpos.checking.faults.fault import Fault, NotPossibleError, code_of, replaced, together
+from relpos.checking.faults.fault import Fault, with_exchanged_masks
 from relpos.checking.findings import Finding
-
-SLIDING = ("create_sliding_window_causal_mask", "create_bidirectional_sliding_window_mask")
-FULL = ("create_causal_mask", "create_bidirectional_mask")
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    code: Any = code_of(subject)
-    pairs = [
-        (one, other) for one, other in zip(SLIDING, FULL, strict=True) if hasattr(code, one) and hasattr(code, other)
-    ]
-    if len({layer.window for layer in subject.layers}) < 2 or not pairs:
-        raise NotPossibleError("its layers are all of one type")
-    return together(*(replaced(code, other, getattr(code, one)) for one, other in pairs))
+    return with_exchanged_masks(subject, sliding=False, full=True)
 
 
 def claims(finding: Finding) -> bool:
@@ -34,4 +24,8 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=("cache", "pieces", "crop", "static cache", "packing"),
+    threads=(
+        "https://github.com/vllm-project/vllm/pull/21863",
+        "https://github.com/huggingface/transformers/issues/38002",
+    ),
 )

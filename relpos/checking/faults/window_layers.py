@@ -1,28 +1,14 @@
 """Windows on the wrong layers."""
 
 from contextlib import AbstractContextManager
-from typing import Any
 
 from relpos.checking.check_subject import ModelSubject
-from relpos.checking.faults.fault import Fault, NotPossibleError, code_of, replaced, together
+from relpos.checking.faults.fault import Fault, with_exchanged_masks
 from relpos.checking.findings import Finding
-
-SLIDING = ("create_sliding_window_causal_mask", "create_bidirectional_sliding_window_mask")
-FULL = ("create_causal_mask", "create_bidirectional_mask")
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    windows = {layer.window for layer in subject.layers}
-    code: Any = code_of(subject)
-    swaps = [
-        (one, other) for one, other in zip(SLIDING, FULL, strict=True) if hasattr(code, one) and hasattr(code, other)
-    ]
-    if len(windows) < 2 or not swaps:
-        raise NotPossibleError("its layers are all of one type")
-    contexts = []
-    for one, other in swaps:
-        contexts += [replaced(code, one, getattr(code, other)), replaced(code, other, getattr(code, one))]
-    return together(*contexts)
+    return with_exchanged_masks(subject, sliding=True, full=True)
 
 
 def claims(finding: Finding) -> bool:
@@ -46,4 +32,5 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=("cache", "pieces", "crop", "static cache", "packing"),
+    threads=("https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/4875",),
 )

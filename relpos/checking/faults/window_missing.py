@@ -1,24 +1,19 @@
 """The window is ignored."""
 
 from contextlib import AbstractContextManager
-from typing import Any
 
 from relpos.checking.check_subject import ModelSubject
-from relpos.checking.faults.fault import Fault, NotPossibleError, code_of, replaced, together
+from relpos.checking.faults.fault import Fault, NotPossibleError, our_parts, replaced, together, with_exchanged_masks
 from relpos.checking.findings import Finding
-
-SLIDING = ("create_sliding_window_causal_mask", "create_bidirectional_sliding_window_mask")
-FULL = ("create_causal_mask", "create_bidirectional_mask")
+from relpos.encodings.window import Window
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
-    code: Any = code_of(subject)
-    pairs = [
-        (one, other) for one, other in zip(SLIDING, FULL, strict=True) if hasattr(code, one) and hasattr(code, other)
-    ]
-    if subject.window is None or not pairs:
+    if subject.window is None:
         raise NotPossibleError("it has no window")
-    return together(*(replaced(code, one, getattr(code, other)) for one, other in pairs))
+    if subject.ours:
+        return together(*(replaced(part, "size", subject.length) for part in our_parts(subject, Window)))
+    return with_exchanged_masks(subject, sliding=True, full=False)
 
 
 def claims(finding: Finding) -> bool:
@@ -37,4 +32,5 @@ FAULT = Fault(
     claims=claims,
     inject=inject,
     also=("cache", "pieces", "crop", "static cache", "packing"),
+    threads=("https://github.com/proger/hippogriff/issues/7",),
 )

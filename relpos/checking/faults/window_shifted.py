@@ -5,22 +5,31 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from relpos.checking.check_subject import ModelSubject
-from relpos.checking.faults.fault import Fault, NotPossibleError, with_function
+from relpos.checking.faults.fault import (
+    MASKS,
+    Fault,
+    NotPossibleError,
+    our_parts,
+    replaced,
+    together,
+    with_function,
+)
 from relpos.checking.findings import Finding
-
-SLIDING = ("create_sliding_window_causal_mask", "create_bidirectional_sliding_window_mask")
+from relpos.encodings.window import Window
 
 
 def inject(subject: ModelSubject) -> AbstractContextManager[None]:
     if subject.window is None:
         raise NotPossibleError("it has no window")
+    if subject.ours:
+        return together(*(replaced(part, "size", part.size - 1) for part in our_parts(subject, Window)))
 
     def wrong(function: Any, config: Any, **keywords: Any) -> Any:
         config = copy.copy(config)
         config.sliding_window = config.sliding_window - 1
         return function(config, **keywords)
 
-    return with_function(subject, SLIDING, wrong)
+    return with_function(subject, tuple(MASKS), wrong)
 
 
 def claims(finding: Finding) -> bool:

@@ -11,24 +11,19 @@ from typing import Any
 
 from torch import nn
 
-from relpos.model_catalogue import FAMILIES, PREFIX
-from relpos.models.plan import layer_encodings
-from relpos.pretrained.families import alibi_models, bucket_models, conformer, deberta, position_tables, rotary
-from relpos.pretrained.layer_position import Adapter, LayerPosition, ModelLayer
-
-
-def describe_ours(layer: ModelLayer) -> LayerPosition:
-    """The encoding of a layer of a relpos model, by name."""
-    config = layer.config
-    row = layer_encodings(config.position, config.num_hidden_layers)[layer.index]
-    options = ", ".join(f"{key}={value}" for key, value in row.items() if key != "name")
-    shared = "; one for all layers" if config.share_position else ""
-    return LayerPosition(layer.name, "relpos", f"relpos {row['name']}" + (f" ({options})" if options else "") + shared)
-
+from relpos.pretrained.families import (
+    alibi_models,
+    bucket_models,
+    conformer,
+    deberta,
+    position_tables,
+    relpos_models,
+    rotary,
+)
+from relpos.pretrained.layer_position import Adapter
 
 ADAPTERS: list[Adapter] = [  # the first that describes a layer counts: esm is rotary, or else has learned positions
-    Adapter({f"{PREFIX}{name}" for name in FAMILIES}, describe_ours),
-    *(module.ADAPTER for module in (alibi_models, bucket_models, conformer, deberta, rotary)),
+    *(module.ADAPTER for module in (relpos_models, alibi_models, bucket_models, conformer, deberta, rotary)),
     *(position_tables.OFFSETS, position_tables.ROWS),
 ]
 ATTRIBUTES = {name: attributes for adapter in ADAPTERS for name, attributes in adapter.attributes.items()}

@@ -13,7 +13,7 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
-from relpos.pretrained.attention_interface import by_key, relpos_attention
+from relpos.models.attention_interface import by_key, relpos_attention
 from relpos.pretrained.families import rotary
 from relpos.pretrained.layer_position import Adapter, LayerPosition, ModelLayer
 

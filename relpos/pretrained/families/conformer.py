@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relpos.forms.bias import Projected
 from relpos.forms.call import Call
-from relpos.pretrained.attention_interface import PositionBias, by_heads, relpos_attention
+from relpos.models.attention_interface import PositionBias, by_heads, relpos_attention
 from relpos.pretrained.layer_position import Adapter
 
 

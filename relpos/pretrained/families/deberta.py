@@ -12,7 +12,7 @@ from torch import Tensor
 
 from relpos.forms.bias import Form, Projected, Sum
 from relpos.forms.call import Call
-from relpos.pretrained.attention_interface import PositionBias, relpos_attention
+from relpos.models.attention_interface import PositionBias, relpos_attention
 from relpos.pretrained.layer_position import Adapter, LayerPosition, ModelLayer, words_of_table
 
 TERMS = {"c2p": "content to position", "p2c": "position to content"}

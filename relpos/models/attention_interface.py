@@ -14,13 +14,12 @@ from relpos.forms.bias import Form, RankOne, Scored, Sum
 from relpos.forms.call import Call
 from relpos.forms.encoding import Encoding
 from relpos.forms.tracing import has_values
-from relpos.pretrained.key_mask import KeyMask, key_mask_of
+from relpos.models.key_mask import WITHOUT, KeyMask, key_mask_of
 
 NO_WEIGHTS = (
     "relpos never materialises the attention weights: set it to False, or call relpos.use(model, off=True) and "
     "model.set_attn_implementation('eager') to see them; relpos.mass has them by distance"
 )
-WITHOUT = "run the model without relpos (relpos.use(model, off=True))"
 EARLIER = "_relpos_earlier"  # of the modules of a model that `relpos.use` has checked: the attributes that it replaced
 LISTENER = "_relpos_listener"  # attribute of the modules of a model whose calls are captured
 HARMLESS = (  # keywords of other implementations that change no number here, and also none in "eager" and "sdpa"
@@ -163,12 +162,7 @@ def relpos_attention(
 
 
 def check_keywords(module: nn.Module, keywords: dict[str, Any]) -> None:
-    """Refuse a layer that `relpos.use` has not checked, and keywords that attention would have to ignore."""
-    if getattr(module, EARLIER, None) is None:
-        raise ValueError(
-            f"{type(module).__name__} runs on relpos by the name in its configuration, and relpos has not checked its "
-            "model: call relpos.use(model)."
-        )
+    """Refuse keywords that attention would have to ignore."""
     if keywords.pop("output_attentions", None):
         raise ValueError(f"output_attentions=True: {NO_WEIGHTS}.")
     if keywords.pop("cache", None) is not None:

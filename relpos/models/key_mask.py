@@ -28,6 +28,7 @@ from transformers.masking_utils import (
 from relpos.attend.arguments import WeightOptions
 from relpos.forms.call import Call
 
+WITHOUT = 'run the model without relpos (relpos.use(model, off=True), or without attn_implementation="relpos")'
 ATTRIBUTE = "_relpos_key_mask"  # of a tensor, in traced graphs
 NO_SKIP = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
 ADDITIVE = {"deepseek_v4"}  # model types that join an additive bias to their mask, so that it has to be additive too
@@ -109,7 +110,7 @@ class KeyMaskTensor(Tensor):
         if changes_meaning(func, args, result):
             raise ValueError(  # torch would swallow a TypeError
                 f"this model computes {func.overloadpacket.__name__} with its attention mask, which would change the "
-                "meaning of relpos's boolean one (True: seen): run it without relpos (relpos.use(model, off=True))."
+                f"meaning of relpos's boolean one (True: seen): {WITHOUT}."
             )
         return result
 
