@@ -6,7 +6,7 @@
 #   make test      the test suite        make test-all   and its slow part
 #   make lint      ruff and mypy         make bench      speed of attention, as ratios in one run
 #   make explorer  the page of relpos explore, from explorer/ into relpos/explorer/static (needs node 20 or newer and npm)
-#   make readme    relpos/encodings/cards.json and from it the README's table of encodings
+#   make cards     relpos/encodings/cards.json and from it the table of docs/encodings/index.md
 #   make wheel     a wheel for other Linux machines into dist/, installed into a fresh environment and tried there
 #   make docs      the documentation site into site/, offline
 #   make bench WHAT=…  train: a training step; decode: decoding steps and generate; evaluate: 16,384 tokens; use: models of
@@ -20,7 +20,7 @@ WHAT := attention
 BENCH_attention := start attention skipping denormals mass
 BENCH_use := use families model_types images
 
-.PHONY: figures paper-smoke explorer check chromium test test-all lint readme wheel docs bench clean
+.PHONY: figures paper-smoke explorer check chromium test test-all lint cards wheel docs bench clean
 
 figures: $(INSTALLED)
 	$(BIN)/relpos figures --out figures $(ARGS)
@@ -70,9 +70,9 @@ explorer: $(INSTALLED)
 	$(BIN)/python -m relpos.explorer.replies > explorer/src/data/types.ts
 	cd explorer && npm install --no-save && npm run check && npm test && npm run build
 
-readme: $(INSTALLED)
+cards: $(INSTALLED)
 	$(BIN)/python -c 'from relpos.encodings.registry import write_cards; write_cards()'
-	$(BIN)/relpos ls --markdown | sed -i -e '/^<!-- encodings:/,/^<!-- end of encodings/{//!d}' -e '/^<!-- encodings:/r /dev/stdin' README.md
+	$(BIN)/relpos ls --markdown | sed -i -e '/^<!-- encodings:/,/^<!-- end of encodings/{//!d}' -e '/^<!-- encodings:/r /dev/stdin' docs/encodings/index.md
 
 # libgomp stays outside: the wheel uses the one that torch has loaded, for two of them would be two sets of threads. A wheel
 # without the kernel is an error here, and auditwheel names it after the oldest glibc that it runs on.

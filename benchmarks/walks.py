@@ -89,6 +89,7 @@ def walks() -> dict[str, list[Path]]:
         "relpos draw RUN": command("draw", "runs/k", "--length", "32", "--out", "k.png"),
         "relpos explore RUN": command("explore", "runs/k", "--length", "32", "--export", "k.html"),
         "relpos.use(model)": use,
+        "relpos check RUN": command("check", "runs/k"),
         "relpos compare": command("compare", *compare, *short, "--out", "runs/c"),
     }
     files = {}

@@ -4,10 +4,14 @@ To add a family: write its file in `relpos/models`, add its line to `FAMILIES`. 
 outside `relpos.models`, which imports transformers: the command line lists these names.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from relpos.system.errors import unknown
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class Preset:
     width: int
     lr: float  # learning rate
     tokenizer: str = "gpt2"  # or bpe-N, trained on the data
+    initializer_range: float = 0.02  # deviation of the weights at the start
 
     @property
     def head_dim(self) -> int:
@@ -104,6 +109,9 @@ class Preset:
 
 
 PRESETS = {
+    # For tasks. Weights of 0.02 suit a width of some 2,500 (1 / √width): a narrow model that starts with them attends
+    # to all tokens alike for a long time (docs/tasks.md).
+    "pico": Preset(2, 4, 64, 3e-3, "bpe-1024", initializer_range=0.1),
     "nano": Preset(4, 12, 192, 2e-3, "bpe-4096"),  # for a laptop; 12 heads, so that its pictures look like small's
     "tiny": Preset(6, 8, 512, 1e-3),
     "small": Preset(12, 12, 768, 6e-4),  # GPT-2 Small, BERT Base
@@ -117,3 +125,16 @@ def preset(name: str) -> Preset:
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]
+
+
+def is_hub_name(what: str | Path) -> bool:
+    """Whether something that does not exist here may be a name on the hub: owner/name, where owner is not a folder."""
+    return HUB_NAME.fullmatch(str(what)) is not None and not Path(what).parent.is_dir()
+
+
+def check_model_exists(what: str | Path) -> None:
+    """Refuse what is neither a folder nor a file here, nor may be a name on the hub."""
+    path = Path(what)
+    if path.exists() or (is_hub_name(what) and path.suffix != ".gguf"):
+        return
+    raise FileNotFoundError(f"there is no {'file' if path.suffix == '.gguf' else 'folder'} {what}.")

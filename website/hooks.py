@@ -10,6 +10,7 @@ from mkdocs.structure.pages import Page
 
 import relpos
 from relpos.encodings.registry import FILES
+from relpos.forms.cards import grouped
 from website import cards, export, faults, notebooks, pages, pictures
 from website.mathematics import with_mathml
 from website.repository import ROOT, outside, page_of, rewrite_links
@@ -20,12 +21,11 @@ _order: list[tuple[str, Page]] = []  # section and page, in the order of the nav
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the pages of all encodings, by the place where they act, and of all faults into the navigation."""
-    places: dict[str, list[Any]] = {title: [] for title in pages.PLACES.values()}
-    for name in FILES:
-        places[pages.PLACES.get(relpos.card(name).place, "On the scores: an additive bias")].append(
-            {name: f"encodings/{name}.md"}
-        )
-    entries = ["encodings/index.md", *({title: items} for title, items in places.items() if items)]
+    groups = grouped(relpos.card(name) for name in FILES)
+    sections = [
+        {title: [{card.name: f"encodings/{card.name}.md"} for card in cards]} for title, cards in groups.items()
+    ]
+    entries: list[Any] = ["encodings/index.md", *sections]
     assert config.nav is not None
     for item in config.nav:
         if item.get("Encodings") == "encodings":

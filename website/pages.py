@@ -8,20 +8,12 @@ from typing import Any
 
 import typer.main
 
-import relpos
 from relpos.cli import app
 from relpos.encodings.registry import FILES
 from relpos.forms.cards import type_text
 from relpos.runs.settings import Settings
 from relpos.system.options import options_of
-from website import cards, faults
-
-PLACES = {  # sections of the overview
-    "score": "On the scores: an additive bias",
-    "query and key": "On queries and keys",
-    "embedding": "On the embedding",
-    "nowhere": "Nowhere",
-}
+from website import benchmarks, cards, faults, gallery
 
 
 def complete(path: str, markdown: str) -> str:
@@ -39,17 +31,6 @@ def complete(path: str, markdown: str) -> str:
         assert comment in markdown, f"{path} has no place for its generated part, {comment}"
         markdown = markdown.replace(comment, part())
     return markdown
-
-
-def overview() -> str:
-    """A list of all encodings by place."""
-    sections = []
-    for place, title in PLACES.items():
-        names = [name for name in FILES if relpos.card(name).place == place]
-        rows = [f"| [{name}]({name}.md) | {relpos.card(name).summary} |" for name in names]
-        if rows:
-            sections.append("\n".join([f"## {title}", "", "| name | what it is |", "|---|---|", *rows]))
-    return "\n\n".join(sections)
 
 
 def settings_tables() -> str:
@@ -109,7 +90,9 @@ def text(words: str) -> str:
 
 
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
-    "encodings/index.md": ("<!-- list -->", overview),
+    "index.md": ("<!-- gallery -->", lambda: gallery.gallery(".")),
+    "encodings/index.md": ("<!-- gallery -->", lambda: gallery.gallery("encodings")),
+    "benchmarks.md": ("<!-- tables -->", benchmarks.tables),
     "faults.md": ("<!-- faults -->", faults.overview),
     "reference/settings.md": ("<!-- settings -->", settings_tables),
     "reference/commands.md": ("<!-- commands -->", reference),

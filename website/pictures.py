@@ -3,14 +3,16 @@
 import hashlib
 from pathlib import Path
 
-import matplotlib as mpl
-
 import relpos
+from relpos.pictures.draw_options import Show
+from relpos.pictures.gallery import thumbnail_figure
+from relpos.pictures.printed_page import save
 from website.repository import ROOT
 
 KEPT = ROOT / "build" / "docs"
 HEADS = (1, 6, 12)  # of 12: the slopes of ALiBi fall from the first to the last
 LENGTH = 256
+SMALL = "small"  # the thumbnail of the gallery
 CAPTIONS = {
     "map": "Rows are queries, columns are keys: the {what} of heads 1, 6 and 12 over {length} tokens.",
     "profile": "The same against the distance between query and key.",
@@ -21,7 +23,6 @@ def sources() -> str:
     """A hash of everything that a picture depends on."""
     code = ROOT / "relpos"
     rooms = ("forms", "encodings", "maps", "pictures")
-    rooms = ("forms", "encodings", "maps", "pictures")
     files = [Path(__file__), *(file for room in rooms for file in sorted(code.glob(f"{room}/*.py")))]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
@@ -29,12 +30,15 @@ def sources() -> str:
 def pictures(name: str) -> dict[str, Path]:
     """The files of an encoding's pictures by kind, drawn if they are missing."""
     folder = KEPT / "pictures" / sources()
-    files = {kind: folder / f"{name}-{kind}.png" for kind in CAPTIONS}
+    files = {kind: folder / f"{name}-{kind}.png" for kind in (*CAPTIONS, SMALL)}
     for kind, file in files.items():
-        if not file.exists():
-            with mpl.rc_context({"savefig.dpi": 110}):
-                picture = relpos.draw(name, show="profile" if kind == "profile" else None, head=HEADS, length=LENGTH)
-                picture.save(file)
+        if file.exists():
+            continue
+        if kind == SMALL:
+            save(thumbnail_figure(name), file)
+        else:  # the page has the caption
+            show: Show | None = "profile" if kind == "profile" else None
+            relpos.draw(name, show=show, head=HEADS, length=LENGTH, caption=False).save(file)
     return files
 
 
@@ -45,6 +49,6 @@ def markdown(name: str) -> str:
     for kind, caption in CAPTIONS.items():
         text = caption.format(what=what, length=LENGTH)
         width = '{ width="480" }' if kind == "profile" else ""
-        lines += [f"![{text}](pictures/{name}-{kind}.png){width}", ""]
+        lines += [f"![{kind} of {name}](pictures/{name}-{kind}.png){width}", ""]
         lines += [f"*{text} Drawn by `relpos.draw`, untrained.*", ""]
     return "\n".join(lines)

@@ -9,9 +9,10 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "native/README.md", "benchmarks/results/*.md", "benchmarks/results/*.png")
+OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "native/README.md", "benchmarks/results/*.png")
 INSTEAD = {"README.md": "docs/index.md"}  # the site has a landing page of its own
 RENAMED = {"native/README.md": "native/kernel.md"}  # a README would be the first page of its section
+RESULTS = re.compile(r"benchmarks/results/([\w-]+)\.md")  # all of them are sections of one page, docs/benchmarks.md
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\](?:\([^)]*\))?)*)\]\((?!https?:|mailto:)([^)\s]+)\)")
 FENCE = re.compile(r"^(```.*?^```\s*?$)", flags=re.MULTILINE | re.DOTALL)
 
@@ -30,6 +31,8 @@ def source_of(page: str) -> str:
 def page_of(source: str) -> str | None:
     """Path on the site of a file of the repository; None if it is not on the site."""
     source = INSTEAD.get(source, source)
+    if RESULTS.fullmatch(source):
+        return "benchmarks.md"
     if source.startswith("docs/"):
         return source.removeprefix("docs/")
     if re.fullmatch(r"notebooks/[\w-]+\.ipynb", source):
@@ -65,6 +68,8 @@ def rewrite_links(markdown: str, page: str) -> str:
         to = page_of(there)
         if to is None:
             return text
+        if result := RESULTS.fullmatch(there):
+            anchor = anchor or result[1]
         relative = posixpath.relpath(to, posixpath.dirname(page) or ".")
         return f"{picture}[{text}]({relative}{'#' + anchor if anchor else ''})"
 

@@ -5,6 +5,7 @@ one call of attention; the first product of its shape before the softmax gives t
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,10 +69,13 @@ class _Watcher(TorchFunctionMode):
         self.products: list[tuple[Tensor, Tensor, Tensor]] = []  # since the last attention: left, right, result
         self.projections: list[Tensor] = []
         self.boolean = False
+        self.calls: Counter[str] = Counter()  # of this forward, by the module that they are in
         self.weights: tuple[int, ...] | None = None  # shape of the last ones, until the values are multiplied by them
 
     def entering(self, name: str) -> Callable[..., None]:
         def enter(module: nn.Module, arguments: Any) -> None:
+            if not name:  # the complete model
+                self.calls.clear()
             if "Attention" in type(module).__name__:
                 self.products, self.projections, self.weights, self.boolean = [], [], None, False
             self.stack.append((name, module))
@@ -87,13 +91,14 @@ class _Watcher(TorchFunctionMode):
 
         return leave
 
-    @property
-    def layer(self) -> str:
-        """The innermost attention module; else the innermost module with parts."""
+    def _layer(self) -> str:
+        """The innermost attention module; else the innermost module with parts, and the number of its call."""
         for name, module in reversed(self.stack):
             if "Attention" in type(module).__name__:
                 return name
-        return next((name for name, module in reversed(self.stack) if any(module.children())), "")
+        name = next((name for name, module in reversed(self.stack) if any(module.children())), "")
+        self.calls[name] += 1
+        return name if self.calls[name] == 1 and name else f"{name or 'attention'} ({self.calls[name]})"
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -214,7 +219,7 @@ class _Watcher(TorchFunctionMode):
         k: Tensor | None,
         sink: bool,
     ) -> None:
-        call = AttentionCall(self.layer, scores, visible, q, k, sink, self.boolean, list(self.projections))
+        call = AttentionCall(self._layer(), scores, visible, q, k, sink, self.boolean, list(self.projections))
         self.products, self.projections, self.boolean = [], [], False
         with torch._C.DisableTorchFunction():  # what the listener computes is not the model's
             self.listener(call)

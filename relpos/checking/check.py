@@ -1,5 +1,7 @@
 """`relpos.check`: whether the positions of a model are right."""
 
+import contextlib
+import inspect
 import time
 import warnings
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from relpos.checking import configured, fingerprints, ports, rotations, trained
 from relpos.checking.check_options import TESTS, CheckOptions
 from relpos.checking.check_subject import (
     FeatureSubject,
+    FunctionModule,
     FunctionSubject,
     ModelSubject,
     ModuleSubject,
@@ -27,6 +30,7 @@ from relpos.checking.outcomes import Outcome, Test
 from relpos.model_catalogue import PREFIX
 from relpos.pretrained.framing import framing_of
 from relpos.pretrained.open import open_model, open_tokenizer
+from relpos.pretrained.positions import summary
 from relpos.pretrained.reader import predicts_next_token
 from relpos.pretrained.source import find_source, one_line, source_config
 from relpos.pretrained.use import unwrap
@@ -79,7 +83,8 @@ def check(options: CheckOptions) -> Report:
     finally:
         logging.set_verbosity(level)
     ordered = sorted(findings, key=lambda finding: (finding.status != FAILED, ORDER.get(finding.test, -1)))
-    return Report(subject.name, tuple(diagnosed(ordered)), time.monotonic() - begun)
+    positions = summary(subject.model) if isinstance(subject, ModelSubject) else ()
+    return Report(subject.name, tuple(diagnosed(ordered)), time.monotonic() - begun, positions)
 
 
 def wants_text(options: CheckOptions) -> bool:
@@ -115,7 +120,9 @@ def subject_of(model: Any, options: CheckOptions) -> Subject:
             return module_subject(model, options)
         return model_subject(inner, work)
     if callable(model):
-        return FunctionSubject(model)
+        if reads_tokens(model):
+            return ModuleSubject(FunctionModule(model), name_of(model), options.example, options.decode)
+        return FunctionSubject(model, name_of(model))
     raise TypeError(f"relpos.check takes a model, a module, a function or a path, not {type(model).__name__}.")
 
 
@@ -140,10 +147,25 @@ def open_original(what: str | Path, trust_remote_code: bool) -> Run:
 
 def module_subject(model: nn.Module, options: CheckOptions) -> Subject:
     """A module that reads token ids, or one that is an attention function."""
-    subject = ModuleSubject(model, example=options.example)
-    if any(isinstance(module, nn.Embedding) for module in model.modules()):
-        return subject
-    return FunctionSubject(model, subject.name)
+    if reads_tokens(model.forward):
+        return ModuleSubject(model, example=options.example, decode=options.decode)
+    return FunctionSubject(model, type(model).__name__)
+
+
+def reads_tokens(function: Callable[..., Any]) -> bool:
+    """Whether a function takes token ids, and not queries, keys and values: it needs fewer than three arguments."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # a built-in function
+        return False
+    positional = [x for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
+    return bool(positional) and sum(x.default is x.empty for x in positional) < 3
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name of a function; of a partial one, that of what it calls."""
+    inner = getattr(function, "func", function)
+    return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 def chosen_tests(options: CheckOptions) -> list[Test]:
@@ -160,12 +182,14 @@ def make_tests(subject: Subject, tests: list[Test], say: Callable[[str], object]
     """The findings of all tests; if a forward fails, that is the only one."""
     findings: list[Finding] = []
     with subject.prepared():
-        failure = FORWARD.finding(subject)
-        if failure is None or failure.status != PASSED:
-            reason = "a forward failed" if failure is None else failure.words
-            broken = Finding("forward", FORWARD.title, FAILED, None, reason, diagnosis=FORWARD.diagnosis)
-            untested = [Finding(test.name, test.title, "not tested", words="a forward failed") for test in tests]
-            return [broken, *untested]
+        first = FORWARD.finding(subject)
+        if first is not None and first.status != PASSED:
+            return [first, *(Finding(test.name, test.title, NOT_TESTED, words="see the first line") for test in tests)]
+        if subject.causal is None and "causality" not in (test.name for test in tests):
+            with contextlib.suppress(
+                Exception
+            ):  # other tests ask what it has measured; a model's code may raise anything
+                fingerprints.causality(subject)
         for number, test in enumerate(tests, 1):
             say(f"{test.title} ({number} of {len(tests)})")
             finding = test.finding(subject)
@@ -177,11 +201,16 @@ def make_tests(subject: Subject, tests: list[Test], say: Callable[[str], object]
 def forward(subject: Subject) -> Outcome:
     """A forward on a short text must give finite numbers."""
     tokens = min(8, subject.length)
-    output = subject.run(subject.tokens(1, tokens, 0))
+    try:
+        output = subject.run(subject.tokens(1, tokens, 0))
+    except NotTestableError:
+        raise
+    except Exception as error:  # a model's own code may raise anything
+        return Outcome(True, None, f"{type(error).__name__}: {one_line(error)[:200]}")
     if output.dim() != 3 or (output.shape[1] != tokens and not isinstance(subject, FeatureSubject)):
         raise NotTestableError(f"it returns {tuple(output.shape)} for {tokens} tokens, not one row per token")
     if not bool(torch.isfinite(output).any()):
-        raise NotTestableError("its outputs are not finite")
+        return Outcome(True, None, "its outputs are not finite")
     return Outcome(False)
 
 

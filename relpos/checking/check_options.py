@@ -38,6 +38,12 @@ class CheckOptions:
     example: Mapping[str, Any] | None = option(
         None, "Further arguments of the module's forward, for one that needs more than token ids.", command=False
     )
+    decode: Callable[[Any], Any] | None = option(
+        None,
+        "A function that reads token ids (1, length) step by step with the module's own cache and returns the logits "
+        "of all of them, to compare with reading them at once.",
+        command=False,
+    )
     trust_remote_code: bool = option(False, "Run the code of a checkpoint that transformers does not know.")
     say: Callable[[str], object] | None = option(
         None, "Called with lines about the progress.", shown="nothing is said", command=False

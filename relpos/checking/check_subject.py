@@ -76,11 +76,18 @@ class Subject:
 class ModuleSubject(Subject):
     """Any module that returns logits, or hidden states, for token ids."""
 
-    def __init__(self, model: nn.Module, name: str = "", example: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        name: str = "",
+        example: Mapping[str, Any] | None = None,
+        decode: Callable[[Tensor], Any] | None = None,
+    ) -> None:
         self.model: nn.Module = model
         self.name = name or type(model).__name__
         self.causal = None
         self.example = dict(example or {})
+        self.decode = decode  # token ids (1, length) to logits, step by step with the module's own cache
         self.casts: list[Cast] = []
         self.accepted = inspect.signature(model.forward).parameters
         self.padding = "attention_mask" in self.accepted
@@ -88,8 +95,9 @@ class ModuleSubject(Subject):
 
     @cached_property
     def vocabulary(self) -> int:
+        """The tokens that it knows: by its largest table, else by its logits for the first one."""
         tables = [module.num_embeddings for module in self.model.modules() if isinstance(module, nn.Embedding)]
-        return max(tables, default=VOCABULARY)
+        return max(tables) if tables else self.run(torch.zeros(1, 1, dtype=torch.long, device=self.device)).shape[-1]
 
     @cached_property
     def device(self) -> torch.device:
@@ -120,6 +128,17 @@ class ModuleSubject(Subject):
         finally:
             for change in self.casts:
                 change.owner.data = change.data.float()
+
+
+class FunctionModule(nn.Module):
+    """A function of token ids as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, ids: Tensor, **inputs: Any) -> Any:
+        return self.function(ids, **inputs)
 
 
 class ModelSubject(ModuleSubject):
@@ -333,5 +352,5 @@ def first_tensor(output: Any) -> Tensor:
     logits = getattr(output, "logits", None)
     found = logits if isinstance(logits, Tensor) else next(iter(tensors(output)), None)
     if found is None:
-        raise TypeError(f"it returns {type(output).__name__}, which has no tensor of real numbers.")
+        raise NotTestableError(f"it returns {type(output).__name__}, which has no tensor of real numbers")
     return found.detach().to(torch.promote_types(found.dtype, torch.float32))

@@ -17,10 +17,17 @@ FAILED: Status = "failed"
 NOT_TESTED: Status = "not tested"
 SIGNS = {PASSED: "✓", FAILED: "✗", NOT_TESTED: "–"}
 STYLE = """
+h1, p { overflow-wrap: anywhere; }
 th { text-align: left; } td { vertical-align: top; } td:nth-child(n+3) { white-space: normal; min-width: 9em; }
+@media (max-width: 700px) {  /* a phone: one test below the other */
+  table, tbody, tr { display: block; } thead, td:nth-child(2) { display: none; }
+  tr { border-bottom: 1px solid #eee; padding: .4em 0; }
+  td { display: block; border: 0; padding: 0; white-space: normal; }
+  td:nth-child(n+3) { padding-left: 1.2em; } td:empty { display: none; }
+}
 svg { max-width: 100%; height: auto; } svg text { fill: currentColor; font: 12px system-ui, sans-serif; }
 @media (prefers-color-scheme: dark) {
-  body { color: #e4e4e4; background: #16181c; } h2 { border-color: #444; } th, td { border-color: #333; }
+  body { color: #e4e4e4; background: #16181c; } h2 { border-color: #444; } tr, th, td { border-color: #333; }
   th { border-color: #888; } pre { background: #22252b; } a { color: #8ab4f8; }
 }
 """
@@ -57,11 +64,13 @@ class Report:
         subject: What was checked.
         findings: One per test, the failed ones first.
         seconds: How long it took.
+        positions: Where the configuration puts position, one line per group of equal layers; empty if there is none.
     """
 
     subject: str
     findings: Sequence[Finding]
     seconds: float = 0.0
+    positions: Sequence[str] = ()
 
     @property
     def failed(self) -> bool:
@@ -116,19 +125,26 @@ class Report:
 
     def to_markdown(self) -> str:
         """The report as Markdown: what is wrong and what mends it, then every test, then what could not be tested."""
-        lines = [f"# relpos check: {escaped(self.subject)}", "", escaped(self.summary), ""]
+        folders = Path(self.subject).parts
+        name = folders[-1] if len(folders) > 2 else self.subject  # a name on the hub has two parts
+        lines = [f"# relpos check: {escaped(name)}", "", escaped(self.summary), ""]
+        if self.positions:
+            lines += ["As configured:", "", items([escaped(line) for line in self.positions]), ""]
         for finding in self.findings:
             if finding.status == FAILED:
                 begins = f" ({finding.begins})" if finding.begins else ""
                 words = f"{finding.words[:1].upper()}{finding.words[1:]}{begins}."
-                lines += [f"## {SIGNS[FAILED]} {escaped(finding.title)}", "", escaped(words), ""]
+                name = f": {finding.fault}" if finding.fault else ""
+                lines += [f"## {SIGNS[FAILED]} {escaped(finding.title + name)}", "", escaped(words), ""]
                 lines += [f"**What it means.** {escaped(finding.diagnosis)}", ""]
                 lines += [f"**What to do.** {escaped(finding.remedy)}", ""] if finding.remedy else []
         made = [
             row[:4] for row, finding in zip(self.rows(), self.findings, strict=True) if finding.status != NOT_TESTED
         ]
-        cells = [[escaped(cell) for cell in row] for row in made]
-        lines += ["## Tests", "", table(["test", "result", "by how much", "begins"], cells, text=True), ""]
+        columns = ["test", "result", "by how much", "begins"]
+        columns = columns if any(row[3] for row in made) else columns[:3]
+        cells = [[escaped(cell) for cell in row[: len(columns)]] for row in made]
+        lines += ["## Tests", "", table(columns, cells, text=True), ""]
         reasons: dict[str, list[str]] = {}
         for finding in self.findings:
             if finding.status == NOT_TESTED:
@@ -149,6 +165,7 @@ class Report:
             del finding["evidence"]
         return {
             "subject": self.subject,
+            "positions": list(self.positions),
             "failed": self.failed,
             "exit_status": self.exit_status,
             "faults": self.faults,
@@ -187,8 +204,9 @@ def curve(finding: Finding) -> str:
         return f"{x:.1f},{y:.1f}"
 
     points = " ".join(place(index, value) for index, value in enumerate(finding.differences))
-    labels = [f'<text x="0" y="14">10^{top:.1f}</text>', f'<text x="0" y="{height - bottom}">10^−7</text>']
-    labels.append(f'<text x="{left}" y="{height - 2}">position, of {len(finding.differences)} compared</text>')
-    line = f'<polyline fill="none" stroke="#c0392b" stroke-width="2" points="{points}"/>'
+    labels = [f'<text x="0" y="14">{10**top:.2g}</text>', f'<text x="0" y="{height - bottom + 8}">1e−7</text>']
+    words = f"{len(finding.differences)} positions, in order; relative to the spread of the outputs, logarithmic"
+    labels.append(f'<text x="{left}" y="{height - 2}">{words}</text>')
+    line = f'<polyline fill="none" stroke="#d9534f" stroke-width="2" points="{points}"/>'
     size = f'viewBox="0 0 {width} {height + 8}" width="{width}" role="img"'
     return f"<h2>{html.escape(finding.title)}: difference by position</h2>\n<svg {size}>{line}{''.join(labels)}</svg>"

@@ -52,6 +52,15 @@ class Layer(Protocol):
 
 
 @dataclass(frozen=True)
+class NumberedLayer:
+    """A layer of a port, of which its number is known."""
+
+    index: int
+    name: str
+    model_type: str = ""
+
+
+@dataclass(frozen=True)
 class LayerRotation:
     """Queries and keys of one layer by position, and how the configuration says that they are turned."""
 
@@ -272,10 +281,32 @@ def worst_by_layer(rotations: Sequence[LayerRotation]) -> list[float]:
     ]
 
 
+def probed(subject: Subject) -> Outcome:
+    """Without a configuration: queries and keys must be rotated alike."""
+    positions = torch.arange(subject.length)
+    calls, constant = repeated_token(subject, positions, False, subject.tokens(1, 1, 0))
+    rotations = []
+    for index, (name, (q, k, _)) in enumerate(calls.items()):
+        expected = estimate(q, positions, None) or estimate(k, positions, None)
+        if constant[name] and expected is not None:
+            rotations.append(LayerRotation(NumberedLayer(index, name), expected, positions, q, k, None))
+    if not rotations:
+        raise NotTestableError("no rotation of queries and keys was seen, and nothing says that there must be one")
+    off = worst_by_layer(rotations[:1])[0]  # of the first layer: the content of later ones may depend on the position
+    first = rotations[0]
+    assert first.expected is not None
+    words = f"{rotary_words(first.expected)}, measured"
+    if off <= CLOSE:
+        return Outcome(False, off, f"q and k alike: {words}")
+    evidence = {"rotations": rotations, "wrong": [0], "subject": subject}
+    return Outcome(True, off, f"q and k are rotated differently: {words}", f"layer {first.layer.index + 1}", evidence)
+
+
 def rotation(subject: Subject) -> Outcome:
     """Compare what runs with what the configuration says."""
-    model = as_model(subject)
-    rotations = measured(model)
+    if not isinstance(subject, ModelSubject):
+        return probed(subject)
+    rotations = measured(subject)
     off = worst_by_layer(rotations)
     wrong = [number for number, amount in enumerate(off) if amount > CLOSE]
     if not wrong:
@@ -287,7 +318,7 @@ def rotation(subject: Subject) -> Outcome:
     first = rotations[wrong[0]]
     by_position = torch.maximum(first.off(first.q, first.expected), first.off(first.k, first.expected))
     begins = int(first.positions[(by_position > CLOSE).nonzero()[0]])
-    numbers = layer_numbers([rotations[number].layer.index + 1 for number in wrong], model.layers[-1].index + 1)
+    numbers = layer_numbers([rotations[number].layer.index + 1 for number in wrong], subject.layers[-1].index + 1)
     amount = max(off)
     return Outcome(
         True,
@@ -352,7 +383,8 @@ def rotary_words(rotary: Rotary) -> str:
     """A measured rotation in words."""
     theta = theta_of(rotary)
     base = "" if theta is None else f", theta {theta:,.0f}" if theta >= 1000 else f", theta {theta:.4g}"
-    return f"{rotary.rotated} of {rotary.head_dim} dimensions, {rotary.layout} layout{base}"
+    backwards = ", backwards" if bool((rotary.frequencies[:1] < 0).all()) else ""
+    return f"{rotary.rotated} of {rotary.head_dim} dimensions, {rotary.layout} layout{base}{backwards}"
 
 
 def estimate(x: Tensor, positions: Tensor, expected: Rotary | None) -> Rotary | None:
@@ -402,18 +434,31 @@ def theta_of(rotary: Rotary) -> float | None:
     return math.exp(float(exponents.mean()))
 
 
-def cached_positions(subject: ModelSubject, read: Callable[[Tensor], object], total: int) -> dict[str, Any]:
+def first_rotary(subject: Subject, length: int) -> tuple[str, Rotary | None]:
+    """The first layer that rotates, and how; the first layer, if none does."""
+    if isinstance(subject, ModelSubject):
+        layer = next((layer for layer in subject.layers if subject.known[layer.name].kind == "rotary"), None)
+        described = None if layer is None else subject.known[layer.name].rotary
+        if layer is None or described is None:
+            return subject.layers[0].name, None
+        return layer.name, expected_rotary(layer, described, length)
+    positions = torch.arange(subject.length)
+    calls, _ = repeated_token(subject, positions, False, subject.tokens(1, 1, 0))
+    return next(((name, estimate(q, positions, None)) for name, (q, _, _) in calls.items()), ("", None))
+
+
+def cached_positions(subject: Subject, read: Callable[[Tensor], object], total: int) -> dict[str, Any]:
     """At which positions the queries of a text were turned, or looked up, and which keys they saw.
 
     `read` reads token ids (1, total), piece by piece.
     """
     seen: list[tuple[Tensor, Tensor]] = []
     rows: list[int] = []
-    layer = next((layer for layer in subject.layers if subject.known[layer.name].kind == "rotary"), None)
-    table = next((x for x in (each.table for each in subject.layers) if x is not None), None)
+    name, rotary = first_rotary(subject, total)
+    layers = subject.layers if isinstance(subject, ModelSubject) else []
+    table = next((x for x in (layer.table for layer in layers) if x is not None), None)
 
     def listen(call: AttentionCall) -> None:
-        name = subject.layers[0].name if layer is None else layer.name
         if call.layer == name and call.q is not None:
             seen.append((call.q[0].transpose(0, 1).double(), call.visible()))
 
@@ -432,11 +477,9 @@ def cached_positions(subject: ModelSubject, read: Callable[[Tensor], object], to
     with subject.captured(listen):
         subject.run(ids)
     evidence: dict[str, Any] = {"visible": [visible for _, visible in cached]}
-    if layer is not None and cached and len(seen) == 1:
-        described = subject.known[layer.name].rotary
-        rotary = None if described is None else expected_rotary(layer, described, total)
+    if rotary is not None and cached and len(seen) == 1:
         queries, whole = torch.cat([q for q, _ in cached]), seen[0][0]  # (total, heads, head_dim)
-        if rotary is not None and queries.shape == whole.shape and queries.shape[-1] == rotary.head_dim:
+        if queries.shape == whole.shape and queries.shape[-1] == rotary.head_dim:
             places = torch.arange(2 * total, dtype=torch.float64)[:, None]
             nearest = []
             for place, query in enumerate(queries):

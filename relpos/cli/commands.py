@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from relpos.checking.check_options import CheckOptions
-from relpos.cli.from_options import Command, Values, command
-from relpos.cli.paper_tables import print_item, print_items, print_smoke, print_speeds, print_verdict
+from relpos.cli.from_options import Command, Values, command, parse_options
 from relpos.cli.tables import print_comparison, print_faults, print_report, print_results, print_scores
 from relpos.comparison.compare_options import CompareOptions
-from relpos.encodings.registry import check_encoding_or_folder
+from relpos.encodings.registry import canonical, check_encoding_or_folder, check_options_of
+from relpos.encodings.registry import names as registered_names
 from relpos.evaluation.evaluate_options import EvaluateOptions, of_output
 from relpos.explorer.explore_options import ExploreOptions
+from relpos.model_catalogue import check_model_exists
 from relpos.paper.figures_options import FigureOptions
 from relpos.paper.paper_options import PaperOptions
 from relpos.pictures.draw_options import (
@@ -29,6 +30,7 @@ from relpos.pictures.draw_options import (
     WIDTHS,
     DrawOptions,
     check_combination,
+    check_encoding,
     check_files,
     of_looks,
     of_values,
@@ -164,6 +166,8 @@ def train(options: Values) -> None:
     """
     train_options = TrainOptions(**options)
     settings = train_options.settings()
+    if settings.model.start is not None:
+        check_model_exists(settings.model.start)
 
     from relpos.training.training import train as train_model
 
@@ -213,6 +217,9 @@ def evaluate(options: Values, output: Values, cluster: Values) -> None:
     - relpos evaluate runs/cable runs/rope --workers 2
     - torchrun --nproc-per-node 4 -m relpos.cli evaluate runs/cable --lengths 65536 --context-parallel
     """
+    check_options(EvaluateOptions(**options))
+    for run in options["runs"]:
+        check_model_exists(run)
     where = make_executor(ClusterOptions(**cluster))
 
     from relpos.evaluation.evaluate import evaluate as evaluate_runs
@@ -267,11 +274,15 @@ def check(options: Values, output: Values) -> None:
         if path.suffix != suffix:
             raise ValueError(f"{path.name!r} must end in {suffix}.")
 
-    from relpos.checking.check import check as check_model
-
     model, *others = options.pop("model", [None])
     if others:
         raise ValueError("one model is checked at a time: to compare two ports, give the other by --against.")
+    for name in (model, options.get("against")):
+        if name is not None:
+            check_model_exists(name)
+
+    from relpos.checking.check import check as check_model
+
     line = LiveLine(sys.stderr, every=10.0, first=10.0)
     report = check_model(model, **options, say=line)
     line.clear()
@@ -294,6 +305,9 @@ def compare(options: Values, cluster: Values) -> None:
     - relpos compare --out runs/three --ray 10.0.0.1:6379 --cores 4 --gpus 1
     - relpos compare --out runs/three --report-only
     """
+    for spec in options.get("encodings", []):
+        name, *pairs = spec.split(":")
+        check_options_of(name, parse_options(pairs))
     where = make_executor(ClusterOptions(**cluster), default_workers=1)
 
     from relpos.comparison.compare import compare as compare_encodings
@@ -353,6 +367,8 @@ def draw(options: Values, output: Values) -> None:
     check_combination(what, checked)
     for item in what:
         check_encoding_or_folder(item)
+        if canonical(item) in registered_names():
+            check_encoding(canonical(item), checked)
     if files.text_file is not None:
         if "text" in options:
             raise ValueError("give --text or --text-file, not both.")
@@ -383,6 +399,8 @@ def figures(options: Values) -> None:
 
     The models are kept in RUNS/figures-ENCODING-PRESET.
     """
+    check_options(FigureOptions(**options))
+
     from relpos.paper.figures import draw_figures
 
     failed = draw_figures(**options, say=typer.echo)
@@ -410,6 +428,8 @@ def paper(options: Values) -> None:
     - relpos paper run figure3 --size small
     - relpos paper verify runs/paper-table4-cable-tiny-fineweb-edu
     """
+    from relpos.cli.paper_tables import print_item, print_items, print_verdict
+
     given = PaperOptions(**options, say=typer.echo)
     check_options(given)
     action, *rest = [*given.words, ""]
@@ -431,6 +451,7 @@ def paper(options: Values) -> None:
 
 
 def _run_paper(given: PaperOptions, words: list[str]) -> None:
+    from relpos.cli.paper_tables import print_smoke, print_speeds
     from relpos.paper.catalogue import item
     from relpos.paper.reproduce import run_cell
 
@@ -515,15 +536,16 @@ def gpu_report(options: Values) -> None:
     - relpos gpu-report
     - relpos gpu-report --quick --out report.json
     """
-    from relpos.attend.gpu_report import gpu_report as make_report
-    from relpos.cli.tables import gpu_report_page
-
     file = None if "out" not in options else Path(options["out"])
     if file is not None and file.suffix.lower() not in (".md", ".json"):  # before the work
         raise ValueError(f"cannot write a report to {file.name!r}: the name must end in .md or .json.")
     if file is not None:
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
+
+    from relpos.attend.gpu_report import gpu_report as make_report
+    from relpos.cli.tables import gpu_report_page
+
     with _progress("trying the kernels") as progress:
         report = make_report(quick=options.get("quick", False), progress=progress)
     page = gpu_report_page(report)

@@ -180,6 +180,8 @@ def print_report(report: "CheckReport") -> None:
 
     from relpos.checking.findings import FAILED
 
+    for line in report.positions:
+        typer.echo(line)
     rows = []
     for finding, cells in zip(report.findings, report.rows(), strict=True):
         style = "bold" if finding.status == FAILED else ""

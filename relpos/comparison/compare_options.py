@@ -50,7 +50,7 @@ class CompareOptions:
     encodings: Sequence[str] | None = of_model(
         None,
         "Encodings (`relpos ls`); options follow after colons, and settings of the optimizer for one encoding: alibi, "
-        "rope:base=500000, kerple_log:optimizer.position_lr=0.01.",
+        "rope:base=500000, fire:optimizer.lr=0.01.",
         shown=", ".join(ENCODINGS),
         metavar="NAME,NAME,...",
         complete=names,

@@ -53,6 +53,7 @@ def _paragraphs(comparison: Comparison, records: Records, out: Path) -> list[str
         ),
         *_listed("What the table shows:", summary.findings(comparison, perplexities, standings)),
         *_differences(comparison, standings),
+        *_ranks(comparison, records),
         *_bits(comparison, records),
         *_curves(comparison, perplexities, out),
         *_positions(comparison, records, out),
@@ -138,6 +139,19 @@ def _difference(at_length: Standing | None, encoding: str) -> str:
     difference = at_length.differences[encoding]
     bounds = f"({difference.low:+.3f} to {difference.high:+.3f})".replace(" ", "\N{NO-BREAK SPACE}")
     return f"{difference.mean:+.3f}{'*' if difference.significant else ''} {bounds}"
+
+
+def _ranks(comparison: Comparison, records: Records) -> list[str]:
+    """The table of ranks with their intervals."""
+    by_length = summary.make_ranks(comparison, records)
+    if not by_length:
+        return []
+    text = (
+        "Mean rank over the resamples of documents and seeds, 1 for the lowest loss, and the interval that holds 95 % "
+        "of them. Encodings whose intervals overlap cannot be told apart by this comparison."
+    )
+    cells = _by_length(comparison, lambda encoding, length: str(by_length.get(length, {}).get(encoding, "–")))
+    return ["## Ranks", text, cells]
 
 
 def _bits(comparison: Comparison, records: Records) -> list[str]:

@@ -191,6 +191,57 @@ def _differences(
     return results
 
 
+@dataclass(frozen=True)
+class Rank:
+    """The rank of an encoding at a length, 1 for the lowest loss, and its 95 % interval."""
+
+    mean: float  # over the resamples
+    low: int
+    high: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f} ({self.low}–{self.high})" if self.high > self.low else str(self.low)
+
+
+def ranks(rows: Mapping[str, Mapping[int, Row]], seed: int = 0) -> dict[str, Rank]:
+    """The ranks of encodings at one length, by their rows of each seed; empty if they cannot be ranked.
+
+    The losses of all encodings are computed for the same resamples of the documents. To each a value of Student's t is
+    added, scaled by the standard error over seeds of the encoding's distance from the mean of all encodings.
+    """
+    known = {encoding: seeds for encoding, seeds in rows.items() if seeds}
+    common = sorted(set.intersection(*(set(seeds) for seeds in known.values()))) if known else []
+    units = [known[encoding][number]["units"] for encoding in known for number in common]
+    if len(known) < 2 or len(common) < 2 or len(units[0]["number"]) < FEW:
+        return {}
+    if any(other[key] != units[0][key] for other in units for key in ("number", "tokens")):
+        return {}
+    tokens = np.array(units[0]["tokens"], dtype=np.float64)  # (units,)
+    losses = np.array([[_losses(seeds[n]) for n in common] for seeds in known.values()])  # (encodings, seeds, units)
+    sums, counts = bootstrap(losses.mean(1).T, tokens, seed=seed, draws=DRAWS)
+    distances = losses.sum(2) / tokens.sum()
+    distances = distances - distances.mean(0)  # (encodings, seeds)
+    errors = distances.std(axis=1, ddof=1) / len(common) ** 0.5
+    noise = np.random.default_rng(seed).standard_t(len(common) - 1, size=(DRAWS, len(known)))
+    drawn = sums / counts[:, None] + errors * noise
+    places = drawn.argsort(axis=1).argsort(axis=1) + 1  # (draws, encodings)
+    return {
+        encoding: Rank(
+            float(column.mean()), *(int(bound) for bound in np.quantile(column, (0.025, 0.975), method="nearest"))
+        )
+        for encoding, column in zip(known, places.T, strict=True)
+    }
+
+
+def make_ranks(comparison: Comparison, records: Records) -> dict[int, dict[str, Rank]]:
+    """The ranks at every length at which the encodings can be ranked."""
+    by_length = {
+        length: ranks({name: measured_rows(comparison, records, name, length) for name in comparison.encodings})
+        for length in comparison.lengths
+    }
+    return {length: at_length for length, at_length in by_length.items() if at_length}
+
+
 def _losses(row: Row) -> NDArray[np.float64]:
     return np.array(row["units"]["loss"], dtype=np.float64)
 

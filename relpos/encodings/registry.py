@@ -52,7 +52,7 @@ OTHER_WORDS = {  # sizes and options as other libraries call them: our word
     **dict.fromkeys(("theta", "rope_theta", "rotary_base"), "base"),
 }
 LARGE = 2**27  # the product of an encoding's sizes from which its memory is checked
-CARDS = Path(__file__).with_name("cards.json")  # so that `relpos ls` need not import torch; `make readme` writes it
+CARDS = Path(__file__).with_name("cards.json")  # so that `relpos ls` need not import torch; `make cards` writes it
 Arguments = ParamSpec("Arguments")
 _registered: dict[str, type["Encoding"]] = {}
 
@@ -122,6 +122,16 @@ def encoding_class(name: str) -> type["Encoding"]:
     file, class_name = FILES[name]
     cls: type[Encoding] = getattr(importlib.import_module(f"relpos.encodings.{file}"), class_name)
     return cls
+
+
+def check_options_of(name: str, options: Iterable[str]) -> None:
+    """Refuse an unknown encoding, and options that it does not have, by its card: without torch."""
+    if canonical(name) not in names():
+        raise unknown("encoding", name, names())
+    allowed = card(name).options
+    for option in options:
+        if option not in allowed:
+            raise unknown_option(name, option, allowed)
 
 
 def check_encoding_or_folder(what: str | Path) -> None:
@@ -217,7 +227,7 @@ def builtin_card(name: str) -> Card:
 
 
 def write_cards() -> None:
-    """Write the file of cards, for `make readme`."""
+    """Write the file of cards, for `make cards`."""
     cards = {name: dataclasses.asdict(builtin_card(name)) for name in FILES}
     CARDS.write_text(json.dumps(cards, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 

@@ -10,3 +10,11 @@ TENSOR = (
     "a tensor or array that you already have: (heads, tokens, tokens) or (layers, heads, tokens, tokens), rows are "
     "queries, NaN and −inf are keys that are not seen; or one per layer, as the `attentions` of transformers."
 )
+
+
+def check_encoding_request(layer: object, text: object) -> None:
+    """Refuse a layer and a text for an encoding without a model."""
+    if text is not None:
+        raise ValueError("an encoding without a model reads no text: give a run's folder, or leave the text out.")
+    if layer not in ("last", "all", 1):
+        raise ValueError(f"an encoding without a model has one layer, not layer {layer}: leave the layer out.")

@@ -277,9 +277,9 @@ def _fetched_view(what: str, request: Request) -> View | None:
     """The bias of a model on the hub, of which only the positional tensors are fetched; None for all others."""
     if "/" not in what or Path(what).exists():
         return None
+    from relpos.model_catalogue import is_hub_name
     from relpos.pretrained.open import fetch_positions
     from relpos.pretrained.reader import static_call
-    from relpos.pretrained.source import is_hub_name
 
     fetched = fetch_positions(what) if is_hub_name(what) else None
     if fetched is None:

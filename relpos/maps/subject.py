@@ -14,7 +14,7 @@ from relpos.attend.arguments import LayerCall
 from relpos.encodings.registry import encoding
 from relpos.forms.bias import Toeplitz
 from relpos.forms.encoding import Encoding
-from relpos.maps import HEAD_DIM, HEADS, LENGTH
+from relpos.maps import HEAD_DIM, HEADS, LENGTH, check_encoding_request
 from relpos.maps.head_values import all_heads, flat_values, head_values
 from relpos.maps.layer import Layer, Quantity, encoding_layer, open_layer
 from relpos.maps.map import PIXELS
@@ -188,12 +188,7 @@ class EncodingSubject(Subject):
         return self.shows[0]
 
     def view(self, request: Request) -> View:
-        if request.text is not None:
-            raise ValueError("an encoding without a model reads no text: give a run's folder, or leave the text out.")
-        if request.layer not in ("last", "all", 1):
-            raise ValueError(
-                f"an encoding without a model has one layer, not layer {request.layer}: leave the layer out."
-            )
+        check_encoding_request(request.layer, request.text)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(request.seed)
             return self._view(request, request.length or LENGTH, request.causal is not False)

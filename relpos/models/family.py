@@ -63,7 +63,7 @@ class PositionedConfig(_Config):
         """Return the configuration of a named size.
 
         Args:
-            name: nano, tiny, small, medium or large (`relpos.models.PRESETS`).
+            name: pico, nano, tiny, small, medium or large (`relpos.models.PRESETS`).
             **entries: Further entries, as `vocab_size` and `position`; they win over those of the size.
 
         Returns:
@@ -216,6 +216,7 @@ class Family(Reader):
             **self.dropout(dropout),
             **special,
             vocab_size=vocab_size,
+            initializer_range=preset.initializer_range,
             position=dict(position),
             share_position=share_position,
         )

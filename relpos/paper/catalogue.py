@@ -220,5 +220,5 @@ def _cells(name: str, entry: Mapping[str, Any]) -> Iterator[Cell]:
             printed = {int(length): value for length, value in part["printed"].get(row, {}).items()}
             lengths = entry.get("lengths", rules["evaluation"]["lengths"])
             windows = rules["evaluation"]["windows"]
-            source = part["source"] if printed else None
+            source = part.get("sources", {}).get(row, part["source"]) if printed else None
             yield Cell(name, row, about["title"], size, part["data"], lengths, windows, settings, printed, source)

@@ -20,7 +20,7 @@ class PaperOptions:
         "Nothing, to list the tables and figures; the name of one, or deviations; run and a name, to train and "
         "evaluate one of its cells; verify and the folder of a run, to compare it with the printed cell. After run "
         "also settings by dotted key, as in data.source=my/fineweb.",
-        metavar="[NAME|run NAME|verify RUN] [KEY=VALUE]...",
+        metavar="[WORD]...",
         argument=True,
     )
     _: KW_ONLY

@@ -62,13 +62,13 @@ def _several_caption(views: Sequence[View], maps: Sequence[Map], profile: bool, 
     names: dict[str, list[str]] = {}
     for view, layer_map in zip(views, maps, strict=True):
         names.setdefault(_shown(view, [layer_map], profile), []).append(view.heading)
-    subjects = "; ".join(f"{', '.join(headings)}: {shown}" for shown, headings in names.items())
+    subjects = ". ".join(f"{'; '.join(headings)}: {shown}" for shown, headings in names.items())
     lengths = sorted({layer_map.length for layer_map in maps})
     tokens = f"{lengths[0]:,} tokens" if len(lengths) == 1 else f"{lengths[0]:,} to {lengths[-1]:,} tokens"
     drawn = {tuple(chosen) for chosen in heads}
     some = f", {_heads_words(min(drawn))}" if len(drawn) == 1 and len(min(drawn)) < maps[0].heads else ""
     start = untrained_line(views)
-    return f"{subjects}; {tokens}{some}." + (f" {start[0].upper()}{start[1:]}." if start else "")
+    return f"{subjects}. {tokens}{some}." + (f" {start[0].upper()}{start[1:]}." if start else "")
 
 
 def _heads_words(heads: Sequence[int]) -> str:

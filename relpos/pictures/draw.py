@@ -18,6 +18,7 @@ from relpos.pictures.draw_options import (
     WIDTHS,
     DrawOptions,
     check_combination,
+    check_heads,
     listed,
 )
 from relpos.pictures.gallery import gallery_picture
@@ -79,12 +80,14 @@ def _several_picture(views: list[View], heads: list[list[int]], look: Look, opti
     profile = options.show == "profile"
     maps = _compute_maps(views, options.show, options.progress, mixed=not profile)
     look = replace(look, caption=options.title + make_caption(views, maps, profile, heads))
-    by_label = dict(zip((view.label for view in views), maps, strict=True))
+    encodings, labels = [view.encoding for view in views], [view.label for view in views]
+    labels = labels if len(set(encodings)) < len(views) else encodings  # of several runs of one encoding, their names
+    by_label = dict(zip(labels, maps, strict=True))
     figure = (draw_together if profile else draw_side_by_side)(by_label, heads, look)
     numbers, arrays = [], Arrays()
-    for view, layer_map in zip(views, maps, strict=True):
+    for view, (label, layer_map) in zip(views, by_label.items(), strict=True):
         numbers.append(map_numbers(view, [layer_map], {}, options.seed))
-        arrays |= map_arrays([layer_map], view.label)
+        arrays |= map_arrays([layer_map], label)
     return Picture(figure, maps, look.caption, {"profiles" if profile else "maps": numbers}, arrays)
 
 
@@ -257,9 +260,7 @@ def _quantities(views: list[View], show: str | None, mixed: bool) -> list[Quanti
 
 def _chosen_heads(options: DrawOptions, heads: int, few: bool = False) -> list[int]:
     """The heads to draw; 0 is the first. Where only a few have room, three of them."""
-    for number in options.head:
-        if not 1 <= number <= heads:
-            raise ValueError(f"there is no head {number}: give numbers from 1 to {heads}.")
+    check_heads(options.head, heads)
     return [number - 1 for number in options.head] or (three_heads(heads) if few else list(range(heads)))
 
 

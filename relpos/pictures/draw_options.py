@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from relpos.maps import BOS, HEAD_DIM, HEADS, LENGTH, TENSOR
+from relpos.encodings.registry import check_options_of
+from relpos.maps import BOS, HEAD_DIM, HEADS, LENGTH, TENSOR, check_encoding_request
 from relpos.system.options import COUNT, SEED, Range, option
 
 if TYPE_CHECKING:
@@ -110,6 +111,20 @@ def check_files(picture: Path, numbers: Path | None = None) -> None:
     ):
         if file is not None and file.suffix.lower() not in endings:
             raise ValueError(f"cannot write {kind} to {file.name!r}: the name must end in {', '.join(endings)}.")
+
+
+def check_heads(numbers: Sequence[int], heads: int) -> None:
+    """Refuse a head that is not there; 1 is the first."""
+    for number in numbers:
+        if not 1 <= number <= heads:
+            raise ValueError(f"there is no head {number}: give numbers from 1 to {heads}.")
+
+
+def check_encoding(name: str, options: DrawOptions) -> None:
+    """Refuse what an untrained encoding does not have, as far as its card tells: before torch is imported."""
+    check_options_of(name, options.options or {})
+    check_heads(options.head, options.heads or HEADS)
+    check_encoding_request(options.layer, options.text)
 
 
 def listed(what: object) -> list[Any]:

@@ -11,7 +11,6 @@ from relpos.forms.cards import Card, grouped
 from relpos.maps.layer import Quantity
 from relpos.maps.map import ColourScale, Map, map_of_layer
 from relpos.maps.subject import EncodingSubject, Request, View
-from relpos.pictures.colours import page_scales
 from relpos.pictures.draw_options import COLUMNS, WIDTHS, DrawOptions
 from relpos.pictures.map_figures import draw_map
 from relpos.pictures.picture import Arrays, Picture, map_arrays, map_numbers
@@ -84,9 +83,6 @@ def draw_gallery(entries: Mapping[str, GalleryEntry], look: Look) -> Figure:
     side, title, name = 0.86 * across, 0.26 * scale, 0.17 * scale
     down = title + name + 1.52 * side + 0.14 * scale
     page = Page(look.width, rows * down, scale, look.caption if look.captioned else "", look.banner)
-    chosen = [entry.heads[1:2] for entry in entries.values()]
-    scales = page_scales([entry.layer_map for entry in entries.values()], chosen, False)
-    by_name = dict(zip(entries, (of_entry[0] for of_entry in scales), strict=True))
     fits = [min(len(cells), BESIDE) * across / (1.2 * text_width(group, 1.0)) for group, cells in places.items()]
     heading = min(TITLE * scale, *fits)
     for group, cells in places.items():
@@ -97,7 +93,7 @@ def draw_gallery(entries: Mapping[str, GalleryEntry], look: Look) -> Figure:
         for row, column, encoding in cells:
             left, top = (column + 0.07) * across, row * down + title + name
             axes = [page.put(left, top, side, side), page.put(left, top + 1.05 * side, side, 0.45 * side)]
-            draw_thumbnail(axes, entries[encoding], by_name[encoding], scale)
+            draw_thumbnail(axes, entries[encoding], scale)
             size = min(NAME * scale, across / text_width(f"{encoding}  ", 1.0))
             axes[0].set_title(encoding, fontsize=size, pad=3 * scale)
     return page.figure
@@ -115,10 +111,12 @@ def _places(groups: Mapping[str, Sequence[Card]]) -> tuple[dict[str, list[tuple[
     return places, row + (column > 0)
 
 
-def draw_thumbnail(axes: Sequence[Axes], entry: GalleryEntry, scale: ColourScale, size: float) -> None:
-    """Draw the map of one head above the profiles of three."""
+def draw_thumbnail(axes: Sequence[Axes], entry: GalleryEntry, size: float) -> None:
+    """Draw the map of one head, in the colours of one sign in every gallery, above the profiles of three heads."""
     above, below = axes
-    draw_map(above, entry.layer_map, entry.heads[1], scale)
+    head = entry.heads[1]
+    scale = ColourScale.of(*entry.layer_map.range(head), False, entry.layer_map.typical_range(head))
+    draw_map(above, entry.layer_map, head, scale)
     for head, colour in zip(entry.heads, PALETTE, strict=False):
         below.plot(entry.layer_map.distances, entry.layer_map.profile[1, head], color=colour, linewidth=0.9 * size)
     below.margins(x=0, y=0.08)
@@ -134,5 +132,5 @@ def thumbnail_figure(name: str, width: float = 1.6) -> Figure:
     entry = gallery_entry(name)
     page = Page(width, 1.5 * width - 0.08, 1.0, "")
     axes = [page.put(0.04, 0.04, width - 0.08, width - 0.08), page.put(0.04, width + 0.04, width - 0.08, 0.4 * width)]
-    draw_thumbnail(axes, entry, page_scales([entry.layer_map], [entry.heads[1:2]], False)[0][0], 1.0)
+    draw_thumbnail(axes, entry, 1.0)
     return page.figure

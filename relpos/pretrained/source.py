@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,13 +24,13 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.integrations.gguf import read_gguf_metadata
 
+from relpos.model_catalogue import check_model_exists
 from relpos.system.files import read_json
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 FETCHED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]  # of a model on the hub
 ADAPTER, ADAPTER_PICKLE = "adapter_config.json", "adapter_model.bin"  # of peft, which transformers opens by itself
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 PICKLE = (
     "is a pickle, which can run any code when it is opened. If you trust it, convert it to safetensors: open it with "
     "the class of transformers that its config.json names, and save_pretrained to another folder"
@@ -61,16 +60,8 @@ def find_source(what: str | Path, fetch: bool = True) -> Source:
         return Source(str(what), path)
     if path.exists():
         return Source(str(what), path.parent, _gguf(path))
-    if path.suffix == ".gguf":
-        raise FileNotFoundError(f"there is no file {what}.")
-    if not is_hub_name(what):
-        raise FileNotFoundError(f"there is no folder {what}.")
+    check_model_exists(what)
     return Source(str(what), _download(str(what), fetch))
-
-
-def is_hub_name(what: str | Path) -> bool:
-    """Whether something that does not exist here may be a name on the hub: owner/name, where owner is not a folder."""
-    return HUB_NAME.fullmatch(str(what)) is not None and not Path(what).parent.is_dir()
 
 
 def read_config(what: str | Path) -> PreTrainedConfig:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relpos.encodings.registry import canonical, card, encoding_class, names, unknown_option
+from relpos.encodings.registry import canonical, check_options_of, encoding_class, names
 from relpos.model_catalogue import DEFAULT, entry, preset
 from relpos.runs.settings import (
     CORPUS,
@@ -21,7 +21,6 @@ from relpos.runs.settings import (
     ModelSettings,
     Settings,
 )
-from relpos.system.errors import unknown
 from relpos.system.memory import check_memory
 from relpos.tasks import task
 from relpos.text.corpus import bpe_entries
@@ -65,7 +64,7 @@ def _resolve_model(settings: Settings) -> None:
     model.preset = model.preset or PRESET
     model.encoding = canonical(model.encoding or ENCODING)
     model.dropout = model.dropout or 0.0
-    _check_options(model, model.encoding)
+    check_options_of(model.encoding, model.options)
     _resolve_data(data, size.tokenizer)
     _resolve_masking(data, model.family)
     if optimizer.lr is None:
@@ -96,19 +95,10 @@ def _resolve_start(settings: Settings, start: str) -> None:
         raise ValueError(f"only a GPT-2 or a Llama can be started from, not {entry(model.family).title}.")
     if model.encoding is not None:
         model.encoding = canonical(model.encoding)
-        _check_options(model, model.encoding)
+        check_options_of(model.encoding, model.options)
     _resolve_data(data, None)
     if optimizer.lr is None:
         optimizer.lr = START_LR
-
-
-def _check_options(model: ModelSettings, encoding: str) -> None:
-    """Refuse an unknown encoding, and options that it does not have."""
-    if encoding not in names():
-        raise unknown("encoding", encoding, names())
-    for option in model.options:
-        if option not in card(encoding).options:
-            raise unknown_option(encoding, option, card(encoding).options)
 
 
 def _default_folder(settings: Settings) -> str:

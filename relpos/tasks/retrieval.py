@@ -13,7 +13,8 @@ NEEDLE = "the pass key is"
 AFTER = ". remember it ."
 QUESTION = "what is the pass key ? the pass key is"
 KEY = 5  # digits of the pass key
-PAIRS = 4  # to recall, at every length: only their distance grows
+PAIRS = 8  # to recall, at every length: only their distance grows
+ASKED = 4  # of these. If all were asked, a model could answer half of the questions by elimination, without recall
 KEYS = tuple(f"k{i}" for i in range(16))
 VALUES = tuple(f"v{i}" for i in range(16))
 
@@ -49,23 +50,23 @@ class Passkey(Task):
 
 
 class Recall(Task):
-    """Key-value pairs among dots, then every key is followed by its value."""
+    """Key-value pairs among dots, then half of the keys are followed by their values."""
 
     measures = "finding a token by its content and reading the token after it, however far back"
-    layout = "4 pairs of key and value anywhere among dots, ?, then the 4 keys in another order, each with its value"
+    layout = "8 pairs of key and value anywhere among dots, ?, then 4 of the keys in another order, each with its value"
     paper = "multi-query associative recall: Arora et al. 2023 (Zoology), arXiv 2312.04927"
     words = (".", "?", *KEYS, *VALUES)
-    shortest = 4 * PAIRS + 1
+    shortest = 2 * (PAIRS + ASKED) + 1
     chance = 1 / len(VALUES)
 
     def sample(self, rng: Generator, length: int, depth: float | None = None) -> Example:
         keys = rng.choice(self.ids(KEYS), PAIRS, replace=False)
         values = rng.choice(self.ids(VALUES), PAIRS)
-        ids, body = self.filler(length), length - 2 * PAIRS - 1
+        ids, body = self.filler(length), length - 2 * ASKED - 1
         # Drawn as if each pair took one place, then shifted by the pairs before it, so that no two overlap.
         places = np.sort(rng.choice(body - PAIRS, PAIRS, replace=False)) + np.arange(PAIRS)
         ids[places], ids[places + 1] = keys, values
-        order = rng.permutation(PAIRS)
+        order = rng.permutation(PAIRS)[:ASKED]
         ids[body] = self.vocabulary["?"]
         ids[body + 1 :: 2], ids[body + 2 :: 2] = keys[order], values[order]
         return with_answers(ids, slice(body + 2, None, 2))

@@ -16,7 +16,7 @@ class DataOptions:
     words: Sequence[str] = option(
         (),
         "prepare; then settings of the data by dotted key, as in data.heldout=1e8.",
-        metavar="prepare [KEY=VALUE]...",
+        metavar="[WORD]...",
         argument=True,
     )
     _: KW_ONLY

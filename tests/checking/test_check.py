@@ -106,6 +106,103 @@ class TestFunctions:
         assert relpos.check(attention).faults == ["causal mask shifted"]
 
 
+def port_of_ids(ids, weights, wrong=""):
+    """A decoder of one layer as a function of token ids, written with einsum."""
+    embed, *projections = weights
+    x = embed[ids]  # (batch, length, width)
+    q, k, v = (torch.einsum("btd,hed->bthe", x, w.view(4, 8, 32)) for w in projections)
+    angle = torch.arange(ids.shape[1])[:, None] * 10_000 ** -(torch.arange(4) / 4)
+    wave = torch.polar(torch.ones_like(angle), angle)[:, None]
+
+    def rotated(y):
+        turned = torch.complex(y[..., :4], y[..., 4:]) * wave
+        return torch.cat([turned.real, turned.imag], -1)
+
+    scores = torch.einsum("bihe,bjhe->bhij", rotated(q), k if wrong == "keys" else rotated(k))
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    weights = (scores + ~future if wrong == "mask" else scores.masked_fill(future, -torch.inf)).softmax(-1)
+    return {"logits": (x + torch.einsum("bhij,bjhe->bihe", weights, v).flatten(2)) @ embed.T}
+
+
+class TestFunctionsOfTokens:
+    weights = [
+        torch.randn(shape, generator=torch.Generator().manual_seed(0)) / 4 for shape in [(50, 32), *[(32, 32)] * 3]
+    ]
+
+    @pytest.mark.parametrize(("wrong", "faults"), [("", []), ("keys", ["keys unrotated"]), ("mask", ["boolean mask"])])
+    def test_what_is_wrong_is_named(self, wrong, faults):
+        def port(ids):
+            return port_of_ids(ids, self.weights, wrong)
+
+        report = relpos.check(port)
+        assert report.subject == "port"
+        assert report.faults == faults
+        assert status(report)["rotation"] == (FAILED if wrong == "keys" else PASSED)
+
+    def test_what_it_rotates_is_said(self):
+        report = relpos.check(lambda ids: port_of_ids(ids, self.weights), only=["rotation"])
+        assert "8 of 8 dimensions, half layout, theta 10,000" in report.findings[0].words
+
+
+class CachedPort(Port):
+    """The same with a cache of its own; positions after the first call are off by `offset`."""
+
+    def __init__(self, offset=0):
+        super().__init__()
+        self.offset, self.start = offset, 0
+
+    def rotated(self, x):
+        angle = (self.start + torch.arange(x.shape[2]))[:, None] * 10_000 ** -(torch.arange(4) / 4)
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+
+    def forward(self, input_ids, cache=None):
+        if cache is None:
+            return super().forward(input_ids)
+        x, past = self.embed(input_ids), len(cache[0])  # a single token
+        self.start = past + (self.offset if past else 0)
+        for project, out, kept in zip(self.qkv, self.out, cache, strict=True):
+            q, k, v = project(x).unflatten(-1, (3, self.heads, self.size)).permute(2, 0, 3, 1, 4)
+            kept.append((self.rotated(k), v))
+            k, v = (torch.cat(each, 2) for each in zip(*kept, strict=True))
+            weights = (self.rotated(q) @ k.transpose(-1, -2) / self.size**0.5).softmax(-1)
+            x = x + out((weights @ v).transpose(1, 2).flatten(2))
+        self.start = 0
+        return self.head(x)
+
+    def decode(self, ids):
+        cache = [[], []]
+        return torch.cat([self(token, cache) for token in ids.split(1, 1)], 1)
+
+
+@pytest.mark.parametrize(("offset", "faults"), [(0, []), (1, ["cache shifted"])])
+def test_a_cache_of_a_ports_own_is_compared_by_its_decode(offset, faults):
+    port = CachedPort(offset)
+    report = relpos.check(port, decode=port.decode, only=["cache"])
+    assert report.faults == faults
+    assert status(report)["cache"] == (FAILED if faults else PASSED)
+
+
+@pytest.mark.parametrize(
+    ("output", "exit_status", "words"),
+    [
+        (lambda x: x * float("nan"), 1, "not finite"),
+        (lambda x: x.mean(1), 2, "not one row per token"),
+        (lambda x: "text", 2, "it returns str"),
+        (lambda x: (x, None), 0, ""),
+    ],
+)
+def test_outputs_that_cannot_be_read_are_said(output, exit_status, words):
+    table = torch.randn(50, 8)
+
+    def model(ids):
+        return output(table[ids].cumsum(1))
+
+    report = relpos.check(model)
+    assert report.exit_status == exit_status
+    assert words in report.findings[0].words
+
+
 class TestPrecision:
     @pytest.mark.parametrize("family", ["llama", "gpt_neox", "gemma3_text", "modernbert"])
     def test_half_precision_is_no_fault_and_stays_as_it_was(self, family):

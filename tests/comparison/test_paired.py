@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from relpos.comparison.summary import Standing, standing
+from relpos.comparison.summary import Standing, ranks, standing
 
 DOCUMENTS = 25
 
@@ -99,3 +99,29 @@ def test_where_nothing_can_be_compared_nothing_is_marked():
     assert "the same tokens" in standing({**found, "encoding 1": shifted}).unmarked
     apart = {"encoding 0": {0: found["encoding 0"][0]}, "encoding 1": {1: found["encoding 1"][1]}}
     assert "no seed is finished for all" in standing(apart).unmarked
+
+
+class TestRanks:
+    def test_of_equals_are_open_and_of_a_clear_winner_certain(self):
+        made = rows(np.random.default_rng(2), 2, effect=0.2, between_seeds=0.01)
+        first = made["encoding 1"]
+        made["encoding 2"] = {seed: first[(seed + 1) % 3] for seed in first}  # the same mean, from other seeds
+        places = ranks(made)
+        assert str(places["encoding 0"]) == "1"
+        assert places["encoding 0"].mean < 1.01
+        for name in ("encoding 1", "encoding 2"):
+            assert (places[name].low, places[name].high) == (2, 3)
+        assert sum(rank.mean for rank in places.values()) == pytest.approx(6)
+
+    def test_hold_the_true_rank_in_most_tables(self):
+        generator, held = np.random.default_rng(3), 0
+        for trial in range(60):
+            places = ranks(rows(generator, 2, effect=0.03, between_seeds=0.03, between_documents=0.03), seed=trial)
+            held += places["encoding 0"].low == 1
+        assert held >= 54
+
+    def test_need_two_seeds_ten_documents_and_the_same_tokens(self):
+        generator = np.random.default_rng(4)
+        assert ranks({}) == ranks(rows(generator, 1)) == ranks(rows(generator, 2, seeds=1)) == {}
+        other = {"encoding 0": rows(generator, 1)["encoding 0"], "encoding 1": rows(generator, 1)["encoding 0"]}
+        assert ranks(other) == {}

@@ -192,7 +192,7 @@ def test_every_choice_of_an_option_is_accepted(name, option, choice):
 
 
 def test_the_file_of_cards_is_current():
-    """After a change of an encoding, `make readme` writes it again."""
+    """After a change of an encoding, `make cards` writes it again."""
     assert registry.written_cards() == {name: registry.builtin_card(name) for name in FILES}
 
 

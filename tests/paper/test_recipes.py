@@ -51,6 +51,17 @@ class TestTheCatalogue:
             first = item("table1").cell(row, "medium", "fineweb-edu").printed[1024]
             assert item("table4").cell(row, "medium", None).printed[1024] == first
 
+    def test_the_numbers_of_table_1_are_those_that_the_comparison_quotes(self):
+        from documents import ROOT
+
+        table = (ROOT / "docs" / "comparison.md").read_text().split("## What others have measured")[1]
+        quoted = re.findall(r"^\| .*?\(`(\w+)`\) \| (.*) \|$", table, re.MULTILINE)
+        cells = {cell.settings["model.encoding"]: cell for cell in item("figure1").cells}
+        assert len(quoted) == 7
+        for encoding, numbers in quoted:
+            known = [cells[encoding].printed[length] for length in (1024, 4096, 15360)]
+            assert [float(number.strip("* ")) for number in numbers.split("|")] == known
+
     def test_deviations_name_settings_and_options_that_exist(self):
         options = {option for row in book()["rows"].values() for option in card(row["encoding"]).options}
         for deviation in deviations():

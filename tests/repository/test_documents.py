@@ -114,9 +114,9 @@ def test_a_wrong_command_would_be_noticed(command, error):
         check_command(command.split())
 
 
-def test_the_readmes_table_of_encodings_is_current():
-    """`make readme` writes it."""
-    text = (documents.ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_table_of_encodings_is_current():
+    """`make cards` writes it."""
+    text = (documents.ROOT / "docs/encodings/index.md").read_text(encoding="utf-8")
     table = text.split("<!-- encodings:", 1)[1].split("-->\n", 1)[1].split("<!-- end of encodings", 1)[0]
     assert table.strip() == markdown_table([relpos.card(name) for name in relpos.names()]).strip()
 

@@ -7,12 +7,16 @@ import re
 
 import documents
 import pytest
+import yaml
 
 import relpos
+from relpos.encodings.registry import FILES
+from relpos.forms.cards import GROUPS
 from relpos.runs.settings import known_settings
-from website import cards, export, mathematics, notebooks, pages, repository
+from website import benchmarks, cards, export, gallery, mathematics, notebooks, pages, repository
 
 pytestmark = pytest.mark.heavy
+WRITTEN = sorted((documents.ROOT / "docs").rglob("*.md"))
 
 
 @pytest.mark.parametrize("path", pages.PARTS)
@@ -52,6 +56,43 @@ def test_links_lead_to_pages_of_the_site():
     assert rewrite("```\n[a](nowhere.md)\n```", "attention.md") == "```\n[a](nowhere.md)\n```"
     with pytest.raises(FileNotFoundError, match=r"nowhere\.md"):
         rewrite("[a](nowhere.md)", "attention.md")
+
+
+def test_all_result_files_are_sections_of_one_page_and_links_lead_there():
+    page = benchmarks.tables()
+    stems = {file.stem for file in (documents.ROOT / "benchmarks/results").glob("*.md")}
+    assert set(re.findall(r"^## .+ \{#([\w-]+)\}$", page, flags=re.MULTILINE)) == stems
+    assert not re.findall(r"^# ", page, flags=re.MULTILINE)
+    link = repository.rewrite_links("[a](../benchmarks/results/use.md)", "use.md")
+    assert link == "[a](benchmarks.md#use)"
+
+
+@pytest.mark.parametrize("folder", [".", "encodings"])
+def test_the_gallery_has_a_tile_for_every_encoding_below_its_group(folder):
+    tiles = gallery.gallery(folder)
+    places = re.findall(r'^### (.+)$|href="(?:encodings/)?(\w+)\.html"', tiles, flags=re.MULTILINE)
+    group, shown = "", {}
+    for title, name in places:
+        group = title or group
+        if name:
+            shown[name] = group
+    assert shown == {name: GROUPS[relpos.card(name).group] for name in FILES}
+    assert tiles.count("<img") == len(FILES)
+
+
+def test_the_pages_of_the_navigation_have_different_titles():
+    def titles(items):
+        for item in items:
+            for title, where in item.items() if isinstance(item, dict) else ():
+                yield from titles(where) if isinstance(where, list) else [title]
+
+    text = (documents.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    navigation = yaml.safe_load(text[text.index("\nnav:") :])["nav"]
+    every = list(titles(navigation))
+    assert len(every) > 30
+    assert sorted(set(every)) == sorted(every)
+    headings = [re.search(r"^# (.+)$", file.read_text(encoding="utf-8"), flags=re.MULTILINE)[1] for file in WRITTEN]
+    assert sorted(set(headings)) == sorted(headings)
 
 
 def test_formulas_become_mathml_and_an_unknown_command_is_noticed():

@@ -12,7 +12,8 @@ from relpos.checking.findings import FAILED, Finding
 
 FILES = (  # in the order in which they are asked: what explains more comes first
     *("boolean_mask", "causal_mask_shifted", "causal_mask_missing", "encoder_causal"),
-    *("layout", "rotation_missing", "keys_unrotated", "keys_backwards", "nope_rotated", "other_layer"),
+    *("layout", "rotation_missing", "rotation_backwards", "keys_unrotated", "keys_backwards"),
+    *("nope_rotated", "other_layer"),
     *("bfloat16_positions", "bfloat16_frequencies", "scaling_inverted", "scaling_missing", "fraction", "theta"),
     *("factor_missing", "factor_twice"),
     *("window_layers", "window_shifted", "window_missing", "window_everywhere", "sinks_missing"),
