@@ -10,6 +10,7 @@ from explorer import client, get_tile, levels, make_scene, reduced_tile
 
 import relpos
 from relpos.encodings import registry
+from relpos.explorer.gallery import gallery_entry
 from relpos.explorer.sliders import make_encoding, sliders
 from relpos.forms.bias import Toeplitz
 from relpos.maps.map import map_of_layer
@@ -156,18 +157,16 @@ def test_no_two_sliders_of_an_encoding_have_the_same_words(name):
     assert len({slider["label"] for slider in sliders(name, 12, 64)}) == len(shown)
 
 
-@pytest.mark.parametrize(
-    "name", ["alibi", "clipped", "fire", "kerple_log", "rope", "t5", "cable", "sinusoidal", "nope"]
-)
+@pytest.mark.parametrize("name", ["alibi", "clipped", "fire", "rope", "cable"])
 def test_all_heads_of_a_page_have_the_colour_map_of_the_figures(web, name):
-    scene = make_scene(web, encoding=name, length=128)
+    scene = make_scene(web, encoding=name, length=64)
     assert scene["heads"] == 12  # as many as relpos draw has
     show = scene["default_show"]
     reply = web.get(f"/api/scenes/{scene['scene']}/overview?show={show}").text
     heads = json.loads(reply)["heads"]
     details = [web.get(f"/api/scenes/{scene['scene']}/head/1/{n}?show={show}&mass=0").json() for n in range(1, 13)]
     layer = web.explorer.scene(scene["scene"]).view.layer(show, 1)
-    (scales,) = head_scales([map_of_layer(layer, show, pixels=128)], range(12), shared=False)  # of all entries
+    (scales,) = head_scales([map_of_layer(layer, show, pixels=64)], range(12), shared=False)  # of all entries
     assert {one["colour_map"] for one in (*heads, *details)} == {scale.colour_map for scale in scales}
 
 
@@ -192,9 +191,7 @@ def test_small_maps_are_as_fine_as_they_are_asked_for(web):
     assert web.get(f"/api/scenes/{scene['scene']}/overview?side=999").status_code == 400
 
 
-def test_the_gallery_has_the_profile_of_every_encoding(web):
-    entries = [json.loads(line) for line in web.get("/api/gallery").text.splitlines()]
-    assert [entry["name"] for entry in entries] == relpos.names()
-    alibi = entries[0]
+def test_the_gallery_has_the_profiles_of_an_encoding():
+    alibi = gallery_entry("alibi")
     for head, profile in zip(alibi["heads"], alibi["profiles"], strict=True):
         np.testing.assert_allclose(profile, -(2.0 ** (-8 * head / 12)) * np.array(alibi["distance"]), rtol=1e-5)

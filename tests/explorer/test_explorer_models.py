@@ -226,7 +226,7 @@ def test_pictures_and_tables_of_what_is_shown(web, trained, monkeypatch):
     np.testing.assert_allclose(image.get_array()[2:, :2], cells[2:, :2], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "mistral"])
+@pytest.mark.parametrize("kind", ["gpt2", pytest.param("mistral", marks=pytest.mark.slow)])
 def test_an_open_model_is_explored_and_left_as_it_was(kind, trained):
     sizes = {"vocab_size": trained["cable"].model.config.vocab_size, "bos_token_id": 0, "eos_token_id": 0}
     torch.manual_seed(0)
