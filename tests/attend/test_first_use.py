@@ -357,7 +357,13 @@ def table_kernels(monkeypatch):
 
 @run_the_kernels
 @pytest.mark.heavy
-def test_the_kernels_pass(table_kernels):
+@pytest.mark.parametrize("shortest", [320, pytest.param(triton.SHORTEST, marks=pytest.mark.slow)])
+def test_the_kernels_pass(table_kernels, monkeypatch, shortest):
+    """Also on a problem of `shortest` tokens, long enough for tiles to be skipped."""
+    from relpos.attend.triton import skipped_tiles
+
+    monkeypatch.setattr(triton, "SHORTEST", shortest)
+    monkeypatch.setattr(skipped_tiles, "SHORTEST", shortest)
     verdict = table_kernels(40)  # more than one tile
     assert verdict.passed, str(verdict)
 
