@@ -13,7 +13,7 @@ from relpos.encodings.registry import FILES
 from relpos.forms.cards import type_text
 from relpos.runs.settings import Settings
 from relpos.system.options import options_of
-from website import benchmarks, cards, faults, gallery
+from website import benchmarks, cards, faults, tiles
 
 
 def complete(path: str, markdown: str) -> str:
@@ -90,8 +90,8 @@ def text(words: str) -> str:
 
 
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
-    "index.md": ("<!-- gallery -->", lambda: gallery.gallery(".")),
-    "encodings/index.md": ("<!-- gallery -->", lambda: gallery.gallery("encodings")),
+    "index.md": ("<!-- gallery -->", lambda: tiles.gallery(".")),
+    "encodings/index.md": ("<!-- gallery -->", lambda: tiles.gallery("encodings")),
     "benchmarks.md": ("<!-- tables -->", benchmarks.tables),
     "faults.md": ("<!-- faults -->", faults.overview),
     "reference/settings.md": ("<!-- settings -->", settings_tables),

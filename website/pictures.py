@@ -5,7 +5,7 @@ from pathlib import Path
 
 import relpos
 from relpos.pictures.draw_options import Show
-from relpos.pictures.gallery import thumbnail_figure
+from relpos.pictures.encodings_page import thumbnail_figure
 from relpos.pictures.printed_page import save
 from website.repository import ROOT
 

@@ -13,7 +13,7 @@ from relpos.encodings.registry import names
 from relpos.explorer import explore_options as options
 from relpos.explorer.explorer import Explorer
 from relpos.explorer.exports import Region
-from relpos.explorer.gallery import gallery_entry
+from relpos.explorer.gallery_entries import gallery_entry
 from relpos.explorer.measures import difference_ranges, head_details, layer_overview, other_layers
 from relpos.explorer.replies import MOST_SIDE, SIDE, LayerSummary, to_json
 from relpos.explorer.scenes import integer

@@ -369,6 +369,16 @@ def which_layers(numbers: Sequence[int], depth: int) -> str:
     return "all layers" if len(numbers) > 1 else f"layer {numbers[0]} of {depth}"
 
 
+def three_heads(heads: int) -> list[int]:
+    """The first, the middle and the last head (0 is the first); fewer if there are not as many.
+
+    Example:
+        >>> three_heads(12), three_heads(2)
+        ([0, 5, 11], [0, 1])
+    """
+    return sorted({0, max(0, heads // 2 - 1), heads - 1})
+
+
 def token_name(token: str) -> str:
     """The label of a token on an axis: spaces and newlines made visible, long tokens cut."""
     shown = token.replace(" ", "·").replace("\n", "⏎").replace("\t", "⇥").replace("\r", "⏎")

@@ -124,7 +124,7 @@ class Item:
         """The cell with this row, size and text; what is left out must follow from the rest.
 
         Raises:
-            ValueError: There is no such cell, or there are several.
+            ValueError: The cell does not exist, or several match.
         """
         left = self.cells
         for word, value in (("row", row), ("size", size), ("data", data)):
@@ -180,7 +180,7 @@ def item(name: str) -> Item:
     """A table or figure by name, as in table4.
 
     Raises:
-        ValueError: There is no such table or figure.
+        ValueError: The table or figure does not exist.
     """
     if name not in items():
         raise unknown("table or figure", name, list(items()))

@@ -124,7 +124,7 @@ def run_cell(options: PaperOptions, name: str, overrides: Sequence[str] = ()) ->
         The folder of the run.
 
     Raises:
-        ValueError: There is no such cell, or a setting is not allowed.
+        ValueError: The cell does not exist, or a setting is not allowed.
     """
     whole, cell = cell_of(options, name)
     if whole.kind == "speed":
@@ -198,7 +198,7 @@ def verify(folder: str | Path, cell: Cell | None = None) -> Verdict:
         The verdict.
 
     Raises:
-        FileNotFoundError: There is no such run.
+        FileNotFoundError: The run does not exist.
         ValueError: The folder does not say which cell it is.
     """
     folder = Path(folder)

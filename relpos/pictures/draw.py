@@ -10,7 +10,7 @@ from relpos.forms.bias import RankOne, Scaled, Toeplitz, terms
 from relpos.maps.layer import Layer, Quantity
 from relpos.maps.map import NUMBERS, PER_BLOCK, PIXELS, Map, compute_map, map_of_layer, offset_map
 from relpos.maps.model_subject import open_view
-from relpos.maps.subject import Request, TensorSubject, View, is_tensor, label_apart, token_name
+from relpos.maps.subject import Request, TensorSubject, View, is_tensor, label_apart, three_heads, token_name
 from relpos.pictures.captions import make_caption, untrained_line
 from relpos.pictures.draw_options import (
     BY_DISTANCE,
@@ -22,12 +22,12 @@ from relpos.pictures.draw_options import (
     check_heads,
     listed,
 )
-from relpos.pictures.gallery import gallery_picture
+from relpos.pictures.encodings_page import gallery_picture
 from relpos.pictures.map_figures import draw_maps, draw_sheet, draw_side_by_side, name_offsets
 from relpos.pictures.mass_figures import mass_picture
 from relpos.pictures.picture import Arrays, Picture, head_ticks, layer_arrays, map_arrays, map_numbers
 from relpos.pictures.position_figures import scores_picture
-from relpos.pictures.printed_page import Look, three_heads
+from relpos.pictures.printed_page import Look
 from relpos.pictures.profile_figures import draw_profiles, draw_together
 from relpos.system.options import takes
 

@@ -50,16 +50,6 @@ class Look:
         return list(range(heads)) if self.heads is None else list(self.heads)
 
 
-def three_heads(heads: int) -> list[int]:
-    """The first, the middle and the last head (0 is the first); fewer if there are not as many.
-
-    Example:
-        >>> three_heads(12), three_heads(2)
-        ([0, 5, 11], [0, 1])
-    """
-    return sorted({0, max(0, heads // 2 - 1), heads - 1})
-
-
 class Page:
     """A figure whose axes are placed by hand: sizes in inches, from the top left, below the banner."""
 

@@ -10,7 +10,7 @@ from explorer import client, get_tile, levels, make_scene, reduced_tile
 
 import relpos
 from relpos.encodings import registry
-from relpos.explorer.gallery import gallery_entry
+from relpos.explorer.gallery_entries import gallery_entry
 from relpos.explorer.sliders import make_encoding, sliders
 from relpos.forms.bias import Toeplitz
 from relpos.maps.map import map_of_layer

@@ -13,7 +13,7 @@ import relpos
 from relpos.encodings.registry import FILES
 from relpos.forms.cards import GROUPS
 from relpos.runs.settings import known_settings
-from website import benchmarks, cards, export, gallery, mathematics, notebooks, pages, repository
+from website import benchmarks, cards, export, mathematics, notebooks, pages, repository, tiles
 
 pytestmark = pytest.mark.heavy
 WRITTEN = sorted((documents.ROOT / "docs").rglob("*.md"))
@@ -69,15 +69,15 @@ def test_all_result_files_are_sections_of_one_page_and_links_lead_there():
 
 @pytest.mark.parametrize("folder", [".", "encodings"])
 def test_the_gallery_has_a_tile_for_every_encoding_below_its_group(folder):
-    tiles = gallery.gallery(folder)
-    places = re.findall(r'^### (.+)$|href="(?:encodings/)?(\w+)\.html"', tiles, flags=re.MULTILINE)
+    page = tiles.gallery(folder)
+    places = re.findall(r'^### (.+)$|href="(?:encodings/)?(\w+)\.html"', page, flags=re.MULTILINE)
     group, shown = "", {}
     for title, name in places:
         group = title or group
         if name:
             shown[name] = group
     assert shown == {name: GROUPS[relpos.card(name).group] for name in FILES}
-    assert tiles.count("<img") == len(FILES)
+    assert page.count("<img") == len(FILES)
 
 
 def test_the_pages_of_the_navigation_have_different_titles():

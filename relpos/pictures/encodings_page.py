@@ -10,11 +10,11 @@ from relpos.encodings.registry import card, names
 from relpos.forms.cards import Card, grouped
 from relpos.maps.layer import Quantity
 from relpos.maps.map import ColourScale, Map, map_of_layer
-from relpos.maps.subject import EncodingSubject, Request, View
+from relpos.maps.subject import EncodingSubject, Request, View, three_heads
 from relpos.pictures.draw_options import COLUMNS, WIDTHS, DrawOptions
 from relpos.pictures.map_figures import draw_map
 from relpos.pictures.picture import Arrays, Picture, map_arrays, map_numbers
-from relpos.pictures.printed_page import NAME, TITLE, Look, Page, text_width, three_heads
+from relpos.pictures.printed_page import NAME, TITLE, Look, Page, text_width
 from relpos.pictures.profile_figures import PALETTE
 
 LENGTH = 256  # tokens

@@ -10,10 +10,10 @@ from relpos.explorer import replies
 from relpos.explorer.measures import thumbnail
 from relpos.explorer.scenes import ExplorerSubject
 from relpos.maps.diagonals import spread
-from relpos.maps.subject import EncodingSubject
+from relpos.maps.subject import EncodingSubject, three_heads
 
 LENGTH, SHORT = 512, 256  # tokens: of a bias by distance, and of all others, which take longer
-HEAD, HEADS = 6, (1, 6, 12)  # of the map, and of the profiles; of 12
+HEADS = [head + 1 for head in three_heads(12)]  # of the profiles; the second has the map
 SIDE = 96  # cells per side of the map
 POINTS = 96  # of a profile
 
@@ -34,12 +34,12 @@ def _entry(name: str, cls: object) -> replies.GalleryEntry:
     distances = torch.tensor(spread(0, length - 1, POINTS))
     profiles = [scene.head_map(show, 1, head).values.profile(distances)[1].float() for head in HEADS]
     return {
-        **thumbnail(scene, show, 1, HEAD, SIDE),
+        **thumbnail(scene, show, 1, HEADS[1], SIDE),
         "name": name,
         "show": show,
         "length": length,
-        "head": HEAD,
+        "head": HEADS[1],
         "distance": distances.tolist(),
-        "heads": list(HEADS),
+        "heads": HEADS,
         "profiles": [profile.tolist() for profile in profiles],
     }
