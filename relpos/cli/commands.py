@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from relpos.checking.check_options import CheckOptions
-from relpos.cli.from_options import Command, Values, command, parse_options
+from relpos.cli.from_options import Command, Values, command
 from relpos.cli.tables import print_comparison, print_faults, print_report, print_results, print_scores
 from relpos.comparison.compare_options import CompareOptions
 from relpos.encodings.registry import canonical, check_encoding_or_folder, check_options_of
@@ -35,6 +35,7 @@ from relpos.pictures.draw_options import (
     of_looks,
     of_values,
 )
+from relpos.runs.settings import encoding_settings
 from relpos.system.files import write_text, writing
 from relpos.system.options import COUNT, NOT_NEGATIVE, Range, check_options, option
 from relpos.system.progress import Countdown, LiveLine
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 # -- Where the parts of a command run: processes of this machine, a Ray cluster, or SLURM
 
 of_cluster = partial(option, panel="Where the parts run (docs/scale.md)")  # group in the help
+OPTIONS = "model.options."  # begins the settings that are options of an encoding
 UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 ADDRESS = re.compile(r"auto|local|ray://.*|[\w.-]+:\d+|\[[\da-fA-F:]+\]:\d+")
 
@@ -292,6 +294,16 @@ def check(options: Values, output: Values) -> None:
     raise typer.Exit(report.exit_status)
 
 
+def check_entry(entry: str) -> None:
+    """Refuse an entry of --encodings with an unknown encoding or option, without torch."""
+    settings = encoding_settings(entry)
+    rules = settings.get("model.plan", ())
+    for name in [*settings.get("model.options.parts", ()), *(rule["name"] for rule in rules if "name" in rule)]:
+        check_options_of(str(name), ())
+    options = {key.removeprefix(OPTIONS) for key in settings if key.startswith(OPTIONS)}
+    check_options_of(settings["model.encoding"], sorted(options))
+
+
 @command(CompareOptions, ClusterOptions)
 def compare(options: Values, cluster: Values) -> None:
     """Train and evaluate several encodings under equal conditions, and write one report.
@@ -305,9 +317,8 @@ def compare(options: Values, cluster: Values) -> None:
     - relpos compare --out runs/three --ray 10.0.0.1:6379 --cores 4 --gpus 1
     - relpos compare --out runs/three --report-only
     """
-    for spec in options.get("encodings", []):
-        name, *pairs = spec.split(":")
-        check_options_of(name, parse_options(pairs))
+    for encoding in options.get("encodings", []):
+        check_entry(encoding)
     where = make_executor(ClusterOptions(**cluster), default_workers=1)
 
     from relpos.comparison.compare import compare as compare_encodings

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from relpos.comparison.compare_options import (
+    LAST_SHARE,
     LENGTH,
     POSITIONS_SHARE,
     QUICK_ENCODINGS,
@@ -111,6 +112,7 @@ def compare(options: CompareOptions) -> ComparisonReport:
             {**settings_by_key(options), **(options.overrides or {})},
             options.command,
             options.search,
+            options.last,
         )
         size = f"{len(comparison.encodings)} encodings, {comparison.seeds} seeds of each"
         say(f"{folder}: {len(comparison.trials())} trials ({size})")
@@ -327,7 +329,8 @@ def _measure(comparison: Comparison, out: Path, trial: Trial, threads: int, reco
     from relpos.runs.run import open_run
 
     run, tokens, split = open_run(out / trial.name), comparison.eval_tokens, comparison.split
-    record["windows"] = evaluate(run, comparison.lengths, "windows", eval_tokens=tokens, split=split)
+    for name, share in zip(comparison.protocols, (1, LAST_SHARE), strict=False):
+        record[name] = evaluate(run, comparison.lengths, name, eval_tokens=max(1, tokens // share), split=split)
     if trial.seed == 0 and comparison.positions is not None:
         fewer = max(1, tokens // POSITIONS_SHARE)
         record["positions"] = evaluate(run, [comparison.positions], "positions", eval_tokens=fewer, split=split)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relpos.encodings.registry import names
-from relpos.evaluation.evaluate_options import QUICK_MULTIPLES
+from relpos.evaluation.evaluate_options import LAST, QUICK_MULTIPLES
 from relpos.runs.settings import setting
 from relpos.system.options import COUNT, EXECUTOR, TOKENS, option
 
@@ -21,6 +21,7 @@ ENCODINGS = ("alibi", "kerple_log", "clipped", "fire", "rope", "cable", SINUSOID
 MULTIPLES = (1, 2, 4, 8, 16, 32)  # the lengths to evaluate, as multiples of the trained length
 LONG = 8  # loss by position is measured at this multiple of the trained length, or at the longest length if shorter
 POSITIONS_SHARE = 4  # there it is measured on this share of the tokens: its control reads each of them four times
+LAST_SHARE = 16  # the protocol last scores this share of the tokens: it reads a whole window for each 256 of them
 SEEDS = 3
 EVAL_TOKENS = 2**17  # scored at each length, at most; after a short training fewer, as with `relpos evaluate`
 # With the same amount of data, small models learn more from many small steps than with the defaults of `relpos train`:
@@ -50,7 +51,7 @@ class CompareOptions:
     encodings: Sequence[str] | None = of_model(
         None,
         "Encodings (`relpos ls`); options follow after colons, and settings of the optimizer for one encoding: alibi, "
-        "rope:base=500000, fire:optimizer.lr=0.01.",
+        "rope:base=500000, fire:optimizer.lr=0.01. Sums are rope+ssmax, and other layers rope:window=64:every4=nope.",
         shown=", ".join(ENCODINGS),
         metavar="NAME,NAME,...",
         complete=names,
@@ -96,6 +97,11 @@ class CompareOptions:
         "Score at most this many tokens at each length.",
         shown=f"an eighth of the tokens of the training, at most {EVAL_TOKENS}",
         range=COUNT,
+    )
+    last: bool = of_evaluation(
+        False,
+        f"Also score the last {LAST} tokens of windows inside one document (the protocol last), on a sixteenth of the "
+        "tokens: every token then has all of the length before it.",
     )
     quick: bool = of_run(
         False,

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 import yaml
 
@@ -30,7 +30,7 @@ from relpos.evaluation.evaluate_options import default_eval_tokens
 from relpos.model_catalogue import DEFAULT, FamilyEntry, entry
 from relpos.runs.resolve import check_encoding
 from relpos.runs.results import About, RunResult, TextResult
-from relpos.runs.settings import FREE, TABLES, Settings, flatten, load_settings, parse_overrides
+from relpos.runs.settings import FREE, TABLES, Settings, encoding_settings, flatten, load_settings
 from relpos.system.files import Entries, Lock, read_json, read_yaml, write_text
 from relpos.system.options import check_options
 from relpos.text import SplitName
@@ -41,6 +41,7 @@ RECORD = "trial.json"  # in a trial's folder
 # Settings of all trials where a comparison has other defaults than `relpos train`.
 SHARED = {"data.length": LENGTH, "run.batch_size": BATCH, "run.keep_checkpoints": 1, **TABLES}
 ENDS = ("run.steps", "run.tokens", "run.minutes")
+TableProtocol = Literal["windows", "last"]  # a table over encodings and lengths
 OWN = ("model.options.", "optimizer.")  # settings that an encoding may have to itself, after colons
 
 
@@ -58,10 +59,7 @@ class Trial:
 
     def settings(self, out: Path) -> Entries:
         """The settings in which it differs from the other trials, by dotted key; `out` is the comparison's folder."""
-        name, *options = self.encoding.split(":")
-        # A key with a dot is a setting of this encoding's trainings; the others are options of the encoding.
-        settings = {key if "." in key else f"model.options.{key}": v for key, v in parse_overrides(options).items()}
-        return {"model.encoding": name, **settings, "run.seed": self.seed, "run.out": str(out / self.name)}
+        return {**encoding_settings(self.encoding), "run.seed": self.seed, "run.out": str(out / self.name)}
 
 
 @dataclass
@@ -76,6 +74,7 @@ class Comparison:
     settings: Entries  # that all trials share, by dotted key
     commands: list[str] = field(default_factory=list)  # that created the comparison or added to it
     split: SplitName = "heldout"  # the text that is scored
+    last: bool = False  # whether the protocol `last` is measured too
     search: bool = False  # whether each encoding has settings of its own, from an equal search (search.py)
     chosen: dict[str, Entries] = field(default_factory=dict)  # these settings by encoding, as far as they are known
 
@@ -83,6 +82,11 @@ class Comparison:
     def length(self) -> int:
         """The trained length."""
         return int(self.settings["data.length"])
+
+    @property
+    def protocols(self) -> list[TableProtocol]:
+        """What is measured at all lengths, with all seeds."""
+        return ["windows", "last"] if self.last else ["windows"]
 
     @property
     def family(self) -> FamilyEntry:
@@ -108,7 +112,8 @@ class Comparison:
         words = ["relpos", "compare", "--encodings", ",".join(self.encodings), "--length", str(self.length)]
         words += ["--lengths", ",".join(map(str, self.lengths)), "--seeds", str(self.seeds)]
         words += [] if self.positions is None else ["--positions", str(self.positions)]
-        words += ["--eval-tokens", str(self.eval_tokens), *(["--search"] if self.search else []), "--out", str(out)]
+        words += ["--eval-tokens", str(self.eval_tokens)]
+        words += [f"--{name}" for name in ("last", "search") if getattr(self, name)] + ["--out", str(out)]
         return shlex.join(words + [f"{k}={v}" for k, v in self.settings.items() if k != "data.length"])
 
     def train_command(self, trial: Trial, out: Path) -> str:
@@ -140,6 +145,7 @@ def make_comparison(
     settings: Mapping[str, Any] | None = None,
     command: str | None = None,
     search: bool = False,
+    last: bool = False,
 ) -> Comparison:
     """Create a comparison in a folder, or add encodings, seeds and lengths to the one that is there.
 
@@ -171,6 +177,7 @@ def make_comparison(
             lengths=sorted({*before.lengths, *new_lengths}),
             positions=positions or before.positions,
             eval_tokens=eval_tokens or before.eval_tokens,
+            last=last or before.last,
             settings=_merged(before.settings, new_settings),
         )
         _check(comparison, out)
@@ -193,9 +200,9 @@ def change_comparison(out: Path, change: Callable[[], Comparison]) -> Comparison
 
 
 def canonical_entry(encoding: str) -> str:
-    """An encoding with its options, by its name in the registry."""
+    """An encoding with its options, or a sum of several, by their names in the registry."""
     name, *options = encoding.strip().split(":")
-    return ":".join([canonical(name), *options])
+    return ":".join(["+".join(map(canonical, name.split("+"))), *options])
 
 
 def _default(encodings: list[str], lengths: list[int], settings: Mapping[str, Any]) -> Comparison:
@@ -227,7 +234,7 @@ def _check(comparison: Comparison, out: Path) -> None:
             raise ValueError(
                 f"{encoding!r} is not an encoding: give a name, or a name with options as in rope:base=500000."
             )
-        for key in Trial(encoding, 0).settings(out).keys() - {"model.encoding", "run.seed", "run.out"}:
+        for key in Trial(encoding, 0).settings(out).keys() - {"model.encoding", "model.plan", "run.seed", "run.out"}:
             if not key.startswith(OWN):
                 raise ValueError(
                     f"{encoding} gives {key} to one encoding: data, model and length must be the same for all. After "
@@ -297,6 +304,7 @@ class TrialRecord(TypedDict, total=False):
     training: TrialTraining
     about: About  # as in run.yaml
     windows: TextResult
+    last: TextResult
     positions: TextResult
 
 
@@ -317,8 +325,13 @@ def write_record(out: Path, trial: Trial, record: TrialRecord) -> None:
 
 def finished(record: TrialRecord, comparison: Comparison, trial: Trial) -> bool:
     """Whether nothing is left to do for a trial. One to which lengths were added is evaluated again, not trained."""
-    if record.get("error") is not None or "windows" not in record:
+    if record.get("error") is not None:
         return False
-    measured = {row["length"] for row in record["windows"]["rows"]}
+    measured = all(measured_lengths(record, name) >= set(comparison.lengths) for name in comparison.protocols)
     by_position = trial.seed > 0 or comparison.positions is None or "positions" in record
-    return measured >= set(comparison.lengths) and by_position
+    return measured and by_position
+
+
+def measured_lengths(record: TrialRecord, protocol: TableProtocol) -> set[int]:
+    """The lengths at which a trial was scored, or refused."""
+    return {row["length"] for row in record[protocol]["rows"]} if protocol in record else set()

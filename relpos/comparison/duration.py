@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from relpos.comparison.compare_options import POSITIONS_SHARE, SEARCH_SHARE
+from relpos.comparison.compare_options import LAST_SHARE, POSITIONS_SHARE, SEARCH_SHARE
 from relpos.comparison.comparison import Comparison, Trial, finished, read_record
 from relpos.comparison.search import tries
 from relpos.evaluation.estimate import PROBE, reading_seconds
+from relpos.evaluation.evaluate_options import LAST
 from relpos.system.executors import LocalExecutor
 from relpos.system.progress import clock_time
 
@@ -82,6 +83,10 @@ def _measure(comparison: Comparison, encoding: str, out: Path) -> tuple[float, f
     with torch.inference_mode():
         work = dict.fromkeys(comparison.lengths, comparison.eval_tokens)
         scoring = reading_seconds(work, read, PROBE) or 0.0
+        if comparison.last:
+            scored = min(LAST, comparison.lengths[0])
+            number = max(1, comparison.eval_tokens // LAST_SHARE // scored)  # of windows, at every length
+            scoring += reading_seconds({n: n * number for n in comparison.lengths}, read, PROBE) or 0.0
         by_position = {comparison.positions or comparison.length: CONTROL * comparison.eval_tokens // POSITIONS_SHARE}
         first = reading_seconds(by_position, read, PROBE) or 0.0
     return training, scoring, 0.0 if comparison.positions is None else first

@@ -5,10 +5,11 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from relpos.comparison import summary
-from relpos.comparison.compare_options import POSITIONS_SHARE, SEARCH_SHARE
+from relpos.comparison.compare_options import LAST_SHARE, POSITIONS_SHARE, SEARCH_SHARE
 from relpos.comparison.comparison import Comparison, Trial, finished, load_comparison
 from relpos.comparison.search import LR, POSITION_LR, TABLE_LR, tries
 from relpos.comparison.summary import Perplexities, Records, Standing
+from relpos.evaluation.evaluate_options import LAST
 from relpos.pictures.curves import Rows, draw_curves, draw_position_panels
 from relpos.pictures.draw import draw
 from relpos.pictures.map_figures import draw_sheet
@@ -56,6 +57,7 @@ def _paragraphs(comparison: Comparison, records: Records, out: Path) -> list[str
         *_ranks(comparison, records),
         *_bits(comparison, records),
         *_curves(comparison, perplexities, out),
+        *_last_tokens(comparison, records),
         *_positions(comparison, records, out),
         *_last_layers(comparison, records, out),
         *_search(comparison, out),
@@ -189,6 +191,22 @@ def _curves(comparison: Comparison, perplexities: Perplexities, out: Path) -> li
     save(draw_curves(series, comparison.length, metric), out / FIGURES / "curves.png")
     caption = f"{metric.capitalize()} by length; the band spans the seeds."
     return ["## Past the trained length", image(f"{FIGURES}/curves.png", caption)]
+
+
+def _last_tokens(comparison: Comparison, records: Records) -> list[str]:
+    """The table of the protocol `last`, if it was measured."""
+    if not comparison.last:
+        return []
+    perplexities = summary.make_table(comparison, records, "last")
+    standings = summary.make_standings(comparison, records, "last")
+    scored = min(LAST, comparison.lengths[0])
+    text = (
+        f"The last {scored} tokens of windows inside one document, the same tokens at every length (`last`), "
+        f"{max(1, comparison.eval_tokens // LAST_SHARE):,} of them: unlike above, no token at a longer length has less "
+        "before it than at a shorter one."
+    )
+    title = f"## {comparison.family.metric.capitalize()} of the last tokens"
+    return [title, text, *summary.marking(standings), _perplexities(comparison, perplexities, standings)]
 
 
 def _positions(comparison: Comparison, records: Records, out: Path) -> list[str]:

@@ -14,7 +14,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from relpos.comparison.comparison import Comparison, Trial, TrialRecord, finished, read_record
+from relpos.comparison.comparison import (
+    Comparison,
+    TableProtocol,
+    Trial,
+    TrialRecord,
+    finished,
+    measured_lengths,
+    read_record,
+)
 from relpos.evaluation.intervals import FEW, bootstrap, interval
 from relpos.runs.results import Row
 
@@ -55,36 +63,37 @@ def read_records(comparison: Comparison, out: Path) -> dict[Trial, TrialRecord]:
     return {trial: read_record(out, trial) for trial in comparison.trials()}
 
 
-def rows_of(record: TrialRecord, comparison: Comparison) -> list[Row]:
-    """The rows of a trial's `windows` evaluation.
+def rows_of(record: TrialRecord, comparison: Comparison, protocol: TableProtocol = "windows") -> list[Row]:
+    """The rows of a trial's evaluation by a protocol.
 
     Empty unless all lengths are measured: the longest length decides which tokens are scored.
     """
-    rows = list(record["windows"]["rows"]) if "windows" in record else []
-    return rows if {row["length"] for row in rows} >= set(comparison.lengths) else []
+    return record[protocol]["rows"] if measured_lengths(record, protocol) >= set(comparison.lengths) else []
 
 
-def measured_rows(comparison: Comparison, records: Records, encoding: str, length: int) -> dict[int, Row]:
+def measured_rows(
+    comparison: Comparison, records: Records, encoding: str, length: int, protocol: TableProtocol = "windows"
+) -> dict[int, Row]:
     """The evaluation rows of an encoding at a length that have a perplexity, by seed."""
     return {
         trial.seed: row
         for trial in comparison.trials_of(encoding)
-        for row in rows_of(records[trial], comparison)
+        for row in rows_of(records[trial], comparison, protocol)
         if row["length"] == length and not row["error"]
     }
 
 
-def make_table(comparison: Comparison, records: Records) -> Perplexities:
+def make_table(comparison: Comparison, records: Records, protocol: TableProtocol = "windows") -> Perplexities:
     """The perplexities of a comparison by encoding and length: `table["alibi"][512].mean`."""
     return {
-        encoding: {length: _cell(comparison, records, encoding, length) for length in comparison.lengths}
+        encoding: {length: _cell(comparison, records, encoding, length, protocol) for length in comparison.lengths}
         for encoding in comparison.encodings
     }
 
 
-def _cell(comparison: Comparison, records: Records, encoding: str, length: int) -> Cell:
+def _cell(comparison: Comparison, records: Records, encoding: str, length: int, protocol: TableProtocol) -> Cell:
     of_encoding = [records[trial] for trial in comparison.trials_of(encoding)]
-    rows = [row for record in of_encoding for row in rows_of(record, comparison) if row["length"] == length]
+    rows = [row for record in of_encoding for row in rows_of(record, comparison, protocol) if row["length"] == length]
     if any(row["error"] for row in rows):
         missing = "refused"
     else:
@@ -133,10 +142,14 @@ class Standing:
         return {self.lowest, *(name for name, difference in self.differences.items() if not difference.significant)}
 
 
-def make_standings(comparison: Comparison, records: Records) -> dict[int, Standing]:
+def make_standings(
+    comparison: Comparison, records: Records, protocol: TableProtocol = "windows"
+) -> dict[int, Standing]:
     """Test at every measured length which encodings differ from the lowest."""
     standings = {
-        length: standing({name: measured_rows(comparison, records, name, length) for name in comparison.encodings})
+        length: standing(
+            {name: measured_rows(comparison, records, name, length, protocol) for name in comparison.encodings}
+        )
         for length in comparison.lengths
     }
     return {length: at_length for length, at_length in standings.items() if at_length is not None}

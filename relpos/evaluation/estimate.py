@@ -8,7 +8,9 @@ WORTH = 5  # the work must be this many times as long as the measurement
 
 
 def reading_seconds(work: Mapping[int, int], read: Callable[[int, int], object], longest: int = PROBE) -> float | None:
-    """About how many seconds a model needs to read texts; None if there is too little to measure it first.
+    """About how many seconds a model needs to read texts.
+
+    None if there is too little to measure it first, or if the encoding refuses even the shortest length.
 
     The time of a token grows with the length of its window by the time of attention alone, so that two lengths give
     the time at every length: a straight line.
@@ -22,7 +24,10 @@ def reading_seconds(work: Mapping[int, int], read: Callable[[int, int], object],
     if sum(work.values()) < 3 * WORTH * PROBE:
         return None
     short = min(*lengths, longest)
-    read(short, 1)  # the first call loads libraries
+    try:
+        read(short, 1)  # the first call loads libraries
+    except ValueError:
+        return None
     at_short = _seconds_per_token(read, short)
     try:
         growth = (_seconds_per_token(read, longest) - at_short) / max(1, longest - short)

@@ -20,7 +20,8 @@ PRESET = "nano"
 ENCODING = "kerple_log"
 CORPUS = "sotu"
 LENGTH, BATCH, STEPS = 512, 8, 200
-TASK_LENGTH, TASK_BATCH, TASK_STEPS = 64, 32, 2000  # the same of a run on a task
+TASK_PRESET = "pico"
+TASK_LENGTH, TASK_BATCH, TASK_STEPS = 64, 64, 1000  # of a run on a task: docs/tasks.md has the trials
 START_LR, START_POSITION_LR = 3e-4, 3e-3  # of a run that starts from a model: docs/training.md has the trials
 MOST_STEPS = 10**9  # of a run: more than any reaches
 MASKINGS = ("token", "word")
@@ -34,11 +35,13 @@ ORDERS = ("random", "sequential")
 # entry moves by how much it matters.
 TABLES = {"optimizer.table_lr": 0.1, "optimizer.table_eps": 1e-5}
 START = {"optimizer.position_lr": START_POSITION_LR, **TABLES}  # defaults of a run that starts from a model
-TASK = {"data.length": TASK_LENGTH, "run.batch_size": TASK_BATCH}  # defaults of a run on a task
+# Defaults of a run on a task.
+TASK = {"data.length": TASK_LENGTH, "run.batch_size": TASK_BATCH, "optimizer.weight_decay": 0.0}
 
 RECIPES = Path(__file__).with_name("recipes")
 Values = dict[str, Any]  # by name or dotted key
 EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")  # 1e-3, which YAML reads as text
+EVERY = re.compile(r"every(\d+)")  # every4=nope: a rule of model.plan
 COUNT = Range(1, MOST_STEPS)
 SHARE = Range(0, below=1)
 
@@ -54,7 +57,9 @@ class ModelSettings:
         shown="random weights",
     )
     family: str | None = option(None, "Architecture of the model.", shown=FAMILY, choices=tuple(FAMILIES))
-    preset: str | None = option(None, "Size of the model.", shown=PRESET, choices=tuple(PRESETS))
+    preset: str | None = option(
+        None, "Size of the model.", shown=f"{PRESET}; {TASK_PRESET} for a task", choices=tuple(PRESETS)
+    )
     encoding: str | None = option(
         None,
         "Positional encoding; `relpos ls` lists the names.",
@@ -123,7 +128,7 @@ class DataSettings:
         None, "Tokens of a task that have a loss: answers or all.", shown="answers", choices=LOSSES
     )
     task_shortest: int | None = option(
-        None, "Draw lengths of a task from here to data.length.", shown="data.length", range=Range(1)
+        None, "Draw lengths of a task from here to data.length.", shown="data.length; 9 for copy", range=Range(1)
     )
 
 
@@ -148,7 +153,7 @@ class OptimizerSettings:
     )
     beta1: float = option(0.9, "AdamW's decay of the mean of the gradients.", range=SHARE)
     beta2: float = option(0.95, "AdamW's decay of the mean of their squares.", range=SHARE)
-    weight_decay: float = option(0.1, "Weight decay of matrices.", range=NOT_NEGATIVE)
+    weight_decay: float = option(0.1, "Weight decay of matrices.", shown="0.1; 0 for a task", range=NOT_NEGATIVE)
     max_grad_norm: float = option(1.0, "Gradients are scaled down to this norm.", range=NOT_NEGATIVE)
     position_lr: float | None = option(
         None,
@@ -295,6 +300,29 @@ def parse_overrides(pairs: list[str]) -> Values:
                 "list as in [a, b]; put quotation marks around a text with special characters."
             ) from None
     return overrides
+
+
+def encoding_settings(entry: str) -> Values:
+    """The settings, by dotted key, of an encoding as it is written in a list on the command line.
+
+    `rope:base=500000` has an option of the encoding, `kerple_log:optimizer.lr=0.01` a setting of its trainings;
+    `rope+ssmax` is the sum of two encodings; `rope:window=64:every4=nope` sees 64 tokens, and in every fourth layer
+    has another encoding, without a window.
+    """
+    name, *pairs = entry.split(":")
+    parts = name.split("+")
+    settings: Values = {"model.encoding": name}
+    if len(parts) > 1:
+        settings = {"model.encoding": "sum", "model.options.parts": parts}
+    rules: list[Values] = []
+    for key, value in parse_overrides(pairs).items():
+        if key == "window":
+            rules.insert(0, {"every": 1, "window": value})
+        elif every := EVERY.fullmatch(key):
+            rules.append({"every": int(every[1]), "name": value})
+        else:
+            settings[key if "." in key else f"model.options.{key}"] = value
+    return {**settings, **({"model.plan": rules} if rules else {})}
 
 
 def recipes() -> list[str]:

@@ -2,16 +2,21 @@
 
 import json
 import os
+import shlex
 
 import pytest
 from conftest import SMALL_RUN
+from typer.testing import CliRunner
 
+from relpos.cli import app
 from relpos.comparison.compare import run_trial
 from relpos.comparison.comparison import RECORD, Trial, load_comparison, make_comparison, read_record
 from relpos.comparison.report import write_report
 from relpos.comparison.search import choose_settings, make_search, search_folder, tries
 from relpos.evaluation.evaluation import evaluate
+from relpos.models.plan import layer_encodings
 from relpos.runs.run import open_run
+from relpos.runs.settings import load_settings, parse_overrides
 
 pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("world")]
 SHARED = {key: value for key, value in SMALL_RUN.items() if key != "model.encoding"}
@@ -47,7 +52,7 @@ def test_every_encoding_is_given_the_same_settings_as_far_as_it_has_the_paramete
 
 def test_an_encoding_gets_the_setting_with_the_lowest_validation_loss_and_is_scored_on_the_test_half(world, shared):
     out = world / "searched"
-    make_comparison(out, ["alibi"], 1, [16, 32], settings=shared, search=True)
+    make_comparison(out, ["alibi"], 1, [16, 32], settings=shared, search=True, last=True)
     assert not load_comparison(out).settled("alibi")
     search = make_search(out)
     assert (search.split, search.lengths, search.settings["run.steps"]) == ("validation", [16], 3)
@@ -64,9 +69,11 @@ def test_an_encoding_gets_the_setting_with_the_lowest_validation_loss_and_is_sco
     assert run_trial(comparison, out, Trial("alibi", 0), threads=1) == 0
     assert open_run(out / "alibi-s0").settings.optimizer.lr == lowest
     record = read_record(out, Trial("alibi", 0))
-    assert (record["windows"]["split"], record["positions"]["split"]) == ("test", "test")
+    assert [record[name]["split"] for name in ("windows", "last", "positions")] == ["test"] * 3
+    assert [row["length"] for row in record["last"]["rows"]] == [16, 32]
     text = write_report(out)[1].read_text()
     assert "## What was tried for each encoding" in text
+    assert "## Perplexity of the last tokens" in text
     assert text.count("| `alibi` | 0.00") == 3
     assert f"**{losses[lowest]:.4f}**" in text
 
@@ -96,5 +103,40 @@ def test_an_encoding_may_have_settings_of_the_optimizer_to_itself_but_no_other_d
     settings = comparison.settings_of(Trial(entry, 0), tmp_path)
     assert (settings.model.options, settings.optimizer.position_weight_decay) == ({"clamped": True}, 1.5)
     assert comparison.settings_of(Trial("alibi", 0), tmp_path).optimizer.position_weight_decay == 0
+    refused = CliRunner().invoke(
+        app, ["compare", "--encodings", "kerple_log:optimizer.rate=1", "--out", f"{tmp_path}/e"]
+    )
+    assert "unknown setting 'optimizer.rate'" in str(
+        refused.exception
+    )  # by the settings, not as an option of the encoding
     with pytest.raises(ValueError, match=r"data\.length to one encoding: data, model and length must be the same"):
         make_comparison(tmp_path / "d", ["alibi:data.length=32"], settings=shared)
+
+
+def test_an_encoding_may_be_a_sum_or_have_others_in_some_layers(tmp_path, shared):
+    entries = ["rope+ssmax", "rope:window=8:every2=nope"]
+    comparison = make_comparison(tmp_path / "c", entries, settings={**shared, "model.preset": "pico"})
+    summed, layered = (comparison.settings_of(Trial(entry, 0), tmp_path) for entry in entries)
+    assert (summed.model.encoding, summed.model.options["parts"]) == ("sum", ["rope", "ssmax"])
+    rope = {"name": "rope", "length": 16}  # the trained length, which scalings of RoPE need
+    assert layer_encodings(layered.model.position(), 2) == [{**rope, "window": 8}, {"name": "nope"}]
+    assert Trial(entries[1], 0).name == "rope-window=8-every2=nope-s0"
+    commands = [comparison.train_command(Trial(entry, 0), tmp_path) for entry in entries]
+    again = [load_settings(None, parse_overrides(shlex.split(command)[2:])) for command in commands]
+    assert [settings.model for settings in again] == [summed.model, layered.model]
+
+
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        ("rope+ssmaxx", "Did you mean 'ssmax'"),
+        ("rope:every2=nopee", "Did you mean 'nope'"),
+        ("rope:bass=3", "Did you mean 'base'"),
+        ("alibi:data.length=32", "data.length to one encoding"),
+    ],
+)
+def test_a_wrong_entry_is_refused_by_the_command(tmp_path, entry, sentence):
+    result = CliRunner().invoke(app, ["compare", "--encodings", f"alibi,{entry}", "--out", str(tmp_path / "c")])
+    assert result.exit_code != 0
+    assert sentence in " ".join(f"{result.output} {result.exception}".split())
+    assert not (tmp_path / "c").exists()

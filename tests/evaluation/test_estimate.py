@@ -39,6 +39,13 @@ class TestTheTimeOfReading:
 
         monkeypatch.setattr(estimate.time, "perf_counter", lambda: now)
         assert estimate.reading_seconds({512: 50_000, 4096: 50_000}, read) == 100_000
+        assert estimate.reading_seconds({4096: 50_000}, read) is None
+
+    @pytest.mark.heavy
+    def test_of_a_comparison_with_learned_leaves_out_what_it_refuses(self, tmp_path):
+        shared = {"model.preset": "pico", "data.length": 64, "run.steps": 2, "data.tokenizer": "bpe-300"}
+        comparison = make_comparison(tmp_path, ["learned"], 1, [64, 4096], 4096, 2**17, settings=shared, last=True)
+        assert duration.remaining_seconds(comparison, tmp_path, threads=1) > duration.START
 
 
 class TestTokensToScore:
