@@ -16,6 +16,7 @@ from relpos.runs.settings import (
     PRESET,
     START_LR,
     STEPS,
+    TASK_PRESET,
     TASK_STEPS,
     DataSettings,
     ModelSettings,
@@ -60,8 +61,8 @@ def _resolve_model(settings: Settings) -> None:
     """Fill in the settings of a new model, its data and its learning rate."""
     model, data, optimizer = settings.model, settings.data, settings.optimizer
     model.family = model.family or DEFAULT
-    family, size = entry(model.family), preset(model.preset or PRESET)
-    model.preset = model.preset or PRESET
+    model.preset = model.preset or (PRESET if data.task is None else TASK_PRESET)
+    family, size = entry(model.family), preset(model.preset)
     model.encoding = canonical(model.encoding or ENCODING)
     model.dropout = model.dropout or 0.0
     check_options_of(model.encoding, model.options)
@@ -197,8 +198,12 @@ def _resolve_data(data: DataSettings, tokenizer: str | None) -> None:
                 f"{data.task}."
             )
     data.task_loss = data.task_loss or LOSSES[0]
+    source = task(data.task)
+    source.check_length(data.length)
+    if data.task_shortest is None and source.draws_lengths:
+        data.task_shortest = source.shortest
     shortest = data.length if data.task_shortest is None else data.task_shortest
-    task(data.task).check_length(shortest)
+    source.check_length(shortest)
     if shortest > data.length:
         raise ValueError(f"data.task_shortest={shortest} is over data.length={data.length}.")
 

@@ -22,6 +22,7 @@ class Copy(Task):
     words: ClassVar[tuple[str, ...]] = (".", "|", *LETTERS)
     shortest = 9
     chance = 1 / len(LETTERS)
+    draws_lengths = True  # at one length, every answer is at one distance: no order has to be found
 
     def sample(self, rng: Generator, length: int, depth: float | None = None) -> Example:
         count = (length - 1) // 2
@@ -46,6 +47,7 @@ class SelectiveCopy(Copy):
     words = (".", "|", *FEW_LETTERS)
     shortest = 2 * COUNT + 1
     chance = 1 / len(FEW_LETTERS)
+    draws_lengths = False  # the gaps are random at every length
 
     def sample(self, rng: Generator, length: int, depth: float | None = None) -> Example:
         letters = rng.choice(self.ids(FEW_LETTERS), COUNT)

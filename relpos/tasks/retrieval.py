@@ -13,8 +13,8 @@ NEEDLE = "the pass key is"
 AFTER = ". remember it ."
 QUESTION = "what is the pass key ? the pass key is"
 KEY = 5  # digits of the pass key
-PAIRS = 8  # to recall, at every length: only their distance grows
-ASKED = 4  # of these. If all were asked, a model could answer half of the questions by elimination, without recall
+PAIRS = 16  # to recall, at every length: only their distance grows
+ASKED = 12  # of these. With 4 of 8 the task was not learned (docs/tasks.md); if all were asked, elimination would help
 KEYS = tuple(f"k{i}" for i in range(16))
 VALUES = tuple(f"v{i}" for i in range(16))
 
@@ -50,10 +50,10 @@ class Passkey(Task):
 
 
 class Recall(Task):
-    """Key-value pairs among dots, then half of the keys are followed by their values."""
+    """Key-value pairs among dots, then most of the keys are followed by their values."""
 
     measures = "finding a token by its content and reading the token after it, however far back"
-    layout = "8 pairs of key and value anywhere among dots, ?, then 4 of the keys in another order, each with its value"
+    layout = "16 pairs of key and value anywhere among dots, ?, then 12 of the keys in any order, each with its value"
     paper = "multi-query associative recall: Arora et al. 2023 (Zoology), arXiv 2312.04927"
     words = (".", "?", *KEYS, *VALUES)
     shortest = 2 * (PAIRS + ASKED) + 1

@@ -41,6 +41,7 @@ class Task:
     shortest: ClassVar[int]  # the shortest length in tokens
     chance: ClassVar[float]  # the share of answers that guessing gets right
     has_depth: ClassVar[bool] = False  # whether `sample` takes a depth
+    draws_lengths: ClassVar[bool] = False  # whether training draws lengths, from the shortest on, unless told otherwise
 
     def __init__(self, name: str) -> None:
         self.name = name  # in the registry

@@ -44,7 +44,7 @@ class TestARefusedRun:
     def test_of_a_task_with_windows_beyond_memory_leaves_nothing(self, tmp_path):
         out = str(tmp_path / "run")
         huge = load_settings(None, {"data.task": "copy", "data.length": 10**8, "run.out": out})
-        with pytest.raises(ValueError, match=r"32 windows of 100,000,000 tokens per process needs .* TB of memory"):
+        with pytest.raises(ValueError, match=r"64 windows of 100,000,000 tokens per process needs .* TB of memory"):
             train(huge)
         assert not list(tmp_path.iterdir())
 
