@@ -9,8 +9,9 @@ each kind, and with windows, chunks and top-k that are shorter than the 21 token
 the tokens that are not padding (none padded, padded on the right, padded on the left), all gradients, and the logits of
 8 generated tokens after padding on the left are those of transformers' "eager" (of its default, where it has no
 "eager"), to 1e-3 of the largest. "Refused": by `relpos.use`, with this sentence. Types are tried in a child process,
-with a time limit each. By name, "refused" also counts a model that does not build or run, and "own code" one that runs,
-with the same numbers, without calling us. Writes benchmarks/results/model_types.{json,md}; by name named_types.
+with a time limit each. By name, "refused" counts a model that is not built, or does not run, with a sentence that names
+relpos.use(model), and "own code" one that runs, with the same numbers, without calling us.
+Writes benchmarks/results/model_types.{json,md}; by name named_types.
 """
 
 import argparse
@@ -286,7 +287,7 @@ def verdict(kind: str, name: str, by_name: bool = False) -> dict[str, Any]:
     try:
         model = built_by_name(model, calls) if by_name else relpos.use(model)
     except (ValueError, TypeError) as error:
-        ours = str(error).startswith("relpos.use")
+        ours = "relpos.use(model)" in str(error) if by_name else str(error).startswith("relpos.use")
         return row | {"verdict": "refused" if ours else "crashed", "reason": str(error)}
     except Exception as error:
         return row | {"verdict": "crashed", "reason": f"{type(error).__name__}: {error}"}
@@ -311,10 +312,7 @@ def verdict(kind: str, name: str, by_name: bool = False) -> dict[str, Any]:
 
 def built_by_name(model: PreTrainedModel, calls: list[str]) -> PreTrainedModel:
     """The same model, built with `attn_implementation="relpos"`; the classes of layers that call us join `calls`."""
-    try:
-        named = type(model)._from_config(copy.deepcopy(model.config), attn_implementation="relpos")
-    except KeyError as error:  # a model that chooses its attention class by the name
-        raise ValueError(f"relpos.use: transformers does not build it: KeyError: {error}") from error
+    named = type(model)._from_config(copy.deepcopy(model.config), attn_implementation="relpos")
     named.load_state_dict(model.state_dict())
     for module in named.modules():
         vars(module)[LISTENER] = lambda layer, *_: calls.append(type(layer).__name__)

@@ -13,15 +13,19 @@ from small_models import (
     small_model,
 )
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from torch.nn.modules import module as module_hooks
+from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM, MambaConfig, PreTrainedConfig
 
 import relpos
+from relpos.models import named_attention
 from relpos.models.attention_interface import LISTENER
 from relpos.models.named_attention import BY_NAME, calls_interface, named_mask
 
 relpos.register()
 ON_THE_INTERFACE = ["llama", "gpt2", "qwen3", "gemma3_text", "gpt_oss", "bert", "modernbert", "t5", "bart"]
-OUTSIDE = ["bloom", "mpt", "mpnet"]  # they ask for a mask, and would misread ours
+MISREAD_MASKS = ["bloom", "mpt", "mpnet"]  # outside the interface: they ask for a mask, and would misread ours
+CHOOSE_LAYERS_BY_NAME = ["falcon", "gptj", "gpt_neo", "git"]  # transformers alone raises KeyError: 'relpos'
+READ_NO_NAME = ["deberta", "deberta-v2", "xlnet", "xlm", "openai-gpt"]  # they would run without relpos, silently
 REFUSED = r"cannot run the model type .*does not call transformers' attention interface.*relpos\.use\(model\)"
 
 
@@ -58,25 +62,38 @@ def test_generation_equals_eager_with_padding(family):
     assert_same_generation(generated(by_name(family), family), generated(small_model(family), family))
 
 
-@pytest.mark.parametrize("family", OUTSIDE)
+@pytest.mark.parametrize("name", MISREAD_MASKS + CHOOSE_LAYERS_BY_NAME + READ_NO_NAME)
+def test_a_model_outside_the_interface_is_refused_when_it_is_built(name):
+    with torch.device("meta"), pytest.raises(ValueError, match=REFUSED):
+        AutoModel.from_config(CONFIG_MAPPING[name](), attn_implementation="relpos")
+
+
+@pytest.mark.parametrize("family", ["bloom", "mpt"])
 @pytest.mark.parametrize("tokens", [1, 21])
-def test_a_model_outside_the_interface_is_refused_at_its_first_forward(family, tokens):
+def test_a_model_whose_code_cannot_be_read_is_refused_when_it_asks_for_its_mask(monkeypatch, family, tokens):
+    monkeypatch.setattr(named_attention, "has_own_attention", lambda module: False)
     inputs = {name: x[:, -tokens:] for name, x in batch(family).items()}
     with pytest.raises(ValueError, match=REFUSED):
         by_name(family)(**inputs)
 
 
-def test_models_that_choose_their_layers_by_name_are_refused_by_transformers():
-    with pytest.raises(KeyError, match="relpos"):
-        by_name("falcon")
+def test_from_pretrained_refuses_a_model_outside_the_interface(tmp_path):
+    folder = saved(small_model("bloom"), tmp_path / "bloom")
+    with pytest.raises(ValueError, match=REFUSED):
+        AutoModelForCausalLM.from_pretrained(folder, attn_implementation="relpos")
+    assert relpos.use(AutoModelForCausalLM.from_pretrained(folder))
 
 
-@pytest.mark.parametrize("family", ["deberta", "deberta-v2"])
-def test_models_that_read_no_name_run_their_own_code(family):
-    """transformers tells us nothing of them. The numbers are right; `relpos.use` is what runs them on relpos."""
-    model, inputs = by_name(family), batch(family)
-    assert torch.equal(model(**inputs).logits, small_model(family)(**inputs).logits)
-    assert not layers_that_call(model, inputs)
+def test_a_model_without_attention_keeps_the_name():
+    config = MambaConfig(vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=1)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="relpos")
+    assert model(input_ids=torch.zeros(1, 3, dtype=torch.long)).logits.isfinite().all()
+
+
+def test_registering_again_adds_no_second_hook():
+    before = len(module_hooks._global_module_registration_hooks)
+    relpos.register()
+    assert len(module_hooks._global_module_registration_hooks) == before
 
 
 def test_code_from_elsewhere_is_refused_for_only_use_can_check_it():
