@@ -8,7 +8,6 @@ Registers, spills and instructions are read from the machine code (cuobjdump's f
 say how much work is issued, not how long it takes: no clock, cache or conflict of banks is modelled.
 """
 
-import math
 import os
 import re
 import subprocess
@@ -66,7 +65,6 @@ class Loop(Tally):
 
     threads: int
     longest: int  # instructions of the longest way through the body
-    shortest: int  # of the shortest, as where a branch around the mask is taken
 
     def per_score(self, block_m: int, block_n: int) -> float:
         """Instructions per score on the longest way, if one turn of the loop computes a tile of block_m × block_n."""
@@ -262,8 +260,7 @@ def find_loops(instructions: list[Instruction], threads: int) -> Iterator[Loop]:
     wanted = {at for at in flow if is_kind(instructions[at].opcode, "tensor")} or set(flow)
     for body, entries in sorted(innermost(flow, wanted), key=lambda loop: min(loop[0])):
         counts = tally(instructions[at] for at in body)
-        longest, shortest = ways(flow.subgraph(body), entries, instructions)
-        yield Loop(**asdict(counts), threads=threads, longest=longest, shortest=shortest)
+        yield Loop(**asdict(counts), threads=threads, longest=longest_way(flow.subgraph(body), entries, instructions))
 
 
 def innermost(flow: nx.DiGraph, wanted: set[int]) -> Iterator[tuple[set[int], set[int]]]:
@@ -279,20 +276,17 @@ def innermost(flow: nx.DiGraph, wanted: set[int]) -> Iterator[tuple[set[int], se
         yield from inner or [(body, entries)]
 
 
-def ways(body: nx.DiGraph, entries: set[int], instructions: list[Instruction]) -> tuple[int, int]:
-    """Instructions of the longest and of the shortest way round. Loops inside, as those that wait, count once."""
+def longest_way(body: nx.DiGraph, entries: set[int], instructions: list[Instruction]) -> int:
+    """Instructions of the longest way round. Loops inside, as those that wait, count once."""
     last = {before for at in entries for before in body.predecessors(at)}
     once = nx.DiGraph(body)
     once.remove_edges_from([(before, at) for at in entries for before in list(once.predecessors(at))])
     parts = nx.condensation(once)
-    most, least = {}, {}
+    most: dict[int, int] = {}
     for part in nx.topological_sort(parts):
         members = parts.nodes[part]["members"]
-        size = sum(instructions[at].opcode != "NOP" for at in members)
-        before = [x for x in parts.predecessors(part) if x in most]
-        if members & entries:
-            most[part], least[part] = size, size
-        elif before:
-            most[part], least[part] = size + max(most[x] for x in before), size + min(least[x] for x in before)
-    ends = [part for part in most if parts.nodes[part]["members"] & last]
-    return max((most[x] for x in ends), default=0), min((least[x] for x in ends), default=math.inf)
+        before = [most[x] for x in parts.predecessors(part) if x in most]
+        if before or members & entries:
+            size = sum(instructions[at].opcode != "NOP" for at in members)
+            most[part] = size + (0 if members & entries else max(before))
+    return max((most[part] for part in most if parts.nodes[part]["members"] & last), default=0)

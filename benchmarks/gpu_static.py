@@ -76,9 +76,9 @@ class LoopRow:
     atomics_per_score: float
 
 
-def loop_row(loop: Loop, name: str, tile: tuple[int, int], masked: bool, instructions: int | None = None) -> LoopRow:
-    """The row of a loop; `instructions` of a turn are those of its longest way, if not given."""
-    turn, scores = instructions or loop.longest, tile[0] * tile[1] / loop.threads
+def loop_row(loop: Loop, name: str, tile: tuple[int, int], masked: bool) -> LoopRow:
+    """The row of a loop, whose turn has the instructions of its longest way."""
+    turn, scores = loop.longest, tile[0] * tile[1] / loop.threads
     counts = loop.tensor, loop.loads, loop.shared
     return LoopRow(name, masked, tile, turn, turn / scores, *counts, loop.atomics / scores)
 
@@ -140,7 +140,7 @@ def flex_loops(counts: Counts, part: str, sizes: dict[str, int]) -> list[LoopRow
 
 
 def own_rows(target: str, head_dim: int) -> Iterator[Row]:
-    """Our own kernels. One loop serves full and partial tiles, and a branch leaves the mask out of the full ones."""
+    """Our own kernels. Those with a loop over full tiles and one over the others have two; the distances have one."""
     from own_kernels import compile_own
 
     computes = {"forward": "out", "grad_q": "q", "grad_kv": "k, v", "distance": "table"}
@@ -155,14 +155,11 @@ def own_rows(target: str, head_dim: int) -> Iterator[Row]:
                 continue
             counts = compile_own(kernel, target, head_dim, bits, **changes.get(form, {}))
             size = tile_size(kernel, target, head_dim, False, bits)
-            loops = []
-            for loop in counts.loops:
-                tile = size.BM, size.BN
-                loops.append(loop_row(loop, result, tile, masked=True))
-                if kernel != "distance":  # it masks every tile
-                    loops.append(loop_row(loop, result, tile, masked=False, instructions=loop.shortest))
-                else:
-                    loops.append(loop_row(loop, result, tile, masked=False))
+            tile = size.BM, size.BN
+            found = sorted(counts.loops, key=lambda loop: loop.longest)
+            if len(found) != (1 if kernel == "distance" else 2):
+                raise RuntimeError(f"{kernel} for {target} has {len(found)} loops over tiles.")
+            loops = [loop_row(found[0], result, tile, masked=False), loop_row(found[-1], result, tile, masked=True)]
             yield row(counts, "relpos", form, kernel, head_dim, loops)
 
 

@@ -39,8 +39,8 @@ MUTATIONS = [
     Mutation(
         "triton: a mask term",
         "relpos/attend/triton/tiles.py",
-        "s = tl.where(counts & (j >= first) & (j < end), s, C_NEGATIVE_INFINITY)",
         "s = tl.where((j >= first) & (j < end), s, C_NEGATIVE_INFINITY)",
+        "s = tl.where(j < end, s, C_NEGATIVE_INFINITY)",
         "tests/attend/test_triton.py",
     ),
     Mutation(
@@ -69,6 +69,27 @@ MUTATIONS = [
         "relpos/attend/triton/tiles.py",
         "return begin, stop, tl.max(first), tl.min(end)",
         "return begin, stop, tl.max(first), tl.max(end)",
+        "tests/attend/test_triton.py",
+    ),
+    Mutation(
+        "triton: the tile after the full ones is one of them",
+        "relpos/attend/triton/tiles.py",
+        "at += tl.where(at < low, 0, high - low)",
+        "at += tl.where(at <= low, 0, high - low)",
+        "tests/attend/test_triton.py",
+    ),
+    Mutation(
+        "triton: padding counts",
+        "relpos/attend/triton/tiles.py",
+        "s = tl.where(counts, s, C_NEGATIVE_INFINITY)",
+        "s = tl.where(counts | FULL, s, C_NEGATIVE_INFINITY)",
+        "tests/attend/test_triton.py",
+    ),
+    Mutation(
+        "triton: the maximum of a row before its shift",
+        "relpos/attend/triton/forward_kernel.py",
+        "tl.max(s, 1) - shift)",
+        "tl.max(s, 1))",
         "tests/attend/test_triton.py",
     ),
     Mutation(

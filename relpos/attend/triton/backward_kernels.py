@@ -16,7 +16,6 @@ from relpos.attend.triton.tile_bias import (
     C_RANK_ONE,
     C_SCALED,
     C_TOEPLITZ,
-    growth_since_key,
     load_columns,
     load_rows,
     shifted_rows,
@@ -28,14 +27,17 @@ from relpos.attend.triton.tiles import (
     CHANGING,
     capped,
     dropped,
+    full_tiles,
     head_hash,
     key_range,
     load_keys,
     load_tile,
+    loop_range,
     masked,
     product,
     row_interval,
     store_tile,
+    tile_start,
     wide,
 )
 from relpos.attend.triton.toeplitz_tile import load_distances
@@ -99,42 +101,47 @@ def grad_q_kernel(
     if NARROWED:
         begin, stop = narrowed(KEPT_KEYS, head, row0, queries, begin, stop, BM, BN)
     i = (start + r)[:, None]
-    for key0 in range(begin, stop, BN):
-        j = (key0 + tl.arange(0, BN))[None, :]
-        k, counts = load_keys(K, PADDING, key0, k_n, keys, BN, D, BD, PADDED)
-        v, _ = load_keys(V, PADDING, key0, v_n, keys, BN, E, BE, PADDED)
-        s = product(q, tl.trans(k), None, PRECISION)
-        s, slope = capped(s, scale, softcap, CAPPED)
-        apart = totals_apart(QUERY_BASES, KEY_BASES, head, row0, key0, query_width, key_width, BM, BN, FORM)
-        growth_j, w = load_columns(KEY_GROWTH, KEY_VECTORS, head, key0, apart, keys, key_width, R, BR, BN, FORM)
-        bias = tile_bias(
-            i, j, start + row0 - key0, weight[:, None], growth[:, None], inverse[:, None], u,
-            growth_j[None, :], w, TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE,
-            zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, False, PRECISION, ASSEMBLY,
-        )  # fmt: skip
-        partial = (key0 < inner) | (key0 + BN > outer)
-        s += bias - level[:, None]
-        p = tl.exp2(masked(s, j, first[:, None], end[:, None], counts[None, :], partial, PADDED))
-        dp = dropped(product(grad, tl.trans(v), None, PRECISION), hashed, i, j, threshold, kept_factor, DROPS)
-        ds = p * (dp - delta[:, None])  # gradient of the logits
-        if C_RANK_ONE & LEARNED:
-            if SYMMETRIC:
-                sums += tl.sum(signed(ds, RANKS + head * tokens, i, j, tokens, SYMMETRIC), 1)
-                growth_sums += tl.sum(ds * tl.abs(growth[:, None] - growth_j[None, :]), 1)
-            elif WEIGHTED:
-                growth_sums += tl.sum(ds * (growth[:, None] - growth_j[None, :]), 1)
-        if C_SCALED & LEARNED:
-            entry = load_distances(CURVE + curve_zero, i, j, ASSEMBLY)
-            x = entry * inverse[:, None]
-            inverse_sums += tl.sum(ds * scaled_slope(x, HINGES, KNOTS) * entry, 1)
-            knot_sums = fold_knots(knot_sums, ds, x, HINGES, KNOTS)
-        if C_QUERY_VECTORS & LEARNED:
-            row = relative_zero + start + row0 - key0 - (BM - 1)
-            vectors = fold_vectors(vectors, ds, QUERY_RELATIVE, row, u.dtype, R, BR, BM, False, PRECISION)
-        if HAS_ENDS and (C_TOEPLITZ & LEARNED):
-            far_before += tl.sum(tl.where(i - j <= far_low, ds, 0.0), 1)
-            far_after += tl.sum(tl.where(i - j >= far_high, ds, 0.0), 1)
-        acc = product((ds * slope).to(k.dtype), k, acc, PRECISION)
+    low, high = full_tiles(begin, stop, inner, outer, BN)
+    for FULL in tl.static_range(2):
+        first_tile, last_tile = loop_range(begin, stop, low, high, FULL)
+        for at in range(first_tile, last_tile, BN):
+            key0 = tile_start(at, low, high, FULL)
+            j = (key0 + tl.arange(0, BN))[None, :]
+            k, counts = load_keys(K, PADDING, key0, k_n, keys, BN, D, BD, PADDED)
+            v, _ = load_keys(V, PADDING, key0, v_n, keys, BN, E, BE, PADDED)
+            s = product(q, tl.trans(k), None, PRECISION)
+            s, slope = capped(s, scale, softcap, CAPPED)
+            apart = totals_apart(QUERY_BASES, KEY_BASES, head, row0, key0, query_width, key_width, BM, BN, FORM)
+            since_key = (growth + apart)[:, None]  # of the tile
+            growth_j, w = load_columns(KEY_GROWTH, KEY_VECTORS, head, key0, keys, key_width, R, BR, BN, FORM)
+            bias = tile_bias(
+                i, j, start + row0 - key0, weight[:, None], since_key, inverse[:, None], u,
+                growth_j[None, :], w, TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE,
+                zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, False, PRECISION,
+                ASSEMBLY,
+            )  # fmt: skip
+            s += bias - shifted_rows(level, weight, apart, FORM, WEIGHTED, SYMMETRIC)[:, None]
+            p = tl.exp2(masked(s, j, first[:, None], end[:, None], counts[None, :], FULL, PADDED))
+            dp = dropped(product(grad, tl.trans(v), None, PRECISION), hashed, i, j, threshold, kept_factor, DROPS)
+            ds = p * (dp - delta[:, None])  # gradient of the logits
+            if C_RANK_ONE & LEARNED:
+                if SYMMETRIC:
+                    sums += tl.sum(signed(ds, RANKS + head * tokens, i, j, tokens, SYMMETRIC), 1)
+                    growth_sums += tl.sum(ds * tl.abs(since_key - growth_j[None, :]), 1)
+                elif WEIGHTED:
+                    growth_sums += tl.sum(ds * (since_key - growth_j[None, :]), 1)
+            if C_SCALED & LEARNED:
+                entry = load_distances(CURVE + curve_zero, i, j, ASSEMBLY)
+                x = entry * inverse[:, None]
+                inverse_sums += tl.sum(ds * scaled_slope(x, HINGES, KNOTS) * entry, 1)
+                knot_sums = fold_knots(knot_sums, ds, x, HINGES, KNOTS)
+            if C_QUERY_VECTORS & LEARNED:
+                row = relative_zero + start + row0 - key0 - (BM - 1)
+                vectors = fold_vectors(vectors, ds, QUERY_RELATIVE, row, u.dtype, R, BR, BM, False, PRECISION)
+            if HAS_ENDS and (C_TOEPLITZ & LEARNED):
+                far_before += tl.sum(tl.where(i - j <= far_low, ds, 0.0), 1)
+                far_after += tl.sum(tl.where(i - j >= far_high, ds, 0.0), 1)
+            acc = product((ds * slope).to(k.dtype), k, acc, PRECISION)
     store_tile(GRAD_Q + head * queries * D, row0, D, queries, acc * scale, BM, D, BD)
     if C_RANK_ONE & LEARNED:
         if SYMMETRIC:
@@ -181,60 +188,61 @@ def grad_kv_kernel(
     v, _ = load_keys(V + b * v_b + g * v_h, PADDING, key0, v_n, keys, BN, E, BE, PADDED)
     grad_k = tl.zeros([BN, BD], tl.float32)
     grad_v = tl.zeros([BN, BE], tl.float32)
-    at = RANGES + b * range_b + block * 4
-    begin, stop, inner, outer = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+    RANGES += b * range_b + block * 4
+    begin, stop, inner, outer = tl.load(RANGES), tl.load(RANGES + 1), tl.load(RANGES + 2), tl.load(RANGES + 3)
     for member in range(0, group):  # the heads that share these keys, one after the other
         h = g * group + member
         head = b * heads + h
         hashed = head_hash(seed_high, seed_low, head)
-        growth_j, w = load_columns(KEY_GROWTH, KEY_VECTORS, head, key0, 0.0, keys, key_width, R, BR, BN, FORM)
+        growth_j, w = load_columns(KEY_GROWTH, KEY_VECTORS, head, key0, keys, key_width, R, BR, BN, FORM)
         sums = tl.zeros([BN], tl.float32)
         vectors = tl.zeros([BN, BR], tl.float32)
-        low_row, high_row = begin, stop
+        begin_row, stop_row = begin, stop
         if NARROWED:
-            low_row, high_row = narrowed(KEPT_ROWS, head, key0, keys, begin, stop, BN, BM)
-        for row0 in range(low_row, high_row, BM):
-            r = row0 + tl.arange(0, BM)
-            live = r < queries
-            i = (start + r)[None, :]
-            q = load_tile(Q + b * q_b + h * q_h, row0, q_m, queries, BM, D, BD)
-            grad = load_tile(GRAD + b * g_b + h * g_h, row0, g_m, queries, BM, E, BE)
-            weight, growth, inverse, u = load_rows(
-                QUERY_GROWTH, WEIGHTS, INVERSE, QUERY_VECTORS, b, head, row0, queries, query_width, inverse_b, R, BR,
-                BM,
-                FORM, WEIGHTED,
-            )  # fmt: skip
-            apart = totals_apart(QUERY_BASES, KEY_BASES, head, row0, key0, query_width, key_width, BM, BN, FORM)
-            growth = growth_since_key(growth, apart, FORM, SYMMETRIC)
-            s = product(k, tl.trans(q), None, PRECISION)  # (BN, BM)
-            s, slope = capped(s, scale, softcap, CAPPED)
-            bias = tile_bias(
-                i, j, start + row0 - key0, weight[None, :], growth[None, :], inverse[None, :], u,
-                growth_j[:, None], w, TABLE + h * table_h, CURVE, HINGES + h * (4 * KNOTS),
-                QUERY_RELATIVE + h * query_relative_h, KEY_RELATIVE + h * key_relative_h,
-                zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, True, PRECISION, ASSEMBLY,
-            )  # fmt: skip
-            first, end = row_interval(FIRST, END, b, r, queries, interval_b)
-            partial = (row0 < inner) | (row0 + BM > outer)
-            level = tl.load(LEVEL + head * queries + r, mask=live, other=C_INFINITY)
-            level = shifted_rows(level, weight, apart, FORM, WEIGHTED, SYMMETRIC)
-            s += bias - level[None, :]
-            p = tl.exp2(masked(s, j, first[None, :], end[None, :], counts[:, None], partial, PADDED))
-            kept = dropped(p, hashed, i, j, threshold, kept_factor, DROPS)
-            grad_v = product(kept.to(grad.dtype), grad, grad_v, PRECISION)
-            dp = dropped(product(v, tl.trans(grad), None, PRECISION), hashed, i, j, threshold, kept_factor, DROPS)
-            delta = tl.load(DELTA + head * queries + r, mask=live, other=0.0)
-            ds = p * (dp - delta[None, :])
-            if C_RANK_ONE & LEARNED:
-                moved = signed(ds, RANKS + head * tokens, i, j, tokens, SYMMETRIC)
-                if WEIGHTED:
-                    moved = moved * weight[None, :]
-                sums += tl.sum(moved, 1)
-            if C_KEY_VECTORS & LEARNED:
-                row = relative_zero + start + row0 - key0 - (BM - 1)
-                relative = KEY_RELATIVE + h * key_relative_h
-                vectors = fold_vectors(vectors, ds, relative, row, w.dtype, R, BR, BM, True, PRECISION)
-            grad_k = product((ds * slope).to(q.dtype), q, grad_k, PRECISION)
+            begin_row, stop_row = narrowed(KEPT_ROWS, head, key0, keys, begin, stop, BN, BM)
+        low, high = full_tiles(begin_row, stop_row, inner, outer, BM)
+        for FULL in tl.static_range(2):
+            first_tile, last_tile = loop_range(begin_row, stop_row, low, high, FULL)
+            for at in range(first_tile, last_tile, BM):
+                row0 = tile_start(at, low, high, FULL)
+                r = row0 + tl.arange(0, BM)
+                live = r < queries
+                i = (start + r)[None, :]
+                q = load_tile(Q + b * q_b + h * q_h, row0, q_m, queries, BM, D, BD)
+                grad = load_tile(GRAD + b * g_b + h * g_h, row0, g_m, queries, BM, E, BE)
+                weight, growth, inverse, u = load_rows(
+                    QUERY_GROWTH, WEIGHTS, INVERSE, QUERY_VECTORS, b, head, row0, queries, query_width, inverse_b, R,
+                    BR, BM, FORM, WEIGHTED,
+                )  # fmt: skip
+                apart = totals_apart(QUERY_BASES, KEY_BASES, head, row0, key0, query_width, key_width, BM, BN, FORM)
+                s = product(k, tl.trans(q), None, PRECISION)  # (BN, BM)
+                s, slope = capped(s, scale, softcap, CAPPED)
+                bias = tile_bias(
+                    i, j, start + row0 - key0, weight[None, :], growth[None, :], inverse[None, :], u,
+                    (growth_j - apart)[:, None], w, TABLE + h * table_h, CURVE, HINGES + h * (4 * KNOTS),
+                    QUERY_RELATIVE + h * query_relative_h, KEY_RELATIVE + h * key_relative_h,
+                    zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, True, PRECISION,
+                ASSEMBLY,
+                )  # fmt: skip
+                first, end = row_interval(FIRST, END, b, r, queries, interval_b)
+                level = tl.load(LEVEL + head * queries + r, mask=live, other=C_INFINITY)
+                s += bias - level[None, :]
+                p = tl.exp2(masked(s, j, first[None, :], end[None, :], counts[:, None], FULL, PADDED))
+                kept = dropped(p, hashed, i, j, threshold, kept_factor, DROPS)
+                grad_v = product(kept.to(grad.dtype), grad, grad_v, PRECISION)
+                dp = dropped(product(v, tl.trans(grad), None, PRECISION), hashed, i, j, threshold, kept_factor, DROPS)
+                delta = tl.load(DELTA + head * queries + r, mask=live, other=0.0)
+                ds = p * (dp - delta[None, :])
+                if C_RANK_ONE & LEARNED:
+                    moved = signed(ds, RANKS + head * tokens, i, j, tokens, SYMMETRIC)
+                    if WEIGHTED:
+                        moved = moved * weight[None, :]
+                    sums += tl.sum(moved, 1)
+                if C_KEY_VECTORS & LEARNED:
+                    row = relative_zero + start + row0 - key0 - (BM - 1)
+                    relative = KEY_RELATIVE + h * key_relative_h
+                    vectors = fold_vectors(vectors, ds, relative, row, w.dtype, R, BR, BM, True, PRECISION)
+                grad_k = product((ds * slope).to(q.dtype), q, grad_k, PRECISION)
         if C_RANK_ONE & LEARNED:
             inside = (key0 + tl.arange(0, BN)) < keys
             tl.store(KEY_SUMS + head * keys + key0 + tl.arange(0, BN), sums, mask=inside)

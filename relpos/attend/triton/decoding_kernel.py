@@ -130,10 +130,12 @@ def decoding_kernel(
                 s, KEY_RELATIVE, KEY_VECTORS, row0, rows, g, b, heads, group, queries, keys, start, key0,
                 relative_zero, key_relative_h, R, BR, BM, BN, True,
             )  # fmt: skip
-        partial = (key0 < inner) | (key0 + BN > outer)
-        s = masked(s, j, first[:, None], end[:, None], counts[None, :], partial, PADDED)
+        if (key0 < inner) | (key0 + BN > outer):
+            s = masked(s, j, first[:, None], end[:, None], counts[None, :], False, PADDED)
+        else:
+            s = masked(s, j, first[:, None], end[:, None], counts[None, :], True, PADDED)
         v, _ = load_keys(V, PADDING, key0, v_n, keys, BN, E, BE, PADDED)
-        m, total, acc = attend_to_tile(m, total, acc, s, v, hashed, i, j, threshold, kept_factor, DROPS, PRECISION)
+        m, total, acc = attend_to_tile(m, total, acc, s, 0.0, v, hashed, i, j, threshold, kept_factor, DROPS, PRECISION)
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
     live = row0 + tl.arange(0, BM) < rows

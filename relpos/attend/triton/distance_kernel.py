@@ -15,6 +15,7 @@ from relpos.attend.triton.tile_bias import (
     C_SCALED,
     load_columns,
     load_rows,
+    shifted_rows,
     tile_bias,
     totals_apart,
 )
@@ -116,17 +117,18 @@ def distance_kernel(
                 FORM, WEIGHTED,
             )  # fmt: skip
             apart = totals_apart(QUERY_BASES, KEY_BASES, head, row0, key0, query_width, key_width, BM, BN, FORM)
-            growth_j, w = load_columns(KEY_GROWTH, KEY_VECTORS, head, key0, apart, keys, key_width, R, BR, BN, FORM)
+            growth_j, w = load_columns(KEY_GROWTH, KEY_VECTORS, head, key0, keys, key_width, R, BR, BN, FORM)
             bias = tile_bias(
-                i, j, start + row0 - key0, weight[:, None], growth[:, None], inverse[:, None], u,
+                i, j, start + row0 - key0, weight[:, None], (growth + apart)[:, None], inverse[:, None], u,
                 growth_j[None, :], w, TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE,
                 zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, False, PRECISION,
                 ASSEMBLY,
             )  # fmt: skip
             first, end = row_interval(FIRST, END, b, r, queries, interval_b)
             level = tl.load(LEVEL + head * queries + r, mask=live, other=C_INFINITY)
+            level = shifted_rows(level, weight, apart, FORM, WEIGHTED, SYMMETRIC)
             s += bias - level[:, None]
-            p = tl.exp2(masked(s, j, first[:, None], end[:, None], counts[None, :], True, True))
+            p = tl.exp2(masked(s, j, first[:, None], end[:, None], counts[None, :], False, True))
             grad = load_tile(GRAD + b * g_b + h * g_h, row0, g_m, queries, BM, E, BE)
             v, _ = load_keys(V + b * v_b + (h // group) * v_h, of_keys, key0, v_n, keys, BN, E, BE, PADDED)
             dp = product(grad, tl.trans(v), None, PRECISION)

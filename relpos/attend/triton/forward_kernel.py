@@ -12,24 +12,30 @@ from relpos.attend.triton.tiles import (
     CHANGING,
     capped,
     dropped,
+    full_tiles,
     head_hash,
     key_range,
     load_keys,
     load_tile,
+    loop_range,
     masked,
     product,
     row_interval,
     store_tile,
+    tile_start,
 )
 
 
 @triton.jit
-def attend_to_tile(m, total, acc, s, v, hashed, i, j, threshold, kept_factor, DROPS: tl.constexpr,
+def attend_to_tile(m, total, acc, s, shift, v, hashed, i, j, threshold, kept_factor, DROPS: tl.constexpr,
                    PRECISION: tl.constexpr):  # fmt: skip
-    """One step of the online softmax: the new maximum, sum and weighted values of the rows."""
-    new = tl.maximum(m, tl.max(s, 1))
+    """One step of the online softmax: the new maximum, sum and weighted values of the rows.
+
+    The logits of a row are s − shift.
+    """
+    new = tl.maximum(m, tl.max(s, 1) - shift)
     safe = tl.where(new == C_NEGATIVE_INFINITY, 0.0, new)  # a row that has seen nothing yet: no inf − inf
-    p = tl.exp2(s - safe[:, None])
+    p = tl.exp2(s - (safe + shift)[:, None])
     shrink = tl.exp2(m - safe)
     total = total * shrink + tl.sum(p, 1)
     p = dropped(p, hashed, i, j, threshold, kept_factor, DROPS)
@@ -75,22 +81,29 @@ def forward_kernel(
     if NARROWED:
         begin, stop = narrowed(KEPT_KEYS, head, row0, queries, begin, stop, BM, BN)
     i = (start + r)[:, None]
-    for key0 in range(begin, stop, BN):
-        j = (key0 + tl.arange(0, BN))[None, :]
-        k, counts = load_keys(K, PADDING, key0, k_n, keys, BN, D, BD, PADDED)
-        s = product(q, tl.trans(k), None, PRECISION)
-        s, _ = capped(s, scale, softcap, CAPPED)
-        apart = totals_apart(QUERY_BASES, KEY_BASES, head, row0, key0, query_width, key_width, BM, BN, FORM)
-        growth_j, w = load_columns(KEY_GROWTH, KEY_VECTORS, head, key0, apart, keys, key_width, R, BR, BN, FORM)
-        bias = tile_bias(
-            i, j, start + row0 - key0, weight[:, None], growth[:, None], inverse[:, None], u,
-            growth_j[None, :], w, TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE,
-            zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, False, PRECISION, ASSEMBLY,
-        )  # fmt: skip
-        partial = (key0 < inner) | (key0 + BN > outer)
-        s = masked(s + bias, j, first[:, None], end[:, None], counts[None, :], partial, PADDED)
-        v, _ = load_keys(V, PADDING, key0, v_n, keys, BN, E, BE, PADDED)
-        m, total, acc = attend_to_tile(m, total, acc, s, v, hashed, i, j, threshold, kept_factor, DROPS, PRECISION)
+    low, high = full_tiles(begin, stop, inner, outer, BN)
+    for FULL in tl.static_range(2):
+        first_tile, last_tile = loop_range(begin, stop, low, high, FULL)
+        for at in range(first_tile, last_tile, BN):
+            key0 = tile_start(at, low, high, FULL)
+            j = (key0 + tl.arange(0, BN))[None, :]
+            k, counts = load_keys(K, PADDING, key0, k_n, keys, BN, D, BD, PADDED)
+            s = product(q, tl.trans(k), None, PRECISION)
+            s, _ = capped(s, scale, softcap, CAPPED)
+            apart = totals_apart(QUERY_BASES, KEY_BASES, head, row0, key0, query_width, key_width, BM, BN, FORM)
+            growth_j, w = load_columns(KEY_GROWTH, KEY_VECTORS, head, key0, keys, key_width, R, BR, BN, FORM)
+            bias = tile_bias(
+                i, j, start + row0 - key0, weight[:, None], (growth + apart)[:, None], inverse[:, None], u,
+                growth_j[None, :], w, TABLE, CURVE, HINGES, QUERY_RELATIVE, KEY_RELATIVE,
+                zero, curve_zero, relative_zero, KNOTS, R, BR, BM, FORM, WEIGHTED, SYMMETRIC, False, PRECISION,
+                ASSEMBLY,
+            )  # fmt: skip
+            s = masked(s + bias, j, first[:, None], end[:, None], counts[None, :], FULL, PADDED)
+            v, _ = load_keys(V, PADDING, key0, v_n, keys, BN, E, BE, PADDED)
+            shift = shifted_rows(0.0, weight, apart, FORM, WEIGHTED, SYMMETRIC)
+            m, total, acc = attend_to_tile(
+                m, total, acc, s, shift, v, hashed, i, j, threshold, kept_factor, DROPS, PRECISION
+            )
     m = shifted_rows(m, weight, -growth, FORM, WEIGHTED, SYMMETRIC)
     if HAS_SINKS:  # one more logit, without a value
         sink = tl.load(SINKS + h).to(tl.float32) * C_LOG2E

@@ -1,8 +1,8 @@
 """RankOne: −weight_i · (total_i − total_j), one operation per score. Its gradients are sums of rows and of columns.
 
-A total is the total of the first token of its block, kept to 48 bits, plus its growth since then. Growth is counted
-from the first query of a block in the kernels that stay at queries, and from the first key in the one that stays at
-keys, so that −weight_i · growth_i is one number per row: it joins the row's log-sum-exp.
+A total is the total of the first token of its block, kept to 48 bits, plus its growth since then. −weight_i · growth_i
+is one number per row: it joins the row's log-sum-exp. What lies between the first query and the first key of a tile is
+added to its queries in the kernels that stay at queries, to its keys in the one that stays at keys: never per score.
 """
 
 import torch

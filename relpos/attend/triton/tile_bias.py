@@ -42,13 +42,13 @@ def load_rows(QUERY_GROWTH, WEIGHTS, INVERSE, QUERY_VECTORS, b, head, row0, quer
 
 
 @triton.jit
-def load_columns(KEY_GROWTH, KEY_VECTORS, head, key0, apart, keys, key_width,
+def load_columns(KEY_GROWTH, KEY_VECTORS, head, key0, keys, key_width,
                  R: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, FORM: tl.constexpr):  # fmt: skip
-    """What a block of keys needs of the forms: growth since a token whose total is larger by `apart`; vectors."""
+    """What a block of keys needs of the forms: growth in its block, vectors."""
     j = key0 + tl.arange(0, BN)
     growth, vectors = j, j
     if C_RANK_ONE & FORM:
-        growth = tl.load(KEY_GROWTH + head * key_width + j) - apart
+        growth = tl.load(KEY_GROWTH + head * key_width + j)
     if C_KEY_VECTORS & FORM:
         vectors = load_tile(KEY_VECTORS + head * keys * R, key0, R, keys, BN, R, BR)
     return growth, vectors
@@ -72,14 +72,6 @@ def shifted_rows(x, weight, growth, FORM: tl.constexpr, WEIGHTED: tl.constexpr, 
             growth = growth * weight
         x += growth
     return x
-
-
-@triton.jit
-def growth_since_key(growth, apart, FORM: tl.constexpr, SYMMETRIC: tl.constexpr):
-    """The growth of queries counted from a tile's first key, which only a symmetric bias reads."""
-    if (C_RANK_ONE & FORM) and SYMMETRIC:
-        growth += apart
-    return growth
 
 
 @triton.jit

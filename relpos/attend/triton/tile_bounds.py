@@ -307,7 +307,7 @@ def row_bounds(Q, K, KEY_SIZES, PADDING, TABLE, TOKEN_TOTALS, TOKEN_WEIGHTS, fir
             growth = growth_i[:, None] - growth_j
             distance = tl.abs(growth)
             s -= weight[:, None] * (distance if SYMMETRIC else growth)
-        s = masked(s, j, first[:, None], end[:, None], counts[None, :], True, PADDED)
+        s = masked(s, j, first[:, None], end[:, None], counts[None, :], False, PADDED)
         new = tl.maximum(m, tl.max(s, 1))
         safe = tl.where(new == C_NEGATIVE_INFINITY, 0.0, new)
         p = tl.exp2(s - safe[:, None])

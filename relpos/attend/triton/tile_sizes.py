@@ -58,7 +58,8 @@ def family(target: str) -> str:
 SMALLEST = TileSize(32, 32, 4, 1)  # for sums that are not listed
 # Chosen for the fewest instructions per score; a few registers may spill (tests/attend/test_triton_compiled.py).
 # By kernel and GPU, then head_dim (64; 128; "wide" beyond; "float32" of any): the first entry that has all forms of the
-# bias. The order is from cheap forms to expensive ones; tiles are square where vectors per distance are multiplied.
+# bias. The order is from cheap forms to expensive ones; tiles are square where vectors per distance are multiplied. On
+# gfx942 a warp has 32 queries, or 32 keys in grad_kv: with 16 its products take twice the instructions.
 SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] = {
     "forward sm_80": {
         64: [(TABLES, (128, 64, 8, 3)), (SCALED, (128, 32, 8, 2)), (VECTORS, (32, 32, 4, 2))],
@@ -67,49 +68,44 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
         "float32": [(TABLES, (64, 32, 4, 2))],
     },
     "forward sm_90": {
-        64: [(TABLES, (128, 128, 8, 2)), (SCALED, (128, 32, 8, 2)), (VECTORS, (64, 64, 8, 2))],
+        64: [(TABLES, (128, 128, 8, 3)), (SCALED, (128, 32, 8, 2)), (VECTORS, (64, 64, 8, 2))],
         128: [(TABLES, (128, 128, 8, 2)), (SCALED, (128, 32, 8, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (64, 64, 8, 2))],
         "wide": [(TABLES, (64, 64, 8, 2))],
         "float32": [(TABLES, (64, 32, 4, 2))],
     },
     "forward sm_100": {
-        64: [(TABLES, (128, 128, 8, 2)), (EACH, (128, 64, 8, 3)), (QUERIES, (64, 64, 8, 2)), (KEYS, (64, 64, 8, 2))],
-        128: [(TOEPLITZ, (128, 128, 8, 2)), (EACH, (128, 64, 8, 3)), (QUERIES, (64, 64, 8, 2)), (KEYS, (64, 64, 8, 2))],
+        64: [
+            (TOEPLITZ, (128, 128, 8, 2)),
+            (RANK_ONE, (128, 128, 8, 2)),
+            (EACH, (128, 64, 8, 3)),
+            (QUERIES, (64, 64, 8, 2)),
+            (KEYS, (64, 64, 8, 2)),
+        ],
+        128: [(RANK_ONE, (128, 128, 8, 2)), (EACH, (128, 64, 8, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (64, 64, 8, 2))],
         "wide": [(TABLES, (64, 64, 8, 2))],
         "float32": [(TABLES, (64, 32, 4, 2))],
     },
     "forward gfx942": {
-        64: [(EACH, (128, 64, 8, 2)), (QUERIES, (64, 64, 4, 2)), (KEYS, (64, 64, 8, 2))],
-        128: [
-            (TOEPLITZ, (128, 64, 8, 2)),
-            (RANK_ONE, (128, 64, 8, 2)),
-            (SCALED, (128, 64, 8, 2)),
-            (TABLES, (64, 64, 4, 2)),
-            (QUERIES, (64, 64, 4, 2)),
-            (KEYS, (64, 64, 4, 2)),
-        ],
+        64: [(EACH, (128, 64, 4, 1)), (QUERIES, (64, 64, 4, 2)), (KEYS, (64, 64, 8, 2))],
+        128: [(EACH, (128, 64, 4, 1)), (VECTORS, (64, 64, 4, 2))],
         "wide": [(TABLES, (64, 32, 8, 1))],
         "float32": [(TABLES, (64, 32, 4, 1))],
     },
     "grad_q sm_80": {
-        64: [
-            (TOEPLITZ, (128, 64, 8, 2)),
-            (TABLES, (128, 32, 8, 2)),
-            (SCALED, (128, 32, 8, 2)),
-            (VECTORS, (32, 32, 4, 2)),
-        ],
-        128: [
-            (TOEPLITZ, (64, 64, 4, 2)),
-            (RANK_ONE, (64, 64, 4, 2)),
-            (TABLES, (64, 32, 4, 2)),
-            (SCALED, (64, 32, 8, 2)),
-            (VECTORS, (32, 32, 4, 1)),
-        ],
+        64: [(TABLES, (128, 64, 8, 2)), (SCALED, (128, 32, 8, 2)), (VECTORS, (32, 32, 4, 2))],
+        128: [(TABLES, (128, 32, 8, 2)), (SCALED, (64, 32, 8, 2)), (VECTORS, (32, 32, 4, 1))],
         "wide": [(TOEPLITZ, (64, 32, 8, 2)), (TABLES, (32, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
     },
     "grad_q sm_90": {
-        64: [(TABLES, (128, 128, 8, 2)), (SCALED, (128, 32, 8, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (64, 64, 8, 2))],
+        64: [
+            (TOEPLITZ, (128, 128, 8, 2)),
+            (RANK_ONE, (128, 128, 8, 2)),
+            (TABLES, (128, 64, 8, 2)),
+            (SCALED, (128, 32, 8, 2)),
+            (QUERIES, (64, 64, 8, 2)),
+            (KEYS, (64, 64, 8, 2)),
+        ],
         128: [(TABLES, (128, 64, 8, 2)), (SCALED, (32, 32, 4, 2)), (KEYS, (64, 64, 8, 2)), (QUERIES, (32, 32, 4, 1))],
         "wide": [(TABLES, (64, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
@@ -117,6 +113,7 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
     "grad_q sm_100": {
         64: [
             (TOEPLITZ, (128, 128, 8, 2)),
+            (RANK_ONE, (128, 128, 8, 2)),
             (TABLES, (128, 64, 8, 2)),
             (SCALED, (32, 32, 4, 2)),
             (QUERIES, (64, 64, 8, 2)),
@@ -127,14 +124,19 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
         "float32": [(TABLES, (32, 32, 4, 2))],
     },
     "grad_q gfx942": {
-        64: [(TABLES, (128, 64, 8, 1)), (SCALED, (128, 32, 8, 1)), (QUERIES, (64, 64, 4, 1)), (KEYS, (64, 64, 8, 1))],
-        128: [(TABLES, (64, 64, 4, 1)), (SCALED, (64, 64, 4, 1)), (KEYS, (64, 64, 4, 1)), (QUERIES, (32, 32, 4, 1))],
+        64: [(EACH, (128, 64, 4, 1)), (QUERIES, (64, 64, 4, 1)), (KEYS, (64, 64, 8, 1))],
+        128: [(EACH, (128, 32, 4, 1)), (KEYS, (64, 64, 4, 1)), (QUERIES, (32, 32, 4, 1))],
         "wide": [(TABLES, (32, 32, 4, 1))],
         "float32": [(TABLES, (32, 32, 4, 1))],
     },
     "grad_kv sm_80": {
         64: [(TABLES, (32, 128, 8, 2)), (SCALED, (32, 128, 8, 2)), (VECTORS, (32, 32, 4, 2))],
-        128: [(TABLES, (64, 64, 8, 2)), (SCALED, (64, 64, 8, 2)), (VECTORS, (32, 32, 4, 1))],
+        128: [
+            (RANK_ONE, (32, 128, 8, 2)),
+            (TABLES, (64, 64, 8, 2)),
+            (SCALED, (64, 64, 8, 2)),
+            (VECTORS, (32, 32, 4, 1)),
+        ],
         "wide": [(TABLES, (32, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
     },
@@ -151,8 +153,8 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
     },
     "grad_kv sm_100": {
         64: [
-            (0, (64, 128, 8, 2)),
-            (TABLES, (32, 128, 8, 2)),
+            (RANK_ONE, (32, 128, 4, 2)),
+            (TABLES, (64, 128, 8, 2)),
             (SCALED, (64, 64, 8, 2)),
             (QUERIES, (64, 64, 8, 1)),
             (KEYS, (32, 32, 4, 1)),
@@ -163,15 +165,14 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
     },
     "grad_kv gfx942": {
         64: [
-            (TABLES, (64, 64, 4, 1)),
-            (SCALED, (64, 64, 8, 1)),
+            (TABLES, (64, 128, 4, 1)),
+            (SCALED, (64, 128, 4, 1)),
+            (EACH, (32, 128, 4, 1)),
             (QUERIES, (64, 64, 4, 1)),
             (KEYS, (64, 64, 4, 1)),
         ],
         128: [
-            (TOEPLITZ, (64, 64, 4, 1)),
-            (RANK_ONE, (64, 64, 4, 1)),
-            (EACH, (32, 64, 4, 1)),
+            (EACH, (32, 128, 4, 1)),
             (QUERIES, (64, 64, 4, 1)),
             (KEYS, (32, 32, 4, 1)),
         ],
@@ -197,8 +198,8 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
         "float32": [(TABLES, (32, 32, 4, 2))],
     },
     "distance gfx942": {
-        64: [(EACH, (128, 64, 8, 1)), (VECTORS, (64, 64, 4, 1))],
-        128: [(EACH, (128, 64, 8, 1)), (VECTORS, (64, 64, 4, 1))],
+        64: [(EACH, (128, 64, 4, 1)), (VECTORS, (64, 64, 4, 1))],
+        128: [(EACH, (128, 64, 4, 1)), (VECTORS, (64, 64, 4, 1))],
         "wide": [(TABLES, (64, 32, 8, 1))],
         "float32": [(TABLES, (32, 32, 4, 1))],
     },

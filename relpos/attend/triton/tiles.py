@@ -115,16 +115,41 @@ def key_range(first, end, BN: tl.constexpr):
 
 
 @triton.jit
-def masked(s, j, first, end, counts, partial, PADDED: tl.constexpr):
-    """−inf where a key is not seen; j, first, end and counts broadcast to the tile.
+def full_tiles(begin, stop, inner, outer, SIZE: tl.constexpr):
+    """Of the tiles that cover [begin, stop), those that lie in [inner, outer): where they begin, and end."""
+    low = tl.maximum(tl.cdiv(inner, SIZE) * SIZE, begin)
+    return low, tl.maximum(tl.minimum(outer // SIZE, tl.cdiv(stop, SIZE)) * SIZE, low)
 
-    `partial` is one number: a full tile costs a branch, not three operations per score. The branch holds no load, so
-    the loop around it is pipelined.
+
+@triton.jit
+def loop_range(begin, stop, low, high, FULL: tl.constexpr):
+    """The range of a loop over the full tiles of [begin, stop), [low, high), or over those around them.
+
+    Two loops, as the mask is then no part of the one over full tiles: compilers turn a branch around it into
+    selections, which all tiles pay for.
     """
-    if PADDED:
-        s = tl.where(counts & (j >= first) & (j < end), s, C_NEGATIVE_INFINITY)
-    elif partial:
+    if FULL:
+        begin, stop = low, high
+    else:
+        stop -= high - low
+    return begin, stop
+
+
+@triton.jit
+def tile_start(at, low, high, FULL: tl.constexpr):
+    """The first token of the tile at this place of `loop_range`."""
+    if not FULL:
+        at += tl.where(at < low, 0, high - low)
+    return at
+
+
+@triton.jit
+def masked(s, j, first, end, counts, FULL: tl.constexpr, PADDED: tl.constexpr):
+    """−inf where a key is not seen; j, first, end and counts broadcast to the tile."""
+    if not FULL:
         s = tl.where((j >= first) & (j < end), s, C_NEGATIVE_INFINITY)
+    if PADDED:
+        s = tl.where(counts, s, C_NEGATIVE_INFINITY)
     return s
 
 
