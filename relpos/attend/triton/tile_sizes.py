@@ -43,7 +43,11 @@ def tile_size(kernel: str, target: str, dim: int, wide: bool, form: int, rows: i
         return TileSize(16, 1, 4, 1)
     if target == "interpreter":
         return TileSize(32, 32, 4, 1)
-    by_form = SIZES[f"{kernel} {family(target)}"]["float32" if wide else "wide" if dim > 128 else max(dim, 64)]
+    sizes = SIZES[f"{kernel} {family(target)}"]
+    if wide:
+        by_form = sizes["float32" if dim <= 64 else "wide float32"]
+    else:
+        by_form = sizes["wide" if dim > 128 else max(dim, 64)]
     return next((TileSize(*size) for forms, size in by_form if not form & ~forms), SMALLEST)
 
 
@@ -57,21 +61,24 @@ def family(target: str) -> str:
 
 SMALLEST = TileSize(32, 32, 4, 1)  # for sums that are not listed
 # Chosen for the fewest instructions per score; a few registers may spill (tests/attend/test_triton_compiled.py).
-# By kernel and GPU, then head_dim (64; 128; "wide" beyond; "float32" of any): the first entry that has all forms of the
-# bias. The order is from cheap forms to expensive ones; tiles are square where vectors per distance are multiplied. On
-# gfx942 a warp has 32 queries, or 32 keys in grad_kv: with 16 its products take twice the instructions.
+# By kernel and GPU, then head_dim (64; 128; "wide" beyond; "float32" to 64, "wide float32" beyond): the first entry
+# that has all forms of the bias. The order is from cheap forms to expensive ones; tiles are square where vectors per
+# distance are multiplied. On gfx942 a warp has 32 queries, or 32 keys in grad_kv: with 16 its products take twice the
+# instructions.
 SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] = {
     "forward sm_80": {
         64: [(TABLES, (128, 64, 8, 3)), (SCALED, (128, 32, 8, 2)), (VECTORS, (32, 32, 4, 2))],
         128: [(TABLES, (128, 32, 8, 2)), (SCALED, (64, 32, 4, 2)), (VECTORS, (32, 32, 4, 1))],
         "wide": [(TOEPLITZ, (64, 64, 8, 2)), (TABLES, (64, 32, 8, 2))],
         "float32": [(TABLES, (64, 32, 4, 2))],
+        "wide float32": [(TABLES, (32, 32, 8, 1))],
     },
     "forward sm_90": {
         64: [(TABLES, (128, 128, 8, 3)), (SCALED, (128, 32, 8, 2)), (VECTORS, (64, 64, 8, 2))],
         128: [(TABLES, (128, 128, 8, 2)), (SCALED, (128, 32, 8, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (64, 64, 8, 2))],
         "wide": [(TABLES, (64, 64, 8, 2))],
         "float32": [(TABLES, (64, 32, 4, 2))],
+        "wide float32": [(TABLES, (32, 32, 8, 1))],
     },
     "forward sm_100": {
         64: [
@@ -84,18 +91,21 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
         128: [(RANK_ONE, (128, 128, 8, 2)), (EACH, (128, 64, 8, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (64, 64, 8, 2))],
         "wide": [(TABLES, (64, 64, 8, 2))],
         "float32": [(TABLES, (64, 32, 4, 2))],
+        "wide float32": [(TABLES, (32, 32, 8, 1))],
     },
     "forward gfx942": {
         64: [(EACH, (128, 64, 4, 1)), (QUERIES, (64, 64, 4, 2)), (KEYS, (64, 64, 8, 2))],
         128: [(EACH, (128, 64, 4, 1)), (VECTORS, (64, 64, 4, 2))],
         "wide": [(TABLES, (64, 32, 8, 1))],
         "float32": [(TABLES, (64, 32, 4, 1))],
+        "wide float32": [(TABLES, (64, 32, 4, 1))],
     },
     "grad_q sm_80": {
         64: [(TABLES, (128, 64, 8, 2)), (SCALED, (128, 32, 8, 2)), (VECTORS, (32, 32, 4, 2))],
         128: [(TABLES, (128, 32, 8, 2)), (SCALED, (64, 32, 8, 2)), (VECTORS, (32, 32, 4, 1))],
         "wide": [(TOEPLITZ, (64, 32, 8, 2)), (TABLES, (32, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
+        "wide float32": [(TABLES, (32, 32, 8, 1))],
     },
     "grad_q sm_90": {
         64: [
@@ -109,6 +119,7 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
         128: [(TABLES, (128, 64, 8, 2)), (SCALED, (32, 32, 4, 2)), (KEYS, (64, 64, 8, 2)), (QUERIES, (32, 32, 4, 1))],
         "wide": [(TABLES, (64, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
+        "wide float32": [(TABLES, (32, 32, 8, 1))],
     },
     "grad_q sm_100": {
         64: [
@@ -122,12 +133,14 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
         128: [(TABLES, (128, 64, 8, 2)), (SCALED, (32, 32, 4, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (64, 64, 8, 2))],
         "wide": [(TABLES, (64, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
+        "wide float32": [(TABLES, (32, 32, 8, 1))],
     },
     "grad_q gfx942": {
         64: [(EACH, (128, 64, 4, 1)), (QUERIES, (64, 64, 4, 1)), (KEYS, (64, 64, 8, 1))],
         128: [(EACH, (128, 32, 4, 1)), (KEYS, (64, 64, 4, 1)), (QUERIES, (32, 32, 4, 1))],
         "wide": [(TABLES, (32, 32, 4, 1))],
         "float32": [(TABLES, (32, 32, 4, 1))],
+        "wide float32": [(TABLES, (32, 32, 4, 1))],
     },
     "grad_kv sm_80": {
         64: [(TABLES, (32, 128, 8, 2)), (SCALED, (32, 128, 8, 2)), (VECTORS, (32, 32, 4, 2))],
@@ -135,21 +148,22 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
             (RANK_ONE, (32, 128, 8, 2)),
             (TABLES, (64, 64, 8, 2)),
             (SCALED, (64, 64, 8, 2)),
-            (VECTORS, (32, 32, 4, 1)),
+            (VECTORS, (32, 32, 8, 1)),
         ],
         "wide": [(TABLES, (32, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
+        "wide float32": [(TABLES, (32, 32, 8, 1))],
     },
     "grad_kv sm_90": {
         64: [(TABLES, (64, 128, 8, 2)), (SCALED, (64, 64, 8, 2)), (QUERIES, (64, 64, 8, 2)), (KEYS, (32, 32, 4, 2))],
         128: [
             (TABLES, (32, 128, 8, 2)),
-            (SCALED, (32, 64, 8, 2)),
-            (QUERIES, (64, 64, 8, 1)),
-            (KEYS, (32, 32, 4, 1)),
+            (SCALED, (32, 128, 8, 2)),
+            (VECTORS, (32, 32, 8, 2)),
         ],
         "wide": [(TABLES, (32, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
+        "wide float32": [(TABLES, (32, 32, 8, 1))],
     },
     "grad_kv sm_100": {
         64: [
@@ -159,9 +173,16 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
             (QUERIES, (64, 64, 8, 1)),
             (KEYS, (32, 32, 4, 1)),
         ],
-        128: [(TABLES, (32, 128, 8, 2)), (SCALED, (64, 64, 8, 2)), (VECTORS, (32, 32, 4, 1))],
+        128: [
+            (TOEPLITZ, (32, 128, 8, 2)),
+            (RANK_ONE, (32, 128, 8, 2)),
+            (TABLES, (32, 128, 8, 1)),
+            (SCALED, (64, 64, 8, 2)),
+            (VECTORS, (32, 32, 8, 2)),
+        ],
         "wide": [(TABLES, (32, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
+        "wide float32": [(TABLES, (32, 32, 8, 1))],
     },
     "grad_kv gfx942": {
         64: [
@@ -178,30 +199,35 @@ SIZES: dict[str, dict[int | str, list[tuple[int, tuple[int, int, int, int]]]]] =
         ],
         "wide": [(TABLES, (32, 32, 4, 1))],
         "float32": [(TABLES, (32, 32, 4, 1))],
+        "wide float32": [(TABLES, (32, 32, 4, 1))],
     },
     "distance sm_80": {
         64: [(TOEPLITZ, (128, 64, 8, 2)), (TABLES, (128, 32, 8, 2)), (EACH, (64, 32, 4, 2))],
         128: [(TABLES, (128, 32, 8, 2)), (EACH, (64, 32, 4, 2))],
         "wide": [(TABLES, (64, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
+        "wide float32": [(TABLES, (64, 16, 4, 1))],
     },
     "distance sm_90": {
         64: [(TABLES, (128, 64, 8, 2)), (EACH, (64, 64, 8, 2))],
         128: [(TABLES, (128, 64, 8, 2)), (EACH, (64, 64, 8, 2))],
         "wide": [(TABLES, (64, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
+        "wide float32": [(TABLES, (64, 32, 8, 1))],
     },
     "distance sm_100": {
         64: [(TABLES, (128, 64, 8, 2)), (EACH, (64, 32, 4, 2))],
         128: [(TABLES, (128, 64, 8, 2)), (EACH, (64, 32, 4, 2))],
         "wide": [(TABLES, (64, 32, 8, 2))],
         "float32": [(TABLES, (32, 32, 4, 2))],
+        "wide float32": [(TABLES, (64, 16, 4, 1))],
     },
     "distance gfx942": {
         64: [(EACH, (128, 64, 4, 1)), (VECTORS, (64, 64, 4, 1))],
         128: [(EACH, (128, 64, 4, 1)), (VECTORS, (64, 64, 4, 1))],
         "wide": [(TABLES, (64, 32, 8, 1))],
         "float32": [(TABLES, (32, 32, 4, 1))],
+        "wide float32": [(TABLES, (32, 32, 4, 1))],
     },
 }
 
