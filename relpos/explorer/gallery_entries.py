@@ -33,6 +33,8 @@ def _entry(name: str, cls: object) -> replies.GalleryEntry:
     show = scene.default_show
     distances = torch.tensor(spread(0, length - 1, POINTS))
     profiles = [scene.head_map(show, 1, head).values.profile(distances)[1].float() for head in HEADS]
+    if show == "scores":  # the content sets their level, the encoding their shape
+        profiles = [profile - profile[0] for profile in profiles]
     return {
         **thumbnail(scene, show, 1, HEADS[1], SIDE),
         "name": name,

@@ -166,10 +166,10 @@ def _learned(position: Encoding, taken: set[str]) -> Iterator[tuple[Slider, Sett
 
     def slider(path: str, values: list[float], low: float, high: float) -> Slider:
         name = f"{path}_values" if path in taken else path
-        label = path.replace(".", " ").replace("_", " ")
+        label = path.replace(".", ": ").replace("_", " ")
         ends = (low, high, _step(low, high))
         if len(values) == position.heads > 1:
-            label += " (values)" if path in taken else ""  # beside the option of the same name
+            label += ": value" if path in taken else ""  # beside the option of the same name
             return _slider(name, label, "One value per head.", "per_head", values, ends)
         return _slider(name, label, "A learned value.", "float", values[0], ends)
 

@@ -336,10 +336,10 @@ def _head_table(layer: LayerNumbers, printed: list[list[float]]) -> str:
 
 def _cells(row: Mapping[str, Any], printed: list[float]) -> list[str]:
     """A head, or all, in the table: a head that is exactly constant has no uniformity."""
-    ends = [f"{row[key]:.4g}" for key in ("minimum", "maximum")]
+    ends = [f"{row[key]:.4g}".replace("-", "−") for key in ("minimum", "maximum")]
     ticks = [_ticks_text(values) for values in (row.get("ticks", []), printed)]
     shares = [row[key] for key in ("uniformity", "context_dependence")]
-    numbers = [NO_NUMBER if share is None else f"{share:.6g}" for share in shares]
+    numbers = [NO_NUMBER if share is None else f"{share:g}" if share in (0, 1) else f"{share:.3f}" for share in shares]
     return [str(row["head"]), *ends, *ticks, *numbers, row.get("note") or ""]
 
 

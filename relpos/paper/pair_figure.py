@@ -34,7 +34,7 @@ def join_pictures(pictures: Mapping[str, Picture], title: str) -> Picture:
     names = [f"{name}, head {head + 1}" for name, chosen in heads.items() for head in chosen]
     about = [picture.caption.removeprefix(title).split(" Uniformity along")[0] for picture in pictures.values()]
     above, below = pictures
-    heading = f"heads of {above} (above) and {below} (below), from the flattest to the deepest."
+    heading = f"Heads of {above} (above) and {below} (below), from the flattest to the deepest."
     caption = " ".join([f"{title}{heading}", *about])
     figure = draw_heads(joined, Look(caption=caption))
     panels = [axes for axes in figure.axes if axes.get_label() != COLOUR_BAR]

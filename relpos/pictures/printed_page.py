@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -131,14 +132,18 @@ class Grid(Page):
 
 
 def wrap_evenly(text: str, most: int) -> list[str]:
-    """Break a text into as few lines of at most `most` letters as possible, about equally long: no line of one word."""
+    """Break a text into as few lines of at most `most` letters as possible, about equally long: no line of one word.
+
+    "head_dim 64" and "2 × 2" stay on one line.
+    """
+    text = re.sub(r"(?<=head_dim) | (?=×)|(?<=×) ", "\N{NO-BREAK SPACE}", text)
     lines = textwrap.wrap(text, most)
     for width in range(most - 1, 0, -1):
         narrower = textwrap.wrap(text, width, break_long_words=False)
         if len(narrower) > len(lines) or max(map(len, narrower), default=0) > width:
             break
         lines = narrower
-    return lines
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def text_width(text: str, points: float) -> float:

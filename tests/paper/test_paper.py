@@ -135,7 +135,7 @@ def check_pair(out):
     depths = [row["maximum"] - row["minimum"] for row in rows]
     assert depths[:3] == sorted(depths[:3])
     assert depths[3:] == pytest.approx([15 * 2 ** (-8 * head / 12) for head in (12, 6, 1)])
-    assert pair["caption"].startswith("Figure 4: heads of CABLE (above) and ALiBi (below), from the flattest to")
+    assert pair["caption"].startswith("Figure 4: Heads of CABLE (above) and ALiBi (below), from the flattest to")
     assert set(pair["models"]) == {"CABLE", "ALiBi"}
 
 

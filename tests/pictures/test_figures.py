@@ -398,3 +398,9 @@ def test_the_lines_of_a_caption_are_about_equally_long(most):
         if len(lines) > 1 and most > 24:
             assert len(lines[-1]) > 0.3 * max(map(len, lines))
     assert wrap_evenly("", most) == []
+
+
+def test_a_caption_does_not_part_a_name_from_its_number():
+    text = "alibi: the additive bias (12 heads, head_dim 64). Each cell is the mean of 32 × 32 entries."
+    for most in range(20, 90):
+        assert not any(line.endswith(("head_dim", "×")) or line.startswith("×") for line in wrap_evenly(text, most))

@@ -7,7 +7,7 @@ export const SHOWS: Record<Show, { label: string; help: string }> = {
   scores: { label: "Scores", help: "before the softmax: scaled q·k, rotated, with the bias" },
   weights: { label: "Weights", help: "after the softmax, on a logarithmic colour scale" },
   position: { label: "Positional part", help: "the part of the scores that comes from position alone" },
-  flat: { label: "Position only", help: "the weights of equal content, by position alone: what this head could see" },
+  flat: { label: "Position only", help: "what the head could see: weights if all content were equal" },
 };
 
 /** What the words of the page mean, for tooltips. */
