@@ -94,6 +94,23 @@ def test_a_distance_of_zero_between_two_tokens_has_no_gradient(monkeypatch):
     assert (gradients[0] - gradients[1]).abs().max() < 1e-5 * gradients[1].abs().max()
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_far_keys_of_a_steep_head_weigh_nothing(weighted):
+    """Their tiles lie hundreds of powers of two below the nearest one, and must not become the maximum of a row."""
+    torch.manual_seed(9)
+    q, k, v = torch.randn(3, 1, 2, 150, 8)
+    step, weight = 1 + torch.rand(2, 1, 2, 150)
+    results = []
+    for backend, dtype in (("triton", torch.float32), ("reference", torch.float64)):
+        inputs = [x.to(dtype).requires_grad_() for x in (q, k, v, step, weight)]
+        form = RankOne.of_steps(inputs[3], inputs[4] if weighted else None, dtype)
+        out = relpos.attention(*inputs[:3], form, backend=backend)
+        learned = inputs if weighted else inputs[:4]
+        results.append([out, *torch.autograd.grad(out.square().sum(), learned)])
+    for ours, exact in zip(*results, strict=True):
+        assert (ours - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
 @settings(max_examples=8, **FUZZ)
 @given(calls(FAMILIES, 70, 40))
 def test_any_shape_stride_form_and_mask(drawn):
