@@ -12,12 +12,13 @@ import yaml
 
 import relpos
 from relpos.cli import app
-from relpos.cli.from_options import parse_options, parsed_options
+from relpos.cli.from_options import parsed_options
 from relpos.cli.tables import markdown_table
 from relpos.comparison.compare_options import CompareOptions
 from relpos.evaluation.evaluate_options import EvaluateOptions
 from relpos.pictures.draw_options import DrawOptions
-from relpos.runs.settings import load_settings, settings_by_key
+from relpos.runs.resolve import check_encoding
+from relpos.runs.settings import encoding_settings, load_settings, settings_by_key
 from relpos.system.options import check_options
 from relpos.training.train import TrainOptions
 
@@ -88,10 +89,8 @@ def check_command(arguments):
             options.settings()
         if arguments[0] == "compare":
             load_settings(None, {**settings_by_key(options), **(options.overrides or {})})
-    for encoding in (parameters.get("encodings") or "").split(","):
-        name, *pairs = encoding.split(":")
-        if name:
-            relpos.encoding(name, heads=4, head_dim=8, **parse_options(pairs))
+    for encoding in filter(None, (parameters.get("encodings") or "").split(",")):
+        check_encoding(load_settings(None, encoding_settings(encoding)))
 
 
 @pytest.mark.parametrize("command", ALL)
