@@ -19,9 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from relpos.comparison.compare_options import (
-    LAST_SHARE,
     LENGTH,
-    POSITIONS_SHARE,
     QUICK_ENCODINGS,
     QUICK_SEEDS,
     QUICK_STEPS,
@@ -38,9 +36,10 @@ from relpos.comparison.comparison import (
     load_comparison,
     make_comparison,
     read_record,
+    trained,
     write_record,
 )
-from relpos.comparison.duration import sentence
+from relpos.comparison.duration import sentence, too_few_units
 from relpos.comparison.search import choose_settings, make_search, search_folder
 from relpos.evaluation.evaluate_options import QUICK_MULTIPLES, default_eval_tokens
 from relpos.runs.checkpoints import read_log
@@ -119,6 +118,9 @@ def compare(options: CompareOptions) -> ComparisonReport:
         executor = options.executor or LocalExecutor(options.workers)
         if isinstance(executor, LocalExecutor):
             say(sentence(comparison, folder, executor))
+        warning = too_few_units(comparison, folder)
+        if warning is not None:
+            say(warning)
         if comparison.search:
             failed = run_search(folder, options.workers, say, options.executor)
         failed |= run_trials(folder, options.workers, say, lambda: write_report(folder), options.executor)
@@ -313,7 +315,7 @@ def _measure(comparison: Comparison, out: Path, trial: Trial, threads: int, reco
     import torch
 
     torch.set_num_threads(threads)
-    if "training" not in record:
+    if not trained(record, out, trial):
         record["machine"] = _machine(threads)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         begin_peak(device)
@@ -328,12 +330,12 @@ def _measure(comparison: Comparison, out: Path, trial: Trial, threads: int, reco
     from relpos.evaluation.evaluation import evaluate
     from relpos.runs.run import open_run
 
-    run, tokens, split = open_run(out / trial.name), comparison.eval_tokens, comparison.split
-    for name, share in zip(comparison.protocols, (1, LAST_SHARE), strict=False):
-        record[name] = evaluate(run, comparison.lengths, name, eval_tokens=max(1, tokens // share), split=split)
+    run, split = open_run(out / trial.name), comparison.split
+    for name in comparison.protocols:
+        record[name] = evaluate(run, comparison.lengths, name, eval_tokens=comparison.scored(name), split=split)
     if trial.seed == 0 and comparison.positions is not None:
-        fewer = max(1, tokens // POSITIONS_SHARE)
-        record["positions"] = evaluate(run, [comparison.positions], "positions", eval_tokens=fewer, split=split)
+        tokens = comparison.scored("positions")
+        record["positions"] = evaluate(run, [comparison.positions], "positions", eval_tokens=tokens, split=split)
 
 
 def _train(comparison: Comparison, out: Path, trial: Trial, threads: int) -> RunResult:
@@ -359,7 +361,7 @@ def _machine(threads: int) -> Machine:
 
 def _help_to_train(comparison: Comparison, out: Path, trial: Trial, threads: int) -> int:
     """Train together with the first process, which measures and writes the record."""
-    if "training" in read_record(out, trial):  # else written only when all processes have trained
+    if trained(read_record(out, trial), out, trial):  # else written only when all processes have trained
         return DONE
     try:
         _train(comparison, out, trial, threads)

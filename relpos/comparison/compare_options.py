@@ -20,8 +20,9 @@ SINUSOIDAL = "sinusoidal:amplitude=0.1"
 ENCODINGS = ("alibi", "kerple_log", "clipped", "fire", "rope", "cable", SINUSOIDAL, "learned", "nope")
 MULTIPLES = (1, 2, 4, 8, 16, 32)  # the lengths to evaluate, as multiples of the trained length
 LONG = 8  # loss by position is measured at this multiple of the trained length, or at the longest length if shorter
-POSITIONS_SHARE = 4  # there it is measured on this share of the tokens: its control reads each of them four times
-LAST_SHARE = 16  # the protocol last scores this share of the tokens: it reads a whole window for each 256 of them
+# What part of the tokens each protocol scores, 1 / n: `last` reads a whole window for each 256 of them, and the control
+# of `positions` reads each of them four times.
+SHARES = {"windows": 1, "last": 24, "positions": 4}
 SEEDS = 3
 EVAL_TOKENS = 2**17  # scored at each length, at most; after a short training fewer, as with `relpos evaluate`
 # With the same amount of data, small models learn more from many small steps than with the defaults of `relpos train`:
@@ -100,8 +101,8 @@ class CompareOptions:
     )
     last: bool = of_evaluation(
         False,
-        f"Also score the last {LAST} tokens of windows inside one document (the protocol last), on a sixteenth of the "
-        "tokens: every token then has all of the length before it.",
+        f"Also score the last {LAST} tokens of windows inside one document (the protocol last), on 1/{SHARES['last']} "
+        "of the tokens: every token then has all of the length before it.",
     )
     quick: bool = of_run(
         False,

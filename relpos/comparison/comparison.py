@@ -22,12 +22,14 @@ from relpos.comparison.compare_options import (
     LONG,
     MULTIPLES,
     SEEDS,
+    SHARES,
     STEPS,
     CompareOptions,
 )
 from relpos.encodings.registry import canonical, card
 from relpos.evaluation.evaluate_options import default_eval_tokens
 from relpos.model_catalogue import DEFAULT, FamilyEntry, entry
+from relpos.runs.checkpoints import WEIGHTS
 from relpos.runs.resolve import check_encoding
 from relpos.runs.results import About, RunResult, TextResult
 from relpos.runs.settings import FREE, TABLES, Settings, encoding_settings, flatten, load_settings
@@ -87,6 +89,10 @@ class Comparison:
     def protocols(self) -> list[TableProtocol]:
         """What is measured at all lengths, with all seeds."""
         return ["windows", "last"] if self.last else ["windows"]
+
+    def scored(self, protocol: "TableProtocol | Literal['positions']") -> int:
+        """The tokens that a protocol scores at each length."""
+        return max(1, self.eval_tokens // SHARES[protocol])
 
     @property
     def family(self) -> FamilyEntry:
@@ -260,15 +266,20 @@ def _check_same(before: Comparison, after: Comparison, out: Path) -> None:
 
     def entries(comparison: Comparison) -> Entries:
         settings = flatten(dataclasses.asdict(comparison.settings_of(before.trials()[0], out)))
-        return {**settings, "positions": comparison.positions, "eval_tokens": comparison.eval_tokens}
+        return {**settings, "positions": comparison.positions}
 
+    if after.eval_tokens < before.eval_tokens:
+        raise ValueError(
+            f"{out} holds a comparison with --eval-tokens {before.eval_tokens}, and {after.eval_tokens} are fewer: "
+            "leave it out, or choose another --out. More tokens have every trial scored again."
+        )
     old, new = entries(before), entries(after)
     free = FREE - set(ENDS)  # how often to log may change; all trials must end at the same point
     for key in sorted(new, key=lambda key: key not in ENDS):  # the end first, because the warm-up depends on it
         if key not in free and old[key] != new[key]:
             raise ValueError(
-                f"{out} holds a comparison with {key}={old[key]}, but {key}={new[key]} was requested: encodings, seeds "
-                "and lengths may be added to it; for anything else choose another --out."
+                f"{out} holds a comparison with {key}={old[key]}, but {key}={new[key]} was requested: encodings, "
+                "seeds, lengths and tokens to score may be added to it; for anything else choose another --out."
             )
 
 
@@ -324,14 +335,26 @@ def write_record(out: Path, trial: Trial, record: TrialRecord) -> None:
 
 
 def finished(record: TrialRecord, comparison: Comparison, trial: Trial) -> bool:
-    """Whether nothing is left to do for a trial. One to which lengths were added is evaluated again, not trained."""
+    """Whether nothing is left to do for a trial. One to which lengths or tokens were added is evaluated again."""
     if record.get("error") is not None:
         return False
-    measured = all(measured_lengths(record, name) >= set(comparison.lengths) for name in comparison.protocols)
-    by_position = trial.seed > 0 or comparison.positions is None or "positions" in record
-    return measured and by_position
+    by_position = trial.seed == 0 and comparison.positions is not None
+    return all(complete(record, comparison, name) for name in comparison.protocols) and (
+        not by_position or _tokens(record, "positions") == comparison.scored("positions")
+    )
 
 
-def measured_lengths(record: TrialRecord, protocol: TableProtocol) -> set[int]:
-    """The lengths at which a trial was scored, or refused."""
-    return {row["length"] for row in record[protocol]["rows"]} if protocol in record else set()
+def trained(record: TrialRecord, out: Path, trial: Trial) -> bool:
+    """Whether a trial has its model. A record that was copied without it is measured only after training again."""
+    return "training" in record and (out / trial.name / WEIGHTS).exists()
+
+
+def complete(record: TrialRecord, comparison: Comparison, protocol: TableProtocol) -> bool:
+    """Whether a trial was scored, or refused, at all lengths, on as many tokens as the comparison wants."""
+    lengths = {row["length"] for row in record[protocol]["rows"]} if protocol in record else set()
+    return lengths >= set(comparison.lengths) and _tokens(record, protocol) == comparison.scored(protocol)
+
+
+def _tokens(record: TrialRecord, protocol: Literal["windows", "last", "positions"]) -> int | None:
+    """The tokens that a protocol was asked to score at each length; None if it was not measured."""
+    return record[protocol]["options"]["eval_tokens"] if protocol in record else None

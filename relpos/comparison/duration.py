@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from relpos.comparison.compare_options import LAST_SHARE, POSITIONS_SHARE, SEARCH_SHARE
+from relpos.comparison.compare_options import SEARCH_SHARE
 from relpos.comparison.comparison import Comparison, Trial, finished, read_record
 from relpos.comparison.search import tries
 from relpos.evaluation.estimate import PROBE, reading_seconds
@@ -85,11 +85,48 @@ def _measure(comparison: Comparison, encoding: str, out: Path) -> tuple[float, f
         scoring = reading_seconds(work, read, PROBE) or 0.0
         if comparison.last:
             scored = min(LAST, comparison.lengths[0])
-            number = max(1, comparison.eval_tokens // LAST_SHARE // scored)  # of windows, at every length
+            number = max(1, comparison.scored("last") // scored)  # of windows, at every length
             scoring += reading_seconds({n: n * number for n in comparison.lengths}, read, PROBE) or 0.0
-        by_position = {comparison.positions or comparison.length: CONTROL * comparison.eval_tokens // POSITIONS_SHARE}
+        by_position = {comparison.positions or comparison.length: CONTROL * comparison.scored("positions")}
         first = reading_seconds(by_position, read, PROBE) or 0.0
     return training, scoring, 0.0 if comparison.positions is None else first
+
+
+def too_few_units(comparison: Comparison, out: Path) -> str | None:
+    """A sentence if the text that is scored has too few documents for tests and ranks; None otherwise."""
+    import numpy as np
+
+    from relpos.evaluation.intervals import FEW, units_of
+    from relpos.evaluation.protocols import windows
+    from relpos.runs.run import heldout_corpus, training_corpus
+    from relpos.text.tokenizers import load_tokenizer
+    from relpos.text.tokens import tokenize
+
+    data = comparison.settings_of(comparison.trials()[0], out).data
+    assert data.tokenizer is not None
+    tokenizer = load_tokenizer(data.tokenizer, training_corpus(data))
+    text = tokenize(heldout_corpus(data, comparison.split), tokenizer)["heldout"]
+    longest = max((length for length in comparison.lengths if length < len(text)), default=None)
+    if longest is None:
+        return None
+    units = units_of(text, longest)
+
+    def covered(tokens: int) -> int:
+        scored = windows(text, [longest], tokens).windows[longest]
+        ends = units.of(np.array([[window.first, window.start + longest] for window in scored]))
+        return len({unit for first, last in ends.tolist() for unit in range(first, last + 1)})
+
+    count = covered(comparison.eval_tokens)
+    if count >= FEW:
+        return None
+    enough = (longest * number for number in range(1, len(text) // longest + 1))
+    tokens = next((tokens for tokens in enough if tokens > comparison.eval_tokens and covered(tokens) >= FEW), None)
+    advice = f"--eval-tokens {tokens} reads enough" if tokens else "a shorter longest length, or more text, has more"
+    name = units.name if count > 1 else units.name.removesuffix("s")
+    return (
+        f"the {comparison.eval_tokens:,} tokens that are scored are from {count} {name}: fewer than {FEW}, so that the "
+        f"report will have no tests and no ranks; {advice}"
+    )
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from relpos.comparison import summary
-from relpos.comparison.compare_options import LAST_SHARE, POSITIONS_SHARE, SEARCH_SHARE
+from relpos.comparison.compare_options import SEARCH_SHARE
 from relpos.comparison.comparison import Comparison, Trial, finished, load_comparison
 from relpos.comparison.search import LR, POSITION_LR, TABLE_LR, tries
 from relpos.comparison.summary import Perplexities, Records, Standing
@@ -202,7 +202,7 @@ def _last_tokens(comparison: Comparison, records: Records) -> list[str]:
     scored = min(LAST, comparison.lengths[0])
     text = (
         f"The last {scored} tokens of windows inside one document, the same tokens at every length (`last`), "
-        f"{max(1, comparison.eval_tokens // LAST_SHARE):,} of them: unlike above, no token at a longer length has less "
+        f"{comparison.scored('last'):,} of them: unlike above, no token at a longer length has less "
         "before it than at a shorter one."
     )
     title = f"## {comparison.family.metric.capitalize()} of the last tokens"
@@ -299,7 +299,7 @@ def _making(comparison: Comparison, records: Records, out: Path) -> list[str]:
             if comparison.positions is None
             else [
                 f"relpos evaluate {folder} --protocol positions --lengths {comparison.positions} "
-                f"--eval-tokens {max(1, comparison.eval_tokens // POSITIONS_SHARE)}{split}"
+                f"--eval-tokens {comparison.scored('positions')}{split}"
             ]
         ),
     ]

@@ -19,8 +19,8 @@ from relpos.comparison.comparison import (
     TableProtocol,
     Trial,
     TrialRecord,
+    complete,
     finished,
-    measured_lengths,
     read_record,
 )
 from relpos.evaluation.intervals import FEW, bootstrap, interval
@@ -68,7 +68,7 @@ def rows_of(record: TrialRecord, comparison: Comparison, protocol: TableProtocol
 
     Empty unless all lengths are measured: the longest length decides which tokens are scored.
     """
-    return record[protocol]["rows"] if measured_lengths(record, protocol) >= set(comparison.lengths) else []
+    return record[protocol]["rows"] if complete(record, comparison, protocol) else []
 
 
 def measured_rows(

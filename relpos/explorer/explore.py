@@ -11,6 +11,7 @@ from torch import nn
 from relpos.encodings.registry import canonical, names
 from relpos.explorer.explore_options import ExploreOptions
 from relpos.explorer.scenes import ExplorerSubject
+from relpos.maps import NO_ATTENTIONS
 from relpos.maps.model_subject import ModelSubject, open_model
 from relpos.maps.subject import EncodingSubject, TensorSubject, is_tensor
 from relpos.system.errors import check_not_empty
@@ -115,9 +116,9 @@ class Exploration:
         if self._server is not None:
             return f'<iframe src="{html.escape(self._server.url)}" {size}></iframe>'
         if self._page is None:
-            from relpos.explorer.exports import export_page
+            from relpos.explorer.exports import IN_A_NOTEBOOK, export_page
 
-            self._page = export_page(self.subjects)
+            self._page = export_page(self.subjects, room=IN_A_NOTEBOOK)
         return f'<iframe srcdoc="{html.escape(self._page)}" sandbox="allow-scripts allow-downloads" {size}></iframe>'
 
 
@@ -147,7 +148,8 @@ def explore(options: ExploreOptions) -> Exploration:
         subject = TensorSubject(what, options.show, options.tokens)
         exploration = Exploration([ExplorerSubject("0", subject)])
     elif options.show is not None or options.tokens is not None:
-        raise ValueError("show and tokens are for a tensor: leave them out.")
+        hint = "" if what else f" {NO_ATTENTIONS}"
+        raise ValueError(f"show and tokens are for a tensor: leave them out.{hint}")
     else:
         several: list[Any] = [what] if isinstance(what, str | Path) or not isinstance(what, Sequence) else list(what)
         models = [isinstance(item, nn.Module) for item in several]

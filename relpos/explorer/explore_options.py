@@ -55,7 +55,12 @@ class ExploreOptions:
     tokenizer: Any = option(
         None, "Tokenizer of a model that is open already; without one it reads random tokens.", command=False
     )
-    show: str | None = option(None, "What a tensor holds: bias, scores or weights.", command=False)
+    show: str | None = option(
+        None,
+        "What a tensor holds: bias, scores or weights.",
+        shown="weights if its rows sum to 1, else scores",
+        command=False,
+    )
     tokens: Sequence[str] | None = option(None, "Names of the tokens of a tensor.", command=False)
     server: bool = option(
         False,

@@ -24,6 +24,7 @@ from relpos.explorer.measures import (
     sentence,
 )
 from relpos.explorer.scenes import ExplorerSubject, Scene
+from relpos.maps import NO_ATTENTIONS
 from relpos.maps.map import ColourScale
 from relpos.maps.subject import Show
 from relpos.maps.values import one_thread
@@ -31,8 +32,6 @@ from relpos.pictures.colours import linear_ticks, tick_words
 from relpos.pictures.map_figures import ACROSS, DOWN, draw_bar, draw_cells
 from relpos.pictures.printed_page import NAME, TICK, TITLE, Page, position_word, text_width, write
 
-MOST_BYTES = 38_000_000  # of the maps of an exported page, in base64
-CELLS = 1024  # most cells per side of its maps
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; worker-src blob:; "
     "font-src data:; base-uri 'none'; form-action 'none'"
@@ -41,19 +40,33 @@ PIXELS = 512  # most cells per side of a picture
 SIDE = 4.2  # inches of a map
 
 
+@dataclass(frozen=True)
+class Room:
+    """What an exported page may hold."""
+
+    megabytes: int  # of its maps, in base64
+    cells: int  # most cells per side of a map
+
+
+IN_A_FILE, IN_A_NOTEBOOK = Room(38, 1024), Room(2, 256)
+
+
 def export_page(
-    subjects: Sequence[ExplorerSubject], static: Path = STATIC, progress: Callable[[float], None] = lambda done: None
+    subjects: Sequence[ExplorerSubject],
+    static: Path = STATIC,
+    progress: Callable[[float], None] = lambda done: None,
+    room: Room = IN_A_FILE,
 ) -> str:
     """The built page with the first scene of every subject inside: its default values, and others as room allows."""
     if not subjects:
-        raise ValueError("nothing to export: name an encoding or a model.")
+        raise ValueError(f"nothing to export: name an encoding or a model. {NO_ATTENTIONS}")
     files = {name: static / name for name in ("index.html", "app.js", "app.css")}
     for file in files.values():
         if not file.is_file():
             raise FileNotFoundError(f"the page has not been built: {file.name} is missing. Run make explorer.")
     page, script, style = (file.read_text(encoding="utf-8") for file in files.values())
     with one_thread():
-        data = replies.to_json(page_data(subjects, progress)).decode("ascii").replace("<", "\\u003c")
+        data = replies.to_json(page_data(subjects, progress, room)).decode("ascii").replace("<", "\\u003c")
     inline = {
         r"<script\b[^>]*app\.js[^>]*>\s*</script>": "",
         r"<link\b[^>]*app\.css[^>]*>": f"<style>{_harmless('style', style)}</style>",
@@ -77,7 +90,9 @@ def _harmless(tag: str, text: str) -> str:
 
 @torch.no_grad()
 def page_data(
-    subjects: Sequence[ExplorerSubject], progress: Callable[[float], None] = lambda done: None
+    subjects: Sequence[ExplorerSubject],
+    progress: Callable[[float], None] = lambda done: None,
+    room: Room = IN_A_FILE,
 ) -> replies.ExportData:
     """What the page reads instead of asking a server."""
     explorer = Explorer(subjects)
@@ -90,19 +105,22 @@ def page_data(
         "tokens": {},
         "evaluations": {},
     }
-    used = 0
+    used = 0  # bytes of maps
     for place, subject in enumerate(subjects):
         scene = explorer.make_scene({"subject": subject.id})
         about = data["start"]["subjects"][place]
-        reply, shows = scene.as_json(), list[Show]()
+        reply, shows, largest = scene.as_json(), list[Show](), 0
         order: list[Show] = [scene.default_show, "weights", "bias", "flat", "position", "scores"]
         for show in [show for show in dict.fromkeys(order) if show in scene.shows]:
-            room = MOST_BYTES * (place + 1) // len(subjects) - used if shows else None
-            held = _held(scene, show, reply["scene"], room)
+            left = room.megabytes * 1_000_000 * (place + 1) // len(subjects) - used
+            if shows and left < largest:  # as large as another kind of values, by what is known
+                break
+            held = _held(scene, show, reply["scene"], room.cells, left if shows else None)
             if held is None:
                 break
             lines, heads, maps = held
-            used += sum(len(stored["cells"]) for stored in maps.values())
+            size = sum(len(stored["cells"]) for stored in maps.values())
+            used, largest = used + size, max(largest, size)
             shows.append(show)
             data["overview"][f"{reply['scene']}/{show}"] = lines
             data["heads"] |= heads
@@ -119,7 +137,7 @@ def page_data(
 Held = tuple[list[replies.LayerSummary], dict[str, replies.HeadDetail], dict[str, replies.StoredMap]]
 
 
-def _held(scene: Scene, show: Show, name: str, room: int | None) -> Held | None:
+def _held(scene: Scene, show: Show, name: str, cells: int, room: int | None) -> Held | None:
     """Overview, details and maps of one kind of values; None if the maps are larger than the room."""
     others = other_layers(scene, show)
     lines: list[replies.LayerSummary] = []
@@ -133,22 +151,22 @@ def _held(scene: Scene, show: Show, name: str, room: int | None) -> Held | None:
         for summary in lines[-1]["heads"]:
             key = f"{name}/{show}/{number}/{summary['head']}"
             heads[key] = head_details(scene, show, number, summary["head"])
-            maps[key] = _stored(scene, show, number, summary["head"])
+            maps[key] = _stored(scene, show, number, summary["head"], cells)
             if room is not None and sum(len(stored["cells"]) for stored in maps.values()) > room:
                 return None
     return lines, heads, maps
 
 
-def _stored(scene: Scene, show: Show, number: int, head: int) -> replies.StoredMap:
+def _stored(scene: Scene, show: Show, number: int, head: int, most: int) -> replies.StoredMap:
     """A map at its finest level that fits: bytes, compressed, in base64."""
     head_map = scene.head_map(show, number, head)
-    level, (low, high), log = head_map.level_of(CELLS), head_map.range, show in ("weights", "flat")
+    level, (low, high), log = head_map.level_of(most), head_map.range, show in ("weights", "flat")
     if log:  # weights below the first colour are stored as that
         scale = ColourScale.of_weights(low, high, head_map.length)
         low, high = scale.low, scale.high
     side = head_map.cells_at(level)
     means = head_map.cells(level, 0, side, 0, side).planes[1].numpy().astype(np.float64)
-    cells = base64.b64encode(zlib.compress(quantised(means, low, high, log).tobytes(), 9)).decode("ascii")
+    cells = base64.b64encode(zlib.compress(quantised(means, low, high, log).tobytes())).decode("ascii")
     return {"level": level, "low": low, "high": high, "log": log, "cells": cells}
 
 

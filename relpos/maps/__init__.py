@@ -7,8 +7,13 @@ BOS = (
     "docs/evaluation.md."
 )
 TENSOR = (
-    "a tensor or array that you already have: (heads, tokens, tokens) or (layers, heads, tokens, tokens), rows are "
-    "queries, NaN and −inf are keys that are not seen; or one per layer, as the `attentions` of transformers."
+    "a tensor or array that you already have: (tokens, tokens), (heads, tokens, tokens) or (layers, heads, tokens, "
+    "tokens); rows are queries, NaN and −inf are keys that are not seen. Or one per layer, as the "
+    "`attentions` of transformers."
+)
+NO_ATTENTIONS = (
+    "The attentions of a transformers model are there only after "
+    'model.set_attn_implementation("eager"), with output_attentions=True.'
 )
 
 

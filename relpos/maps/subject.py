@@ -14,7 +14,7 @@ from relpos.attend.arguments import LayerCall
 from relpos.encodings.registry import encoding
 from relpos.forms.bias import Toeplitz
 from relpos.forms.encoding import Encoding
-from relpos.maps import HEAD_DIM, HEADS, LENGTH, check_encoding_request
+from relpos.maps import HEAD_DIM, HEADS, LENGTH, NO_ATTENTIONS, check_encoding_request
 from relpos.maps.head_values import all_heads, flat_values, head_values
 from relpos.maps.layer import Layer, Quantity, encoding_layer, open_layer
 from relpos.maps.map import PIXELS
@@ -24,7 +24,7 @@ from relpos.system.memory import check_memory
 
 Kind = Literal["encoding", "model", "tensor"]
 Show = Literal["bias", "scores", "weights", "position", "flat"]  # kinds of values of a head
-SHAPES = "(heads, tokens, tokens) or (layers, heads, tokens, tokens)"
+SHAPES = "(tokens, tokens), (heads, tokens, tokens) or (layers, heads, tokens, tokens)"
 
 
 @dataclass(frozen=True)
@@ -262,19 +262,20 @@ def _as_bias(layer: Layer) -> Layer:
 class TensorSubject(Subject):
     """A bias, scores or attention weights that exist already.
 
-    `what` is (heads, tokens, tokens) or (layers, heads, tokens, tokens), rows are queries; or one tensor per layer, as
-    the `attentions` of transformers, where each may have a batch of one. NaN and −inf are not seen.
+    `what` is (tokens, tokens), (heads, tokens, tokens) or (layers, heads, tokens, tokens), rows are queries; or one
+    tensor per layer, as the `attentions` of transformers, where each may have a batch of one. NaN and −inf are not
+    seen, nor is a weight of 0 after a query if all are 0 there. Without `show`, rows that sum to 1 are weights, and
+    anything else is scores.
     """
 
     kind, encoding = "tensor", None
 
     def __init__(self, what: Any, show: str | None, tokens: Sequence[str] | None) -> None:
-        if show is None:
-            raise ValueError("say what the tensor holds: show='bias', show='scores' or show='weights'.")
-        if show not in get_args(Quantity):
+        if show is not None and show not in get_args(Quantity):
             raise unknown("kind of values of a tensor", show, get_args(Quantity))
         values = _stacked(what)
-        values = values[None] if values.dim() == 3 else values
+        while values.dim() in (2, 3):
+            values = values[None]
         if values.dim() != 4 or 0 in values.shape or values.shape[-1] != values.shape[-2]:
             raise ValueError(f"a tensor of the shape {tuple(values.shape)} cannot be drawn: give {SHAPES}.")
         self.depth, self.heads, self.length, _ = values.shape
@@ -284,6 +285,9 @@ class TensorSubject(Subject):
         if len(empty):
             layer, head = (empty[0] + 1).tolist()
             raise ValueError(f"head {head} of layer {layer} has no finite value: there is nothing to show.")
+        show = ("weights" if _sums_to_one(values) else "scores") if show is None else show
+        if show == "weights" and not values.triu(1).nan_to_num().any():  # zeros of a causal mask
+            values = values.masked_fill(torch.ones(self.length, self.length).triu(1).bool(), torch.nan)
         self.head_values: list[list[HeadValues]] = [[TensorValues(head) for head in heads] for heads in values]
         self.nbytes, self.name = values.nbytes, show
         self.causal = all(head.causal for heads in self.head_values for head in heads)
@@ -330,13 +334,15 @@ class TensorView(View):
 def is_tensor(what: object) -> bool:
     """Whether something is a tensor or an array, or a list of them, one per layer."""
     if isinstance(what, list | tuple):
-        return bool(what) and all(isinstance(layer, Tensor | np.ndarray) for layer in what)
+        return bool(what) and all(layer is None or isinstance(layer, Tensor | np.ndarray) for layer in what)
     return isinstance(what, Tensor | np.ndarray)
 
 
 def _stacked(what: Any) -> Tensor:
     """One tensor on the CPU, in float32 at least; layers with a batch of one are stacked."""
     if isinstance(what, list | tuple):
+        if any(layer is None for layer in what):
+            raise ValueError(f"some layers are None. {NO_ATTENTIONS}")
         layers = [_stacked(layer) for layer in what]
         layers = [layer[0] if layer.dim() == 4 and len(layer) == 1 else layer for layer in layers]
         if len({layer.shape for layer in layers}) > 1 or layers[0].dim() != 3:
@@ -351,6 +357,14 @@ def _stacked(what: Any) -> Tensor:
     if values.is_complex():
         raise TypeError(f"a tensor of {values.dtype} cannot be drawn: give real numbers.")
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+def _sums_to_one(values: Tensor) -> bool:
+    """Whether all rows are shares of 1, as attention weights are; rows that see nothing may be all 0."""
+    seen = torch.where(values.isfinite(), values, 0.0).double()
+    total = seen.sum(dim=-1)
+    near = (total - 1).abs() < 1e-2  # weights may be in bfloat16
+    return bool((seen >= 0).all() and (near | (total == 0)).all() and near.any())
 
 
 def layer_numbers(layer: str | int, depth: int) -> list[int]:

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from relpos.maps.diagonals import Diagonals
 
 ENTRIES = 2**20  # values that are materialised at a time: 4 MB in float32
+ONE_PASS = 2048  # tokens up to which a pass over all entries takes less time than some diagonals, each by itself
 
 
 class CancelledError(Exception):
@@ -172,8 +173,10 @@ class HeadValues(ABC):
 
     def profile(self, distances: Tensor) -> Tensor:
         """Minimum, mean and maximum of the entries at some distances, exact: (3, distances), NaN where none is seen."""
-        if self.diagonal(0) is None:
-            return self.diagonals().profile[:, 0, distances + (0 if self.causal else self.length - 1)]
+        if self.length <= ONE_PASS or self.diagonal(0) is None:
+            diagonals = self.diagonals()
+            diagonals = diagonals if diagonals.extremes else HeadValues.diagonals(self)
+            return diagonals.profile[:, 0, distances + diagonals.zero] + 0.0  # no −0
         profile = torch.full((3, len(distances)), torch.nan, dtype=torch.float64)
         with one_thread():  # many small sums
             for place, distance in enumerate(distances.tolist()):
@@ -264,6 +267,10 @@ class Difference(HeadValues):
 def reduce_block(values: Tensor, rows: int, columns: int, size: int) -> Cells:
     """Reduce entries (queries, keys) to rows × columns cells; what is missing at the end counts as not seen."""
     queries, keys = values.shape
+    if size == 1:
+        seen = values.isfinite()
+        low, high = torch.where(seen, values, torch.inf), torch.where(seen, values, -torch.inf)
+        return Cells(low, torch.where(seen, values, 0.0).double(), high, seen.double())
     tall = min(size, queries)  # a single row of cells may be cut off
     if (queries, keys) == (rows * tall, columns * size):
         by_row = values.view(rows, tall, keys)  # rows are reduced before columns, along memory, which is faster

@@ -19,7 +19,7 @@ STYLE: Any = {
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
 }
-MARKERS = "osD^vP*Xph"
+MARKERS = "osD^vP*XphH<>d"
 # Paul Tol's muted scheme, which the colour-blind can tell apart; the markers help where there are more curves.
 COLORS = ("#332288", "#cc6677", "#117733", "#88ccee", "#aa4499", "#999933", "#882255", "#44aa99", "#ddcc77", "#555555")
 DASHED = (0, (4, 2))
@@ -57,7 +57,8 @@ def draw_curves(series: Mapping[str, Rows], trained_length: int | None, metric: 
             label = name if not stops else f"{name} (only to {good[-1]['length']})" if good else f"{name} (refused)"
             color = COLORS[number % len(COLORS)]
             points = [[row[key] for row in good] for key in ("length", "perplexity")]
-            axes.plot(*points, color=color, marker=MARKERS[number % 10], markersize=3.5, linewidth=1.3, label=label)
+            marker, line = MARKERS[number % len(MARKERS)], "-" if number < len(COLORS) else DASHED
+            axes.plot(*points, color=color, marker=marker, markersize=3.5, linestyle=line, linewidth=1.3, label=label)
             _draw_band(axes, points[0], good, color, min(0.15, 0.3 / len(series)))
             if good and stops:
                 axes.plot(good[-1]["length"], good[-1]["perplexity"], "x", color=color, markersize=9)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from relpos.encodings.registry import check_options_of
-from relpos.maps import BOS, HEAD_DIM, HEADS, LENGTH, TENSOR, check_encoding_request
+from relpos.maps import BOS, HEAD_DIM, HEADS, LENGTH, NO_ATTENTIONS, TENSOR, check_encoding_request
 from relpos.system.options import COUNT, SEED, Range, option
 
 if TYPE_CHECKING:
@@ -139,7 +139,9 @@ def check_combination(several: Sequence[object], options: DrawOptions) -> None:
         _check_all(several, options)
         return
     if not several:
-        raise ValueError("nothing to draw: give an encoding's name or a folder, or --all for all encodings.")
+        raise ValueError(
+            f"nothing to draw: give an encoding's name or a folder, or --all for all encodings. {NO_ATTENTIONS}"
+        )
     if by_distance and options.shared_scale:
         raise ValueError("a profile has no colours to share: leave --shared-scale out.")
     if not by_distance and options.log:

@@ -155,7 +155,7 @@ class TrainedRun(Run):
                 f"evaluate it with relpos evaluate {self.folder} --task {data.task}."
             )
         if name in (None, data.source):
-            return heldout_corpus(data) if split == "heldout" else training_corpus(data, split=split)
+            return heldout_corpus(data, split)
         return open_corpus(str(name), split=split, keep_line_ends=data.keep_line_ends)
 
     def trained_on(self, name: str | None = None) -> bool:
@@ -182,10 +182,10 @@ def training_corpus(data: DataSettings, **options: Any) -> Corpus:
     return open_corpus(data.source, data.text_field, data.subset, **{**theirs, **options})
 
 
-def heldout_corpus(data: DataSettings) -> Corpus:
-    """The text whose held-out part evaluations read: that of training, or the one of data.heldout_source."""
-    if data.heldout_source is None:
-        return training_corpus(data)
+def heldout_corpus(data: DataSettings, split: str = "heldout") -> Corpus:
+    """The text whose held-out part evaluations read: that of training, or for `heldout` that of data.heldout_source."""
+    if data.heldout_source is None or split != "heldout":
+        return training_corpus(data, split=split)
     options = {"keep_line_ends": data.keep_line_ends, "separator_first": data.separator_first}
     return open_corpus(data.heldout_source, data.text_field, data.subset, split="all", **options)
 

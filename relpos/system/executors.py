@@ -264,15 +264,19 @@ class Parts:
                 for message in executor.messages():
                     line.clear()
                     self.say(message)
-                for name, part in self.ready().items():
-                    if executor.places is not None and len(executor.running) >= executor.places:
-                        break
-                    if name not in executor.running:
-                        executor.start(name, part)
+                if self._has_room():  # else not asked: what is ready may have to be read from many files
+                    for name, part in self.ready().items():
+                        if name not in executor.running:
+                            executor.start(name, part)
+                        if not self._has_room():
+                            break
                 if not executor.running and not self.waits():
                     return
                 line(self.progress)
                 time.sleep(POLL)
+
+    def _has_room(self) -> bool:
+        return self.executor.places is None or len(self.executor.running) < self.executor.places
 
     def ready(self) -> Mapping[str, Part]:
         """The parts that may be started now, by name, in order; those that run may be among them."""

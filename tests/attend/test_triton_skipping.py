@@ -31,8 +31,6 @@ from relpos.forms.call import Call
 if not triton.available()[0]:
     pytest.skip(triton.available()[1], allow_module_level=True)
 
-from quick_interpreter import quick_interpreter  # noqa: F401  (a fixture)
-
 from relpos.attend.triton import (
     backward_kernels,
     distance_kernel,
@@ -44,7 +42,7 @@ from relpos.attend.triton.gpu_operators import TritonKernel
 from relpos.attend.triton.gpu_problem import GpuProblem
 from relpos.attend.triton.tile_sizes import TileSize
 
-pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("quick_interpreter", "short")]
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("short")]
 UNIT = 64
 DIRECTIONS = [True, pytest.param(False, marks=pytest.mark.slow)]
 IN_MAKE_TEST = (

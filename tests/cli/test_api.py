@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import SMALL_RUN
+from small_run import SMALL_RUN
 from typer.testing import CliRunner
 
 import relpos

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL_RUN
+import yaml
+from small_run import SMALL_RUN
 from torch.nn import functional as F
 from typer.testing import CliRunner
 from waiting import gone, wait_until
@@ -20,6 +23,7 @@ from relpos.cli import app
 from relpos.comparison.compare import LOCK, LOG, run_trials
 from relpos.comparison.compare_options import ENCODINGS
 from relpos.comparison.comparison import RECORD, Trial, load_comparison, make_comparison, read_record
+from relpos.comparison.duration import too_few_units
 from relpos.comparison.summary import make_table, notes, read_records
 from relpos.runs.run import open_run
 from relpos.training import trainer as trainer_module
@@ -62,6 +66,27 @@ def whole(world, shared):
     assert {file: file.stat().st_mtime_ns for file in before} == before
     assert read_record(out, Trial(WRONG, 0))["attempts"] == 2
     return out
+
+
+def test_records_without_their_models_are_kept_until_more_is_measured(world, whole):
+    """As after a clone of records: models are too large to be stored beside them."""
+    out, trial = world / "records", Trial("alibi", 0)
+    (out / trial.name).mkdir(parents=True)
+    for file in ("comparison.yaml", f"{trial.name}/{RECORD}"):
+        shutil.copy(whole / file, out / file)
+    data = yaml.safe_load((out / "comparison.yaml").read_text())
+    (out / "comparison.yaml").write_text(yaml.safe_dump({**data, "encodings": ["alibi"], "seeds": 1}))
+    before = read_record(out, trial)
+    run_trials(out)
+    assert read_record(out, trial) == before
+    make_comparison(out, lengths=[48], last=True)
+    run_trials(out)
+    after = read_record(out, trial)
+    assert after["training"]["loss"] == pytest.approx(before["training"]["loss"], rel=1e-4)  # once more
+    assert [row["length"] for row in after["windows"]["rows"]] == [16, 32, 48]
+    assert [row["length"] for row in after["last"]["rows"]] == [16, 32, 48]
+    perplexities = [[row["perplexity"] for row in record["windows"]["rows"][:2]] for record in (before, after)]
+    assert perplexities[1] == pytest.approx(perplexities[0], rel=0.01)  # other windows are scored now
 
 
 def table_of(out: Path):
@@ -216,6 +241,25 @@ def test_a_trial_that_the_clock_ended_at_once_is_noted(tmp_path):
     assert "`alibi-s0`: 1 minutes were enough for 1 step only." in notes(comparison, records)
 
 
+def test_a_text_of_too_few_documents_for_tests_is_announced_with_what_is_enough(tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    settings = {"data.source": str(texts), "data.tokenizer": "bpe-300", "run.steps": 1, "data.length": 64}
+
+    def announced(documents: int, eval_tokens: int) -> str | None:
+        for number in range(documents):
+            (texts / f"{number}.txt").write_text(f"some words of document {number} " * 40)
+        out = tmp_path / f"{documents}-{eval_tokens}"
+        return too_few_units(make_comparison(out, ["alibi"], 1, [64], 64, eval_tokens, settings), out)
+
+    few = announced(30, 64)  # too few documents are held out
+    assert re.search(r"the 64 tokens that are scored are from [12] documents?: fewer than 10", few)
+    assert "more text, has more" in few
+    enough = int(re.search(r"--eval-tokens (\d+) reads enough", announced(300, 64))[1])
+    assert announced(300, enough) is None
+    assert announced(300, enough - 64) is not None
+
+
 class TestMakingAComparison:
     def test_takes_every_encoding_once_before_any_again(self, tmp_path):
         trials = make_comparison(tmp_path, ["alibi", "rope"], 2).trials()
@@ -229,6 +273,7 @@ class TestMakingAComparison:
         assert more.encodings == ["alibi", "rope:base=500000"]
         assert (more.seeds, more.lengths, more.settings) == (2, [32, 64, 128], first.settings)
         assert load_comparison(tmp_path) == more
+        assert make_comparison(tmp_path, eval_tokens=200_000).eval_tokens == 200_000
         make_comparison(tmp_path / "other", ["alibi"], settings={"run.steps": 10})
         make_comparison(tmp_path / "other", settings={"run.tokens": 10 * 2 * 256})  # the same end in other words
 
@@ -239,7 +284,7 @@ class TestMakingAComparison:
             ({"settings": {"run.minutes": 3.0}}, "run.steps=10, but run.steps=None was requested"),
             ({"settings": {"data.length": 128}}, "data.length=256, but data.length=128 was requested"),
             ({"settings": {"optimizer.weight_decay": 0.5}}, "choose another --out"),
-            ({"eval_tokens": 5}, "eval_tokens=16384, but eval_tokens=5 was requested"),
+            ({"eval_tokens": 5}, "--eval-tokens 16384, and 5 are fewer: leave it out"),
             ({"encodings": ["rope:bass=3"]}, "unknown option of rope 'bass'"),
         ],
     )

@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import SMALL_RUN
 from ray_cluster import TwoMachines, two_machines
+from small_run import SMALL_RUN
 from waiting import gone, wait_until
 
 import relpos

@@ -1,5 +1,6 @@
 """The report of a comparison: its numbers are those of the trials, and it stands alone."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -29,6 +30,7 @@ PERPLEXITIES = {  # two seeds each, at 32, 64 and 128
     "learned": ([18.0, None, None], [19.0, None, None]),
 }
 DOCUMENTS = 12
+SCORED = 2**14  # tokens at each length, the default after so short a training
 
 
 def units(perplexity: float | None, documents: int = DOCUMENTS) -> dict[str, list[float]] | None:
@@ -51,6 +53,7 @@ def record(encoding: str, seed: int, values: list[float | None]) -> dict[str, ob
     training = {"step": 7, "tokens": 1792, "seconds": 12.0, "tokens_per_second": 500.0 + 100 * seed}
     bins = [{"from": 0, "to": 16, "loss": 3.0, "control": 3.0}, {"from": 16, "to": 64, "loss": 4.0, "control": 2.5}]
     bins = [{**bin_, "low": None, "high": None} for bin_ in bins]
+    by_position = {"rows": rows[1:2], "bins": bins if values[1] else [], "options": {"eval_tokens": SCORED // 4}}
     about = {"parameters": 12345, "corpus": {"name": "sotu", "hash": "f" * 64}, "tokens": {"train": 9, "heldout": 5}}
     return {
         "encoding": encoding,
@@ -59,8 +62,8 @@ def record(encoding: str, seed: int, values: list[float | None]) -> dict[str, ob
         "attempts": 1,
         "seconds": 14.0,
         "training": {**training, "peak_memory_bytes": 2**29},
-        "windows": {"rows": rows},
-        **({} if seed else {"positions": {"rows": rows[1:2], "bins": bins if values[1] else []}}),
+        "windows": {"rows": rows, "options": {"eval_tokens": SCORED}},
+        **({} if seed else {"positions": by_position}),
         "about": {**about, "versions": {"relpos": "0.1.0", "torch": "2.13.0"}},
         "machine": {"cpu": "A", "cores": 2, "threads": 1, "memory_bytes": 2**34, "system": "Linux 6"},
     }
@@ -173,11 +176,14 @@ class TestTheReport:
         write_record(out, Trial("alibi", 0), trial)
         assert "over documents. The 95 % intervals rest on 2 documents." in write_report(out)[1].read_text()
 
-    def test_of_lengths_added_later_is_not_finished_and_not_mixed(self, out):
+    def test_of_lengths_or_tokens_added_later_is_not_finished_and_not_mixed(self, out):
         """The longest length decides which tokens are scored, so rows of an earlier evaluation are left out."""
         comparison = load_comparison(out)
         records = read_records(comparison, out)
         assert all(finished(records[trial], comparison, trial) for trial in comparison.trials())
+        fewer = dataclasses.replace(comparison, eval_tokens=comparison.eval_tokens + 1)
+        assert not any(finished(records[trial], fewer, trial) for trial in comparison.trials())
+        assert str(make_table(fewer, records)["alibi"][32]) == "–"
         more = make_comparison(out, lengths=[256])
         assert not any(finished(records[trial], more, trial) for trial in more.trials())
         assert str(make_table(more, read_records(more, out))["alibi"][32]) == "–"

@@ -5,7 +5,7 @@ import os
 import shlex
 
 import pytest
-from conftest import SMALL_RUN
+from small_run import SMALL_RUN
 from typer.testing import CliRunner
 
 from relpos.cli import app

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import SMALL_RUN
+from small_run import SMALL_RUN
 
 import relpos
 from relpos.evaluation.scoring import Scorer

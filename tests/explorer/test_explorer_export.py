@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import html
 import json
 import re
 import zlib
@@ -18,7 +19,7 @@ import relpos
 from relpos.cli import app
 from relpos.explorer import exports
 from relpos.explorer.explore import Exploration
-from relpos.explorer.exports import export_page, page_data
+from relpos.explorer.exports import IN_A_NOTEBOOK, Room, export_page, page_data
 from relpos.explorer.replies import to_json, typescript
 
 pytestmark = pytest.mark.heavy
@@ -102,9 +103,8 @@ def test_what_the_export_holds_is_what_the_server_answers():
     assert json.loads(to_json(data["heads"][f"{scene['scene']}/bias/1/2"])) == details
 
 
-def test_a_long_map_is_held_in_coarser_cells_and_as_many_kinds_as_fit(monkeypatch):
-    monkeypatch.setattr(exports, "MOST_BYTES", 10)
-    data = page_data([named("alibi", 5000)])
+def test_a_long_map_is_held_in_coarser_cells_and_as_many_kinds_as_fit():
+    data = page_data([named("alibi", 5000)], room=Room(megabytes=0, cells=1024))
     assert data["scenes"][0]["shows"] == ["bias"]
     assert all("/bias/" in key for key in data["maps"])
     entry = data["maps"][f"{data['scenes'][0]['scene']}/bias/1/1"]
@@ -113,8 +113,11 @@ def test_a_long_map_is_held_in_coarser_cells_and_as_many_kinds_as_fit(monkeypatc
 
 
 def test_a_notebook_shows_the_export_in_a_frame(static):
-    exploration = relpos.explore("alibi", length=32)
+    exploration = relpos.explore("alibi", length=300)
     shown = exploration._repr_html_()
+    data = data_of(html.unescape(shown))  # a cell's output is saved with its notebook: coarser cells than a file's
+    assert {entry["level"] for entry in data["maps"].values()} == {1}
+    assert sum(len(entry["cells"]) for entry in data["maps"].values()) < 1e6 * IN_A_NOTEBOOK.megabytes
     assert shown.startswith("<iframe srcdoc=")
     assert 'sandbox="allow-scripts' in shown
     assert "<script" not in shown  # all of it is in the attribute

@@ -62,12 +62,33 @@ def test_the_explorer_shows_a_tensor_and_its_tokens():
     assert web.post("/api/scenes", json={"subject": "0", "length": 30}).status_code == 400
 
 
+def test_rows_that_sum_to_one_are_weights_and_anything_else_is_scores():
+    unseen = weights()
+    unseen[0, 0, 3] = torch.nan  # a row that sees nothing
+    for values in (weights(), unseen, weights().nan_to_num(0.0), weights().bfloat16(), weights()[0, 0]):
+        assert TensorSubject(values, None, None).default_show == "weights"
+    negative = torch.eye(4).expand(1, 4, 4) + torch.tensor([1.0, -1.0, 0.0, 0.0])
+    for values in (torch.randn(3, 4, 4), negative, torch.zeros(1, 4, 4), 2 * weights()):
+        assert TensorSubject(values, None, None).default_show == "scores"
+    assert TensorSubject(weights(), "bias", None).default_show == "bias"
+    assert relpos.draw(weights()[0, 0]).maps[0].show == "weights"
+
+
+def test_zeros_after_every_query_of_weights_are_a_causal_mask():
+    zeros = weights().nan_to_num(0.0)
+    masked, as_scores = TensorSubject(zeros, "weights", None), TensorSubject(zeros, "scores", None)
+    assert (masked.causal, as_scores.causal) == (True, False)
+    expected = weights()[1, 2]
+    torch.testing.assert_close(masked.head_values[1][2].block(0, 20, 0, 20), expected, equal_nan=True)
+    zeros[1, 1, 3, 4] = 0.1
+    assert not TensorSubject(zeros, "weights", None).causal
+
+
 @pytest.mark.parametrize(
     ("values", "options", "sentence"),
     [
-        (torch.randn(3, 4, 4), {}, "say what the tensor holds"),
         (torch.randn(3, 4, 4), {"show": "profile"}, "unknown kind of values of a tensor 'profile'"),
-        (torch.randn(4, 4), {"show": "bias"}, r"shape \(4, 4\) cannot be drawn: give \(heads"),
+        (torch.randn(4), {"show": "bias"}, r"shape \(4,\) cannot be drawn: give \(tokens, tokens\), \(heads"),
         (torch.randn(3, 4, 5), {"show": "bias"}, r"shape \(1, 3, 4, 5\)"),
         (torch.randn(2, 3, 0, 0), {"show": "bias"}, "cannot be drawn"),
         ([torch.randn(3, 4, 4), torch.randn(3, 5, 5)], {"show": "bias"}, "layers of the shapes"),
@@ -78,6 +99,8 @@ def test_the_explorer_shows_a_tensor_and_its_tokens():
         (torch.randn(3, 4, 4), {"show": "bias", "head": [4]}, "there is no head 4"),
         (torch.randn(3, 4, 4), {"show": "bias", "layer": 2}, "there is no layer 2"),
         ("alibi", {"tokens": ["a"]}, "names of a tensor's tokens"),
+        ((), {}, 'set_attn_implementation."eager"'),  # what transformers returns where attention is fused
+        ((None, None), {}, 'set_attn_implementation."eager"'),
     ],
 )
 def test_what_cannot_be_drawn_gets_a_sentence(values, options, sentence):
@@ -92,3 +115,6 @@ def test_what_is_not_a_number_is_refused():
         relpos.draw(torch.zeros(1, 2, 2, dtype=torch.complex64), show="bias")
     with pytest.raises(ValueError, match="for a tensor"):
         relpos.explore("alibi", tokens=["a"])
+    for nothing in ((), (None, None)):
+        with pytest.raises(ValueError, match=r'set_attn_implementation."eager"'):
+            relpos.explore(nothing, tokens=["a"])

@@ -50,7 +50,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "show", "length", "options"), CASES)
-def test_every_tile_row_and_profile_is_that_of_the_dense_map(name, show, length, options):
+def test_every_tile_row_and_profile_is_that_of_the_dense_map(name, show, length, options, monkeypatch):
     case = make_case(name, length, **options)
     dense, values = case.dense(show)[2], head_values(case.layer, 2, show)
     head_map = HeadMap(values)
@@ -71,12 +71,15 @@ def test_every_tile_row_and_profile_is_that_of_the_dense_map(name, show, length,
         value = head_map.value(query, key)
         np.testing.assert_allclose(np.nan if value is None else value, dense[query, key], **close)
     distances = [d for d in (0, 1, 39, length - 1) if d < length] + ([] if values.causal else [-1, 1 - length])
-    profile = values.profile(torch.tensor(distances)).numpy()
+    profiles = [values.profile(torch.tensor(distances)).numpy()]
+    monkeypatch.setattr("relpos.maps.values.ONE_PASS", 0)  # a longer map has its diagonals one by one
+    profiles.append(values.profile(torch.tensor(distances)).numpy())
     for column, distance in enumerate(distances):
         along = np.diagonal(dense, -distance)
         along = along[np.isfinite(along)]
         expected = [along.min(), along.mean(), along.max()] if along.size else [np.nan] * 3
-        np.testing.assert_allclose(profile[:, column], expected, **close)
+        for profile in profiles:
+            np.testing.assert_allclose(profile[:, column], expected, **close)
     if show == "weights":
         entropy = torch.special.entr(torch.from_numpy(np.nan_to_num(dense))).sum(-1).mean()
         assert values.mean_entropy() == pytest.approx(float(entropy), rel=1e-4)
@@ -123,7 +126,7 @@ def test_any_cells_of_a_closed_form_are_those_of_the_entries(kind, length, size,
 
 @pytest.mark.parametrize("length", [1, 2, 37, 300])
 @pytest.mark.parametrize("name", ["fire", "cable", "cable_nw", "forgetting"])
-def test_diagonals_of_a_closed_form_are_those_of_the_entries(name, length):
+def test_diagonals_of_a_closed_form_are_those_of_the_entries(name, length, monkeypatch):
     """FIRE with a threshold within the sequence, and a function that rises and falls."""
     position = relpos.encoding(name, HEADS, HEAD_DIM, **({"length": 20} if name == "fire" else {}))
     if name == "fire":
@@ -144,8 +147,10 @@ def test_diagonals_of_a_closed_form_are_those_of_the_entries(name, length):
     for statistic in (*exact, "largest"):
         ours, expected = getattr(computed, statistic), getattr(direct, statistic)
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-4)
-    profile = values.profile(torch.arange(length))
-    torch.testing.assert_close(profile, direct.profile[:, 0], rtol=1e-5, atol=1e-4)
+    for limit in (length, 0):  # in one pass, and one by one
+        monkeypatch.setattr("relpos.maps.values.ONE_PASS", limit)
+        profile = values.profile(torch.arange(length))
+        torch.testing.assert_close(profile, direct.profile[:, 0], rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("causal", [True, False])

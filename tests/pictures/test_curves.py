@@ -60,6 +60,12 @@ def test_many_names_stand_beside_the_panel(tmp_path):
     assert legend.x1 <= figure.bbox.x1
 
 
+def test_no_two_of_many_curves_look_alike():
+    axes = draw_curves({f"run {number}": SERIES["alibi"] for number in range(13)}, 256).axes[0]
+    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in axes.get_legend().get_lines()}
+    assert len(looks) == 13
+
+
 def test_positions_have_their_control_beside_them():
     axes = draw_positions({"alibi": BINS}, 64).axes[0]
     assert axes.get_xscale() == "log"

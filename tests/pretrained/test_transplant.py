@@ -7,9 +7,9 @@ import pytest
 import torch
 import transformers
 import yaml
-from conftest import SMALL_RUN
 from interrupted_training import interrupted_after, same_weights
 from small_models import DECODERS, SIZES, TOKENS
+from small_run import SMALL_RUN
 from torch import nn
 from transformers import CONFIG_MAPPING, GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 

@@ -16,7 +16,7 @@ from waiting import gone, wait_until
 
 from relpos.cli import app
 from relpos.cli.commands import ClusterOptions, make_executor, parse_memory, with_address
-from relpos.system.executors import Executor, Exit, LocalExecutor, Part, Resources
+from relpos.system.executors import Executor, Exit, LocalExecutor, Part, Parts, Resources
 from relpos.system.node import Event, bring_back, make_job, pack, run_part, unpack
 from relpos.system.ray import RayExecutor
 from relpos.system.slurm import FOLDER, SUFFIX, SlurmExecutor
@@ -122,6 +122,24 @@ def test_any_executor_leaves_the_same_files_tells_how_parts_ended_and_stops(exec
     assert executor.running == []
     if not scratch:
         wait_until(lambda: gone(int((folder / "process").read_text())))
+
+
+def test_what_is_ready_is_asked_only_when_a_place_is_free(here):
+    """A comparison reads it from the records of all its trials."""
+    asked = []
+
+    class Counted(Parts):
+        def ready(self):
+            asked.append(len(self.executor.running))
+            return super().ready()
+
+    def stop(line: str) -> None:
+        raise AssertionError(line)
+
+    parts = Counted(LocalExecutor(2), {name: part(name) for name in ("a", "b", "c")}, stop)
+    ends = dict(parts.run())
+    assert {name: end.code for name, end in ends.items()} == dict.fromkeys("abc", 0)
+    assert max(asked) < 2
 
 
 def _begun(folder: Path) -> bool:

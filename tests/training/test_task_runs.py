@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 import yaml
-from conftest import SMALL_RUN
 from interrupted_training import interrupted_after, same_weights
+from small_run import SMALL_RUN
 from task_scores import score_task
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner

@@ -15,8 +15,8 @@ import pytest
 import torch
 import transformers
 import yaml
-from conftest import SMALL_RUN
 from interrupted_training import WEIGHTS, interrupted_after, same_weights
+from small_run import SMALL_RUN
 
 import relpos
 from relpos.encodings.clipped import Clipped

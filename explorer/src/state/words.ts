@@ -54,6 +54,11 @@ export function count(value: number): string {
   return value.toLocaleString("en-US");
 }
 
+/** A number of things: 1 head, 12 heads. */
+export function several(number: number, thing: string): string {
+  return `${count(number)} ${thing}${number === 1 ? "" : "s"}`;
+}
+
 /** Shares such as uniformity: 1 and 0 are exact, 1.000 is rounded. */
 export function share(value: number | null | undefined): string {
   if (value === null || value === undefined) return "–";

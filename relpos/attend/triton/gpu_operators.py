@@ -234,7 +234,7 @@ def row_ranges(first: Tensor, end: Tensor, keys: int, BM: int, BN: int) -> Tenso
     last = (key0 + BN).clamp(max=keys)
     stop = torch.searchsorted(first, last)  # the first row with first >= last
     begin = torch.minimum(torch.searchsorted(end, key0, right=True), stop) // BM * BM  # that with end > key0
-    inner = torch.searchsorted(end, last)  # that with end >= last
+    inner = torch.searchsorted(end, key0 + BN)  # that with end >= key0 + BN: never, where the block ends after the keys
     outer = torch.searchsorted(first, key0, right=True)  # that with first > key0
     return torch.stack([begin, stop, inner, outer], -1).int().contiguous()
 
