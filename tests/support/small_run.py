@@ -1,4 +1,4 @@
-"""A small run, but with everything whose state must survive: dropout, accumulation, several epochs, moments of AdamW."""
+"""A small run, but with everything whose state must survive: dropout, accumulation, epochs, moments of AdamW."""
 
 SMALL_RUN = {
     "model.encoding": "cable",
