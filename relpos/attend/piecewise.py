@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relpos.forms.bias import Scaled
+from relpos.forms.bias import Scaled, running_sum
 
 
 def hinges(form: Scaled, inverse: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -37,7 +37,7 @@ def hinges(form: Scaled, inverse: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
 
 def after_knots(knot: Tensor, base: Tensor, gain: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:
     """Base and gain that include the first s knots, s = 0, 1, …, for x beyond these: (heads, knots + 1) each."""
-    return base[:, None] - F.pad((bend * knot).cumsum(1), (1, 0)), gain[:, None] + F.pad(bend.cumsum(1), (1, 0))
+    return base[:, None] - F.pad(running_sum(bend * knot), (1, 0)), gain[:, None] + F.pad(running_sum(bend), (1, 0))
 
 
 def hinge_gradients(sums: Tensor, knot: Tensor, bend: Tensor, constant_matters: bool) -> dict[str, Tensor]:
@@ -49,7 +49,7 @@ def hinge_gradients(sums: Tensor, knot: Tensor, bend: Tensor, constant_matters: 
     """
     plain, times_x, above, passed = sums.double().unbind(1)  # (heads, knots + 1) each
     # From the tiles that lie beyond a knot entirely.
-    later_plain, later_x = (x.flip(1).cumsum(1).flip(1)[:, 1:] for x in (plain, times_x))
+    later_plain, later_x = (running_sum(x.flip(1)).flip(1)[:, 1:] for x in (plain, times_x))
     return {
         "base": plain.sum(1) if constant_matters else torch.zeros_like(plain[:, 0]),
         "gain": times_x.sum(1),

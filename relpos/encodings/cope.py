@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from relpos.forms.bias import Scored
+from relpos.forms.bias import Scored, running_sum
 from relpos.forms.call import Call
 from relpos.forms.checks import integer_at_least
 from relpos.forms.encoding import Encoding
@@ -41,7 +41,7 @@ class Cope(Encoding):
 
         def function(i: Tensor, j: Tensor, scores: Tensor, visible: Tensor) -> Tensor:
             gates = torch.sigmoid(scores / temperature).masked_fill(~visible, 0.0)
-            count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.npos - 1)  # Σ over t ≥ j
+            count = running_sum(gates.flip(-1)).flip(-1).clamp(max=self.npos - 1)  # Σ over t ≥ j
             below = count.detach().floor()
             rows = value[:, :, i - call.first]  # (batch, heads, rows, npos)
             low = rows.gather(-1, below.long())

@@ -378,10 +378,15 @@ class Scored(Form):
 
 
 def running_sum(x: Tensor) -> Tensor:
-    """x.cumsum(-1), also on CUDA in deterministic mode, in which PyTorch refuses it."""
-    if not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
+    """x.cumsum(-1), with the same bits in every run if PyTorch is asked for that."""
+    if not sums_vary(x):
         return x.cumsum(-1)
-    return blockwise_running_sum(x)
+    return blockwise_running_sum(x.double()).to(x.dtype)  # a product in float64 never becomes TF32
+
+
+def sums_vary(x: Tensor) -> bool:
+    """Whether x.cumsum must be avoided: compiled for CUDA it varies from run to run (pytorch#190946)."""
+    return x.is_cuda and torch.are_deterministic_algorithms_enabled()
 
 
 def blockwise_running_sum(x: Tensor, block: int = 64) -> Tensor:

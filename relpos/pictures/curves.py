@@ -25,6 +25,8 @@ COLORS = ("#332288", "#cc6677", "#117733", "#88ccee", "#aa4499", "#999933", "#88
 DASHED = (0, (4, 2))
 PANELS = 3  # panels beside each other
 FEW = 5  # most names for which the legend fits inside the panel
+# Curves within this factor of the lowest have a panel of their own, if the highest exceeds the lowest by the other.
+NEAR, FAR = 1.25, 5
 
 Rows = Sequence[Mapping[str, Any]]  # of an evaluation: one per length, or one per bin of positions
 
@@ -47,28 +49,59 @@ def draw_curves(series: Mapping[str, Rows], trained_length: int | None, metric: 
     """Draw perplexity by length, both logarithmic, one curve per name in the legend.
 
     The band is the interval of the rows. A curve ends with a cross where the encoding refuses longer inputs, and its
-    name in the legend says where. The trained length is marked if it is known.
+    name in the legend says where. The trained length is marked if it is known. Curves near the lowest, of which one
+    would lie on the other, have a second panel of their own.
     """
-    with _panel(5.2 if len(series) <= FEW else 6.6, 3.5) as (figure, axes):
+    near = _nearest(series)
+    beside = 1.8 if len(series) > FEW else 0.4
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=((3.5 if near else 4.8) * (1 + bool(near)) + beside, 3.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = figure.subplots(1, 1 + bool(near), squeeze=False)[0]
         lengths = sorted({int(row["length"]) for rows in series.values() for row in rows})
-        for number, (name, rows) in enumerate(series.items()):
-            good = [row for row in rows if row["error"] is None]
-            stops = good != list(rows)
-            label = name if not stops else f"{name} (only to {good[-1]['length']})" if good else f"{name} (refused)"
-            color = COLORS[number % len(COLORS)]
-            points = [[row[key] for row in good] for key in ("length", "perplexity")]
-            marker, line = MARKERS[number % len(MARKERS)], "-" if number < len(COLORS) else DASHED
-            axes.plot(*points, color=color, marker=marker, markersize=3.5, linestyle=line, linewidth=1.3, label=label)
-            _draw_band(axes, points[0], good, color, min(0.15, 0.3 / len(series)))
-            if good and stops:
-                axes.plot(good[-1]["length"], good[-1]["perplexity"], "x", color=color, markersize=9)
-        axes.set_yscale("log")
-        _plain_numbers(axes)
-        _length_axis(axes, lengths, "length in tokens")
-        _mark_trained(axes, trained_length)
-        axes.set_ylabel(metric)
-        _add_legend(axes, len(series))
+        for axes, shown in zip(panels, (list(series), near), strict=False):
+            for number, (name, rows) in enumerate(series.items()):
+                if name in shown:
+                    _draw_curve(axes, number, name, rows, min(0.15, 0.3 / len(shown)))
+            axes.set_yscale("log")
+            _plain_numbers(axes)
+            _length_axis(axes, lengths, "length in tokens")
+            _mark_trained(axes, trained_length)
+            _add_grid(axes)
+        panels[0].set_ylabel(metric)
+        if near:
+            panels[1].set_title("the lowest", loc="right", fontsize=8)
+        _add_legend(panels[-1], len(series), panels[0])
+        _fix_layout(figure)
     return figure
+
+
+def _nearest(series: Mapping[str, Rows]) -> list[str]:
+    """Names whose curves stay near the lowest, if others are so far away that these cannot be told apart."""
+    values = {
+        name: {int(row["length"]): float(row["perplexity"]) for row in rows}
+        for name, rows in series.items()
+        if rows and all(row["error"] is None for row in rows)
+    }
+    lowest: dict[int, float] = {}
+    for curve in values.values():
+        lowest |= {length: min(x, lowest.get(length, x)) for length, x in curve.items()}
+    near = [name for name, curve in values.items() if all(x <= NEAR * lowest[n] for n, x in curve.items())]
+    highest = max((x for curve in values.values() for x in curve.values()), default=0.0)
+    return near if 1 < len(near) < len(series) and highest > FAR * max(lowest.values()) else []
+
+
+def _draw_curve(axes: Axes, number: int, name: str, rows: Rows, alpha: float) -> None:
+    good = [row for row in rows if row["error"] is None]
+    stops = good != list(rows)
+    label = name if not stops else f"{name} (only to {good[-1]['length']})" if good else f"{name} (refused)"
+    color = COLORS[number % len(COLORS)]
+    points = [[row[key] for row in good] for key in ("length", "perplexity")]
+    marker, line = MARKERS[number % len(MARKERS)], "-" if number < len(COLORS) else DASHED
+    axes.plot(*points, color=color, marker=marker, markersize=3.5, linestyle=line, linewidth=1.3, label=label)
+    _draw_band(axes, points[0], good, color, alpha)
+    if good and stops:
+        axes.plot(good[-1]["length"], good[-1]["perplexity"], "x", color=color, markersize=9)
 
 
 def draw_positions(series: Mapping[str, Rows], trained_length: int | None) -> Figure:
@@ -84,6 +117,7 @@ def draw_positions(series: Mapping[str, Rows], trained_length: int | None) -> Fi
         _length_axis(axes, _doublings(series), "position in the window")
         _mark_trained(axes, trained_length)
         axes.set_ylabel("loss")
+        _add_grid(axes)
         _add_legend(axes, len(series) + 1)
     return figure
 
@@ -103,8 +137,7 @@ def draw_position_panels(series: Mapping[str, Rows], trained_length: int | None)
             if trained_length is not None:
                 axes.axvline(trained_length, color="0.45", linewidth=0.8, linestyle=":", zorder=0)
             axes.set_title(name, loc="left", pad=3)
-            axes.grid(color="0.92", linewidth=0.6)
-            axes.spines[["top", "right"]].set_visible(False)
+            _add_grid(axes)
         for axes in panels[len(series) :]:
             axes.set_axis_off()
         figure.supxlabel("position in the window", fontsize=8)
@@ -234,10 +267,13 @@ def _plain_numbers(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _add_legend(axes: Axes, names: int) -> None:
-    """Add a legend, beside the panel if there are many names; and a grid."""
+def _add_grid(axes: Axes) -> None:
     axes.grid(color="0.92", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _add_legend(axes: Axes, names: int, of: Axes | None = None) -> None:
+    """Add a legend of the curves of some axes, beside the panel if there are many names."""
     beside: Any = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if names > FEW else {"loc": "best"}
-    axes.legend(frameon=False, fontsize=7, **beside)
+    axes.legend(*(of or axes).get_legend_handles_labels(), frameon=False, fontsize=7, **beside)

@@ -10,7 +10,7 @@ from kernel_cases import ARGUMENTS, FUZZ, GPU_FAMILIES, calls, check, normal, op
 import relpos
 from relpos.attend import native, triton
 from relpos.attend.kernel_inputs import Inputs
-from relpos.forms.bias import Projected, RankOne, Scaled, Scored, Toeplitz
+from relpos.forms.bias import Projected, RankOne, Scaled, Scored, Sum, Toeplitz
 from relpos.forms.call import Call
 
 pytestmark = [
@@ -161,6 +161,30 @@ def test_several_programs_share_a_diagonal(family, monkeypatch):
 
 
 @pytest.mark.skipif(not native.available()[0], reason=native.available()[1])
+@pytest.mark.parametrize("queries", [1, 64])
+def test_any_number_of_heads_fits_into_a_grid(queries, monkeypatch):
+    """The second and the third axis of a GPU's grid end at 65,535, of which the interpreter knows nothing."""
+    from triton.runtime import interpreter
+
+    from relpos.attend.triton import skipped_tiles
+
+    grids = {}
+    monkeypatch.setattr(
+        interpreter.GridExecutor, "__call__", lambda kernel, *_, **__: grids.update({kernel.fn.__name__: kernel.grid})
+    )
+    monkeypatch.setattr(skipped_tiles, "SHORTEST", 0)
+    batch, heads = 70_000, 2
+    q, k, v = torch.randn(3, batch, heads, 64, 1, requires_grad=True)
+    form = Sum((Toeplitz(torch.randn(heads, 64)), RankOne(torch.zeros(batch, heads, 64, dtype=torch.float64))))
+    form.terms[0].table.requires_grad_()
+    relpos.attention(q[:, :, :queries], k, v, form, start=64 - queries, backend="triton").sum().backward()
+    forward = {"decoding_kernel"} if queries == 1 else {"forward_kernel", "kept_keys_kernel"}
+    assert forward | {"grad_q_kernel", "grad_kv_kernel", "distance_kernel"} < grids.keys()
+    for name, grid in grids.items():
+        assert max(grid[1:], default=1) <= 65_535, name
+        assert grid[0] < 2**31, name
+
+
 def test_dropout_drops_the_weights_that_the_cpu_drops():
     torch.manual_seed(3)
     q, k = torch.randn(2, 2, 4, 40, 8).unbind(0)

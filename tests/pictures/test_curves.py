@@ -66,6 +66,16 @@ def test_no_two_of_many_curves_look_alike():
     assert len(looks) == 13
 
 
+def test_curves_near_the_lowest_have_a_panel_of_their_own():
+    near = {name: [row(256, x), row(1024, x)] for name, x in (("alibi", 20.0), ("cable", 19.0), ("fire", 23.0))}
+    all_of_them, lowest = draw_curves(SERIES | near | {"nope": [row(256, 40.0)]}, 256).axes
+    assert len(all_of_them.get_legend_handles_labels()[1]) == 6
+    assert lowest.get_legend_handles_labels()[1] == ["alibi", "cable", "fire"]
+    assert lowest.get_ylim()[1] < 30
+    assert len(lowest.get_legend().get_texts()) == 6
+    assert len(draw_curves(near, 256).axes) == 1  # nothing is far from the lowest
+
+
 def test_positions_have_their_control_beside_them():
     axes = draw_positions({"alibi": BINS}, 64).axes[0]
     assert axes.get_xscale() == "log"

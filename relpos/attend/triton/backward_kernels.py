@@ -25,6 +25,7 @@ from relpos.attend.triton.tile_bias import (
 from relpos.attend.triton.tiles import (
     C_INFINITY,
     CHANGING,
+    block_and_head,
     capped,
     dropped,
     full_tiles,
@@ -50,7 +51,8 @@ def grad_q_kernel(
     QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS, RANKS, CURVE, INVERSE, HINGES,
     QUERY_VECTORS, QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_m, g_b, g_h, g_m,
-    batch, heads, group, queries, keys, start, tokens, interval_b, zero, table_h, query_width, key_width, curve_zero,
+    blocks, batch, heads, group, queries, keys, start,
+    tokens, interval_b, zero, table_h, query_width, key_width, curve_zero,
     inverse_b, relative_zero, query_relative_h, key_relative_h, far_low, far_high,
     scale, softcap, seed_high, seed_low, threshold, kept_factor,
     D: tl.constexpr, E: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
@@ -63,9 +65,9 @@ def grad_q_kernel(
     LEARNED has the bits of the forms whose gradients are wanted. With HAS_ENDS a table is constant up to the distance
     far_low and from far_high on: FAR_SUMS has the sums of these scores.
     """
-    row_block = tl.num_programs(0) - 1 - tl.program_id(0)
+    block, head = block_and_head(blocks)
+    row_block = blocks - 1 - block
     row0 = row_block * BM
-    head = tl.program_id(1).to(tl.int64)
     b, h = head // heads, head % heads
     r = row0 + tl.arange(0, BM)
     live = r < queries
@@ -151,7 +153,7 @@ def grad_q_kernel(
     if C_SCALED & LEARNED:
         tl.store(ROW_INVERSE + at_rows, inverse_sums, mask=live)
         at = tl.arange(0, 4)[:, None] * KNOTS + tl.arange(0, KNOTS)[None, :]
-        tl.store(KNOT_SUMS + (head * tl.num_programs(0) + row_block) * (4 * KNOTS) + at, knot_sums)
+        tl.store(KNOT_SUMS + (head * blocks + row_block) * (4 * KNOTS) + at, knot_sums)
     if C_QUERY_VECTORS & LEARNED:
         store_tile(GRAD_QUERY_VECTORS + head * queries * R, row0, R, queries, vectors, BM, R, BR)
     if HAS_ENDS and (C_TOEPLITZ & LEARNED):
@@ -165,7 +167,8 @@ def grad_kv_kernel(
     TABLE, QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS, RANKS, CURVE, INVERSE, HINGES,
     QUERY_VECTORS, QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, g_b, g_h, g_m,
-    batch, heads, group, queries, keys, start, tokens, interval_b, range_b, zero, table_h, query_width, key_width,
+    blocks, batch, heads, group, queries, keys, start,
+    tokens, interval_b, range_b, zero, table_h, query_width, key_width,
     curve_zero, inverse_b,
     relative_zero, query_relative_h, key_relative_h, scale, softcap, seed_high, seed_low, threshold, kept_factor,
     D: tl.constexpr, E: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
@@ -177,10 +180,9 @@ def grad_kv_kernel(
 
     RANGES has the rows that see each block of keys, (1 or batch, blocks, 4): begin, stop, and those that see all of it.
     """
-    block = tl.program_id(0)
+    block, key_head = block_and_head(blocks)
     key0 = block * BN
     key_heads = heads // group
-    key_head = tl.program_id(1).to(tl.int64)
     b, g = key_head // key_heads, key_head % key_heads
     j = (key0 + tl.arange(0, BN))[:, None]
     PADDING += b * keys

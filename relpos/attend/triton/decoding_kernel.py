@@ -21,6 +21,7 @@ from relpos.attend.triton.tiles import (
     C_LOG2E,
     C_NEGATIVE_INFINITY,
     CHANGING,
+    block_and_head,
     capped,
     head_hash,
     load_keys,
@@ -65,7 +66,8 @@ def decoding_kernel(
     Q, K, V, PARTS, PART_LSE, FIRST, END, PADDING, TABLE, TOTALS, CURVE, INVERSE, HINGES,
     QUERY_VECTORS, QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n,
-    batch, heads, group, queries, keys, start, interval_b, zero, table_h, tokens, curve_zero, inverse_b, inverse_start,
+    blocks, batch, heads, group, queries, keys, start,
+    interval_b, zero, table_h, tokens, curve_zero, inverse_b, inverse_start,
     relative_zero, query_relative_h, key_relative_h, scale, softcap, seed_high, seed_low, threshold, kept_factor,
     D: tl.constexpr, E: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, KNOTS: tl.constexpr, FORM: tl.constexpr, SYMMETRIC: tl.constexpr,
@@ -77,9 +79,9 @@ def decoding_kernel(
     The splits divide the keys that the rows see, so that a window, or a document, reads no others.
     """
     key_heads = heads // group
-    key_head = tl.program_id(1).to(tl.int64)
+    split, key_head = block_and_head(blocks)
     b, g = key_head // key_heads, key_head % key_heads
-    row0 = tl.program_id(2) * BM
+    row0 = tl.program_id(1) * BM
     rows = group * queries
     row = tl.minimum(row0 + tl.arange(0, BM), rows - 1)  # rows beyond the last repeat it, and need no other case
     r = row % queries
@@ -106,8 +108,8 @@ def decoding_kernel(
     stop = tl.max(tl.where(seen, end, 0))
     begin = tl.minimum(tl.min(tl.where(seen, first, C_LARGEST_INDEX)), stop)
     inner, outer = tl.max(first), tl.min(end)
-    share = tl.cdiv(tl.cdiv(stop - begin, BN), tl.num_programs(0)) * BN
-    begin += tl.program_id(0) * share
+    share = tl.cdiv(tl.cdiv(stop - begin, BN), blocks) * BN
+    begin += split * share
     for key0 in range(begin, tl.minimum(begin + share, stop), BN):
         j = (key0 + tl.arange(0, BN))[None, :]
         k, counts = load_keys(K, PADDING, key0, k_n, keys, BN, D, BD, PADDED)
@@ -139,7 +141,7 @@ def decoding_kernel(
     empty = total == 0.0
     total = tl.where(empty, 1.0, total)
     live = row0 + tl.arange(0, BM) < rows
-    at = wide(tl.program_id(0)) * (batch * heads * queries) + head * queries + r
+    at = wide(split) * (batch * heads * queries) + head * queries + r
     tl.store(PART_LSE + at, tl.where(empty, C_NEGATIVE_INFINITY, m + tl.log2(total)), mask=live)
     columns = tl.arange(0, BE)[None, :]
     tl.store(PARTS + at[:, None] * E + columns, acc / total[:, None], mask=live[:, None] & (columns < E))

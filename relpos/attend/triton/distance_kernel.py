@@ -22,6 +22,7 @@ from relpos.attend.triton.tile_bias import (
 from relpos.attend.triton.tiles import (
     C_INFINITY,
     CHANGING,
+    block_and_head,
     capped,
     dropped,
     head_hash,
@@ -57,7 +58,8 @@ def distance_kernel(
     TABLE, QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS, CURVE, INVERSE, HINGES, QUERY_VECTORS,
     QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, g_b, g_h, g_m,
-    batch, heads, group, queries, keys, start, interval_b, range_b, lowest, zero, table_h, query_width, key_width,
+    blocks, batch, heads, group, queries, keys, start,
+    interval_b, range_b, lowest, zero, table_h, query_width, key_width,
     curve_zero,
     inverse_b, relative_zero, query_relative_h, key_relative_h,
     scale, softcap, seed_high, seed_low, threshold, kept_factor,
@@ -72,19 +74,18 @@ def distance_kernel(
     DIAGONALS: the row blocks from its first tile that matters to its last; read with NARROWED.
     ROW_KEYS: first key and one past the last of each block of rows, (1 or batch, blocks, 2); read with SKIPS.
     """
-    diagonal = tl.program_id(0)
-    h = tl.program_id(1).to(tl.int64)
-    split = tl.program_id(2)
+    diagonal, h = block_and_head(blocks)
+    split = tl.program_id(1)
     offset = lowest + diagonal  # (row0 − key0) / BN
     ratio: tl.constexpr = BM // BN
     row_blocks, key_blocks = tl.cdiv(queries, BM), tl.cdiv(keys, BN)
     low_block = tl.maximum(offset + ratio - 1, 0) // ratio  # the first row block whose key block exists
     high_block = tl.minimum(row_blocks, tl.maximum(key_blocks + offset + ratio - 1, 0) // ratio)
     if NARROWED:
-        at = DIAGONALS + (h * tl.num_programs(0) + diagonal) * 2
+        at = DIAGONALS + (h * blocks + diagonal) * 2
         low_block, high_block = tl.maximum(low_block, tl.load(at)), tl.minimum(high_block, tl.load(at + 1))
     count = tl.maximum(high_block - low_block, 0)  # tiles of one batch entry
-    share = tl.cdiv(count * batch, tl.num_programs(2))
+    share = tl.cdiv(count * batch, tl.num_programs(1))
     TABLE += h * table_h
     HINGES += h * (4 * KNOTS)
     QUERY_RELATIVE += h * query_relative_h
@@ -148,7 +149,7 @@ def distance_kernel(
                 acc += ds * scaled_slope(x, HINGES, KNOTS) * inverse[:, None]
             else:
                 acc += ds
-    slot = (split * heads + h) * tl.num_programs(0) + diagonal
+    slot = (split * heads + h) * blocks + diagonal
     if OF >= C_QUERY_VECTORS:  # of vectors: 2·BN distances, the first −BN + 1
         at = PARTS + slot * (2 * BN * R)
         store_tile(at, 0, R, BN, near_acc, BN, R, BR)

@@ -10,6 +10,7 @@ from relpos.attend.triton.tiles import (
     C_LOG2E,
     C_NEGATIVE_INFINITY,
     CHANGING,
+    block_and_head,
     capped,
     dropped,
     full_tiles,
@@ -48,7 +49,8 @@ def forward_kernel(
     QUERY_GROWTH, QUERY_BASES, KEY_GROWTH, KEY_BASES, WEIGHTS, CURVE, INVERSE, HINGES,
     QUERY_VECTORS, QUERY_RELATIVE, KEY_VECTORS, KEY_RELATIVE,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_m,
-    batch, heads, group, queries, keys, start, interval_b, zero, table_h, query_width, key_width, curve_zero, inverse_b,
+    blocks, batch, heads, group, queries, keys, start,
+    interval_b, zero, table_h, query_width, key_width, curve_zero, inverse_b,
     relative_zero, query_relative_h, key_relative_h, scale, softcap, seed_high, seed_low, threshold, kept_factor,
     D: tl.constexpr, E: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, KNOTS: tl.constexpr, FORM: tl.constexpr, WEIGHTED: tl.constexpr,
@@ -56,8 +58,8 @@ def forward_kernel(
     NARROWED: tl.constexpr, PRECISION: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """OUT (batch, heads, queries, E), and LSE (batch, heads, queries) in log2, +inf for a row that sees nothing."""
-    row0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the longest rows first
-    head = tl.program_id(1).to(tl.int64)
+    block, head = block_and_head(blocks)
+    row0 = (blocks - 1 - block) * BM  # the longest rows first
     b, h = head // heads, head % heads
     r = row0 + tl.arange(0, BM)
     first, end = row_interval(FIRST, END, b, r, queries, interval_b)

@@ -1,6 +1,7 @@
 """A problem for the Triton kernels: every argument by its name, so that a kernel takes those that it has."""
 
 import inspect
+import math
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -168,11 +169,11 @@ class GpuProblem:
         return values | {"query_width": values["QUERY_GROWTH"].shape[1], "key_width": values["KEY_GROWTH"].shape[1]}
 
     def launch(self, kernel: Any, grid: tuple[int, ...], size: tile_sizes.TileSize, **more: Any) -> None:
-        """Run a kernel with the arguments that it has."""
-        blocks = self.by_blocks(size) if "QUERY_GROWTH" in names(kernel) else {}
-        arguments = self.arguments | blocks | more | {"BM": size.BM, "BN": size.BN}
+        """Run a kernel with the arguments that it has, on a grid of blocks, heads and perhaps parts."""
+        totals = self.by_blocks(size) if "QUERY_GROWTH" in names(kernel) else {}
+        arguments = self.arguments | totals | more | {"BM": size.BM, "BN": size.BN, "blocks": grid[0]}
         with on_device(self.arguments["Q"]):
-            kernel[grid](
+            kernel[(math.prod(grid[:2]), *grid[2:])](  # `block_and_head` takes them apart
                 **{name: arguments[name] for name in names(kernel)},
                 num_warps=size.num_warps,
                 num_stages=size.num_stages,

@@ -46,6 +46,7 @@ from relpos.attend.triton.tiles import (
     C_LARGEST_INDEX,
     C_NEGATIVE_INFINITY,
     CHANGING,
+    block_and_head,
     key_range,
     load_tile,
     row_interval,
@@ -64,14 +65,13 @@ C_FACTORS = tl.constexpr(FACTORS)
 def kept_keys_kernel(
     Q, K, FIRST, END, PADDING, TABLE, TOKEN_TOTALS, TOKEN_WEIGHTS, TOPS, KEY_BOUNDS, KEY_SIZES, ROW_BOUNDS, KEPT_KEYS,
     q_b, q_h, q_m, k_b, k_h, k_n,
-    heads, group, queries, keys, start, interval_b, zero, table_h, tokens, key_units, row_units, allowed, scale,
+    blocks, heads, group, queries, keys, start, interval_b, zero, table_h, tokens, key_units, row_units, allowed, scale,
     D: tl.constexpr, BD: tl.constexpr, FORM: tl.constexpr, SYMMETRIC: tl.constexpr, GAINS: tl.constexpr,
     PADDED: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """KEPT_KEYS (batch · heads, units, 2): the first key that matters to a unit of queries, and one past the last."""
-    unit = tl.program_id(0)
+    unit, head = block_and_head(blocks)
     row0 = unit * C_UNIT
-    head = tl.program_id(1).to(tl.int64)
     b, h = head // heads, head % heads
     first, end = row_interval(FIRST, END, b, row0 + tl.arange(0, C_UNIT), queries, interval_b)
     begin, stop, _, _ = key_range(first, end, C_UNIT)
@@ -105,14 +105,13 @@ def kept_keys_kernel(
 @triton.jit(do_not_specialize=CHANGING)
 def row_factors_kernel(
     Q, GRAD, GRAD_LSE, FIRST, END, TOKEN_WEIGHTS, TOPS, KEY_BOUNDS, FACTORS, q_b, q_h, q_m, g_b, g_h, g_m,
-    heads, queries, start, interval_b, tokens, key_units, row_units, allowed,
+    blocks, heads, queries, start, interval_b, tokens, key_units, row_units, allowed,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, FORM: tl.constexpr,
     SYMMETRIC: tl.constexpr, GAINS: tl.constexpr,
 ):  # fmt: skip
     """FACTORS (batch · heads, 5, units): what a unit's queries multiply weights by in sums over queries, in log2."""
-    unit = tl.program_id(0)
+    unit, head = block_and_head(blocks)
     row0 = unit * C_UNIT
-    head = tl.program_id(1).to(tl.int64)
     b, h = head // heads, head % heads
     if bias_falls(KEY_BOUNDS, TOPS, head, heads, key_units, row_units, allowed, FORM):
         r = row0 + tl.arange(0, C_UNIT)
@@ -136,7 +135,7 @@ def row_factors_kernel(
 @triton.jit(do_not_specialize=CHANGING)
 def kept_rows_kernel(
     FIRST, END, TOPS, KEY_BOUNDS, ROW_BOUNDS, KEPT_KEYS, FACTORS, KEPT_ROWS,
-    heads, queries, interval_b, key_units, row_units, allowed,
+    blocks, heads, queries, interval_b, key_units, row_units, allowed,
     FORM: tl.constexpr, SYMMETRIC: tl.constexpr, GAINS: tl.constexpr,
 ):  # fmt: skip
     """KEPT_ROWS (batch · heads, units, 2): the queries to which a unit of keys matters, in sums over queries too.
@@ -144,9 +143,8 @@ def kept_rows_kernel(
     They are those of its kept tiles at least. Another tile is kept if one of its factors exceeds the largest of these
     by more bits than it passed its test by, and by the tolerance besides.
     """
-    unit = tl.program_id(0)
+    unit, head = block_and_head(blocks)
     key0 = unit * C_UNIT
-    head = tl.program_id(1).to(tl.int64)
     lane = tl.arange(0, C_LANES)
     KEPT_KEYS += head * row_units * 2
     begin, stop = row_units, row_units * 0
@@ -192,13 +190,13 @@ def kept_rows_kernel(
 
 @triton.jit(do_not_specialize=CHANGING)
 def kept_diagonals_kernel(
-    KEPT_KEYS, DIAGONALS, batch, heads, queries, keys, lowest, BM: tl.constexpr, BN: tl.constexpr,
+    KEPT_KEYS, DIAGONALS, blocks, batch, heads, queries, keys, lowest, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """DIAGONALS (heads, diagonals, 2): the first row block with a kept tile on a block diagonal, one past the last.
 
     Diagonal n has the tiles with row0 − key0 = (lowest + n) · BN, of all batch entries.
     """
-    diagonal, h = tl.program_id(0), tl.program_id(1)
+    diagonal, h = block_and_head(blocks)
     offset = (lowest + diagonal) * BN
     units, blocks = tl.cdiv(queries, C_UNIT), tl.cdiv(queries, BM)
     begin, stop = blocks, blocks * 0
@@ -214,7 +212,7 @@ def kept_diagonals_kernel(
                 kept = (block < blocks) & (low < key0 + BN) & (high > key0) & (key0 < keys) & (key0 >= 0)
                 begin = tl.minimum(begin, tl.min(tl.where(kept, block, C_LARGEST_INDEX), 0))
                 stop = tl.maximum(stop, tl.max(tl.where(kept, block + 1, 0), 0))
-    at = DIAGONALS + (h * tl.num_programs(0) + diagonal) * 2
+    at = DIAGONALS + (h * blocks + diagonal) * 2
     tl.store(at, begin)
     tl.store(at + 1, stop)
 

@@ -22,6 +22,7 @@ from relpos.attend.triton.tiles import (
     C_LOG2E,
     C_NEGATIVE_INFINITY,
     CHANGING,
+    block_and_head,
     load_keys,
     load_tile,
     masked,
@@ -178,7 +179,7 @@ def spare_bits(rows, KEY_BOUNDS, TOPS, m, n, key_units, row_units, allowed, FORM
 
 @triton.jit(do_not_specialize=CHANGING)
 def bias_bounds_kernel(
-    TABLE, TOKEN_TOTALS, TOKEN_WEIGHTS, TOPS, KEY_BOUNDS, heads, keys, start, tokens, zero, table_h, key_units,
+    TABLE, TOKEN_TOTALS, TOKEN_WEIGHTS, TOPS, KEY_BOUNDS, blocks, heads, keys, start, tokens, zero, table_h, key_units,
     row_units, FORM: tl.constexpr, SYMMETRIC: tl.constexpr, GAINS: tl.constexpr,
 ):  # fmt: skip
     """The largest entry of a table on each diagonal of tiles, TOPS (heads, offsets), and the totals of each unit.
@@ -186,8 +187,7 @@ def bias_bounds_kernel(
     Offset o has the tiles of query unit m and key unit n with m − n = o − (key_units − 1), and +inf if the table has no
     such distance.
     """
-    unit = tl.program_id(0)
-    head = tl.program_id(1).to(tl.int64)
+    unit, head = block_and_head(blocks)
     offsets = row_units + key_units
     if C_TOEPLITZ & FORM:  # noqa: SIM102  (known to the compiler)
         if (head < heads) & (unit < offsets):
@@ -213,7 +213,7 @@ def bias_bounds_kernel(
 @triton.jit(do_not_specialize=CHANGING)
 def key_bounds_kernel(
     K, V, PADDING, TOPS, KEY_BOUNDS, KEY_SIZES, k_b, k_h, k_n, v_b, v_h, v_n,
-    heads, group, keys, key_units, row_units, allowed,
+    blocks, heads, group, keys, key_units, row_units, allowed,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, FORM: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """The sizes of each unit's keys and values, for all heads that share them, and KEY_SIZES of each key.
@@ -221,9 +221,8 @@ def key_bounds_kernel(
     KEY_SIZES (batch · key heads, 2, keys) has |k| and |v|; 0 if not finite, so that the sums of rows that do not see
     this key stay valid.
     """
-    unit = tl.program_id(0)
+    unit, key_head = block_and_head(blocks)
     key_heads = heads // group
-    key_head = tl.program_id(1).to(tl.int64)
     b, g = key_head // key_heads, key_head % key_heads
     head = b * heads + g * group
     falls = bias_falls(KEY_BOUNDS, TOPS, head, heads, key_units, row_units, allowed, FORM)

@@ -20,7 +20,8 @@ C_LARGEST_INDEX = tl.constexpr(2**31 - 1)
 C_INTERPRETED = tl.constexpr(INTERPRETED)
 # Numbers that change from call to call. Triton would compile a kernel again for a 1 and for multiples of 16.
 CHANGING = (
-    "heads", "group", "batch", "queries", "keys", "start", "interval_b", "range_b", "zero", "table_h", "curve_zero",
+    "blocks", "heads", "group", "batch", "queries", "keys", "start", "interval_b", "range_b", "zero", "table_h",
+    "curve_zero",
     "query_width", "key_width", "tokens", "inverse_b", "inverse_start", "relative_zero", "query_relative_h",
     "key_relative_h", "far_low", "far_high", "lowest", "splits", "seed_high", "seed_low", "threshold", "scale",
     "softcap", "kept_factor", "key_units", "row_units", "allowed",
@@ -31,6 +32,13 @@ CHANGING = (
 def wide(x):
     """x as int64. `x.to` would fail: a loop variable is a Python int in the interpreter, an argument 1 a constexpr."""
     return x * tl.full([], 1, tl.int64)
+
+
+@triton.jit
+def block_and_head(blocks):
+    """The block of a program and its head. Both are on the first axis of the grid: the others end at 65,535."""
+    number = tl.program_id(0)
+    return number % blocks, (number // blocks).to(tl.int64)
 
 
 @triton.jit
