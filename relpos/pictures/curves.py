@@ -25,7 +25,7 @@ COLORS = ("#332288", "#cc6677", "#117733", "#88ccee", "#aa4499", "#999933", "#88
 DASHED = (0, (4, 2))
 PANELS = 3  # panels beside each other
 FEW = 5  # most names for which the legend fits inside the panel
-# Curves within this factor of the lowest have a panel of their own, if the highest exceeds the lowest by the other.
+# Curves within this factor of the lowest have a panel of their own, if another exceeds it by the other factor.
 NEAR, FAR = 1.25, 5
 
 Rows = Sequence[Mapping[str, Any]]  # of an evaluation: one per length, or one per bin of positions
@@ -87,8 +87,8 @@ def _nearest(series: Mapping[str, Rows]) -> list[str]:
     for curve in values.values():
         lowest |= {length: min(x, lowest.get(length, x)) for length, x in curve.items()}
     near = [name for name, curve in values.items() if all(x <= NEAR * lowest[n] for n, x in curve.items())]
-    highest = max((x for curve in values.values() for x in curve.values()), default=0.0)
-    return near if 1 < len(near) < len(series) and highest > FAR * max(lowest.values()) else []
+    far = any(x > FAR * lowest[length] for curve in values.values() for length, x in curve.items())
+    return near if far and len(near) > 1 else []
 
 
 def _draw_curve(axes: Axes, number: int, name: str, rows: Rows, alpha: float) -> None:
