@@ -198,18 +198,18 @@ def kept_diagonals_kernel(
     """
     diagonal, h = block_and_head(blocks)
     offset = (lowest + diagonal) * BN
-    units, blocks = tl.cdiv(queries, C_UNIT), tl.cdiv(queries, BM)
-    begin, stop = blocks, blocks * 0
+    units, row_blocks = tl.cdiv(queries, C_UNIT), tl.cdiv(queries, BM)
+    begin, stop = row_blocks, row_blocks * 0
     for b in range(0, batch):
         at = KEPT_KEYS + (wide(b) * heads + h) * units * 2
-        for block0 in range(0, blocks, C_LANES):
+        for block0 in range(0, row_blocks, C_LANES):
             block = block0 + tl.arange(0, C_LANES)
             key0 = block * BM - offset
             for part in tl.static_range((BM + C_UNIT - 1) // C_UNIT):  # the units of a row block
                 unit = block * BM // C_UNIT + part
                 low = tl.load(at + unit * 2, mask=unit < units, other=C_LARGEST_INDEX)
                 high = tl.load(at + unit * 2 + 1, mask=unit < units, other=0)
-                kept = (block < blocks) & (low < key0 + BN) & (high > key0) & (key0 < keys) & (key0 >= 0)
+                kept = (block < row_blocks) & (low < key0 + BN) & (high > key0) & (key0 < keys) & (key0 >= 0)
                 begin = tl.minimum(begin, tl.min(tl.where(kept, block, C_LARGEST_INDEX), 0))
                 stop = tl.maximum(stop, tl.max(tl.where(kept, block + 1, 0), 0))
     at = DIAGONALS + (h * blocks + diagonal) * 2
