@@ -60,8 +60,8 @@ MUTATIONS = [
     Mutation(
         "triton: two parts of a diagonal write to one place",
         "relpos/attend/triton/distance_kernel.py",
-        "slot = (split * heads + h) * tl.num_programs(0) + diagonal",
-        "slot = h * tl.num_programs(0) + diagonal",
+        "slot = (split * heads + h) * blocks + diagonal",
+        "slot = h * blocks + diagonal",
         "tests/attend/test_triton.py",
     ),
     Mutation(
