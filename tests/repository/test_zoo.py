@@ -34,6 +34,6 @@ def test_a_model_opens_with_the_perplexity_of_its_card(folder):
     with torch.no_grad():
         loss = F.cross_entropy(run.model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).item()
     card = (folder / "README.md").read_text()
-    row = re.search(r"\| 512 \(trained\) \| [0-9.]+ \| ([0-9.]+) – ([0-9.]+) \|", card)
+    row = re.search(rf"\| {run.trained_length} \(trained\) \| [0-9.]+ \| ([0-9.]+) – ([0-9.]+) \|", card)
     assert 0.7 * float(row[1]) < torch.tensor(loss).exp() < 1.3 * float(row[2])
-    assert torch.tensor(loss).exp() < 200  # 1,024 for a model that has learned nothing
+    assert torch.tensor(loss).exp() < 40  # 1,024 for a model that has learned nothing
