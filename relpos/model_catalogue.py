@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from relpos.system.errors import unknown
+from relpos.system.errors import missing, unknown
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -137,4 +137,4 @@ def check_model_exists(what: str | Path) -> None:
     path = Path(what)
     if path.exists() or (is_hub_name(what) and path.suffix != ".gguf"):
         return
-    raise FileNotFoundError(f"there is no {'file' if path.suffix == '.gguf' else 'folder'} {what}.")
+    raise missing(path)

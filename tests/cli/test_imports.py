@@ -42,6 +42,7 @@ def test_light_commands_import_neither_torch_nor_anything_heavy(arguments):
         (["draw", "--all", "--head", "1"], "leave head out"),
         (["explore", "alibii"], "Did you mean 'alibi'?"),
         (["evaluate", "nowhere"], "there is no folder nowhere"),
+        (["evaluate", "zoo/cabel"], "there is no folder zoo/cabel. Did you mean zoo/cable?"),
         (["check", "nowhere.gguf"], "there is no file nowhere.gguf"),
         (["train", "--from", "nowhere"], "there is no folder nowhere"),
         (["compare", "--encodings", "alibi,alibii"], "Did you mean 'alibi'?"),
