@@ -129,7 +129,7 @@ class Scorer:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model, self.family, self.framing = run.model.to(self.device), run.family, run.framing
         self.text, self.units, self.folder = question.text, question.units, question.folder / PARTS
-        self.countdown, self.processes = question.countdown, question.processes
+        self.question, self.processes = question, question.processes
         self.processes.divide(self.model)
         self.mask_token = -1 if self.family.causal else run.tokenizer.mask_token_id
         if self.mask_token is None:
@@ -158,7 +158,8 @@ class Scorer:
         batches = [windows[start : start + size] for start in range(0, len(windows), size)]
         file = self._file(windows, length, edges)
         known = self.processes.first_says(_read(file, mend=self.processes.writes))
-        self.countdown.skip(sum(len(batch) * length for number, batch in enumerate(batches) if number in known))
+        countdown = self.question.countdown  # it starts here: other runs may have been scored since this was made
+        countdown.skip(sum(len(batch) * length for number, batch in enumerate(batches) if number in known))
         begin_peak(self.device)
         for number, batch in enumerate(batches):
             if number not in known:
@@ -168,7 +169,7 @@ class Scorer:
                 known[number] = {"batch": number, "seconds": seconds, "peak": peak(self.device), "cells": cells}
                 if self.processes.writes:
                     _append(file, known[number])
-                self.countdown.step(len(batch) * length, f"{words}: window {number * size + len(batch)}/{len(windows)}")
+                countdown.step(len(batch) * length, f"{words}: window {number * size + len(batch)}/{len(windows)}")
         bins = 1 if edges is None else len(edges) - 1
         return _collect([known[number] for number in range(len(batches))], bins, len(windows) * length)
 

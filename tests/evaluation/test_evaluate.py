@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from relpos.cli import app
-from relpos.evaluation import protocols, scoring
+from relpos.evaluation import evaluation, protocols, scoring
 from relpos.evaluation.evaluate import evaluate as evaluate_runs
 from relpos.evaluation.evaluation import default_lengths, evaluate, question_stem
 from relpos.evaluation.intervals import Units, bin_edges, bootstrap, interval, unit_sums, units_of
@@ -321,6 +321,20 @@ def test_all_tokens_or_the_fewest_can_be_asked_for_and_what_will_be_done_is_said
     assert [row["length"] for row in quick["rows"]] == [16, 64]  # 256 is longer than the longest document
     tokens = min(2**14, len(text))
     assert lines[0].startswith(f"rope: windows, 2 lengths from 16 to 64, {tokens:,} of {len(text):,} tokens of ")
+
+
+def test_the_time_left_of_a_second_run_counts_from_its_own_first_window(rope, folder, tmp_path, monkeypatch):
+    """It counted from before the first run, so that its first window seemed to take as long as all of that."""
+    events, cells, first = [], scoring.Scorer._cells, evaluation.Countdown
+    monkeypatch.setattr(scoring.Scorer, "_cells", lambda *args: events.append("window") or cells(*args))
+    monkeypatch.setattr(evaluation, "Countdown", lambda *args: events.append("from here") or first(*args))
+    evaluate_runs([rope.folder, folder("alibi")], lengths=[16, 64], eval_tokens=64, out=tmp_path, say=str)
+    assert [event for event, before in zip(events, [None, *events], strict=False) if event != before] == [
+        "from here",
+        "window",
+        "from here",
+        "window",
+    ]
 
 
 class TestRefusals:
