@@ -1,5 +1,6 @@
 """The `relpos` command. Each subcommand calls a function that Python users can call too."""
 
+import sys
 from typing import Annotated, NoReturn
 
 import typer
@@ -65,6 +66,15 @@ def main() -> None:
             raise
         typer.echo(f"relpos: this needs {error.name}: pip install 'relpos[{extra}]'", err=True)
         raise SystemExit(2) from None
+    finally:
+        _leave_group()
+
+
+def _leave_group() -> None:
+    """Leave the other processes of torchrun: threads of Gloo that outlive Python may abort it (pytorch#179291)."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _refuse(sentence: str) -> NoReturn:
