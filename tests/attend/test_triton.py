@@ -160,7 +160,6 @@ def test_several_programs_share_a_diagonal(family, monkeypatch):
     check(family, normal(2, 2, 2, 70, 70, 8), {}, kernel=triton.attention)
 
 
-@pytest.mark.skipif(not native.available()[0], reason=native.available()[1])
 @pytest.mark.parametrize("queries", [1, 64])
 def test_any_number_of_heads_fits_into_a_grid(queries, monkeypatch):
     """The second and the third axis of a GPU's grid end at 65,535, of which the interpreter knows nothing."""
@@ -185,6 +184,7 @@ def test_any_number_of_heads_fits_into_a_grid(queries, monkeypatch):
         assert grid[0] < 2**31, name
 
 
+@pytest.mark.skipif(not native.available()[0], reason=native.available()[1])
 def test_dropout_drops_the_weights_that_the_cpu_drops():
     torch.manual_seed(3)
     q, k = torch.randn(2, 2, 4, 40, 8).unbind(0)
