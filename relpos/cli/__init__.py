@@ -67,14 +67,10 @@ def main() -> None:
         typer.echo(f"relpos: this needs {error.name}: pip install 'relpos[{extra}]'", err=True)
         raise SystemExit(2) from None
     finally:
-        _leave_group()
+        if "torch.distributed" in sys.modules:  # else nothing was started by torchrun
+            from relpos.system.executors import leave_group
 
-
-def _leave_group() -> None:
-    """Leave the other processes of torchrun: threads of Gloo that outlive Python may abort it (pytorch#179291)."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
+            leave_group()
 
 
 def _refuse(sentence: str) -> NoReturn:

@@ -45,7 +45,7 @@ from relpos.evaluation.evaluate_options import QUICK_MULTIPLES, default_eval_tok
 from relpos.runs.checkpoints import read_log
 from relpos.runs.results import RunResult, read_about
 from relpos.runs.settings import settings_by_key
-from relpos.system.executors import Executor, Exit, LocalExecutor, Part, Parts, end_with_parent
+from relpos.system.executors import Executor, Exit, LocalExecutor, Part, Parts, end_with_parent, leave_group
 from relpos.system.files import HeldError, Lock, lock_holder
 from relpos.system.memory import begin_peak, memory_of_machine, peak
 from relpos.system.options import takes
@@ -378,15 +378,17 @@ def main() -> int:
     out, trial = Path(folder), Trial(encoding, int(seed))
     end_with_parent()
     comparison = load_comparison(out)
-    if int(os.environ.get("RANK", "0")) > 0:
-        return _help_to_train(comparison, out, trial, int(threads))
     try:
+        if int(os.environ.get("RANK", "0")) > 0:
+            return _help_to_train(comparison, out, trial, int(threads))
         with Lock(out / trial.name, LOCK):
             if finished(read_record(out, trial), comparison, trial):  # another process has just finished it
                 return DONE
             return run_trial(comparison, out, trial, int(threads))
     except HeldError:
         return HELD
+    finally:
+        leave_group()
 
 
 if __name__ == "__main__":

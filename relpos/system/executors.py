@@ -237,6 +237,17 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def leave_group() -> None:
+    """Leave the other processes of torchrun, if there are any: the last call of a process on CPUs.
+
+    Threads of Gloo that outlive Python may abort the process (pytorch#179291). NCCL could wait for the others.
+    """
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_backend() == "gloo":
+        distributed.destroy_process_group()
+
+
 def check_workers(workers: int | None) -> None:
     """Refuse fewer than one part at a time."""
     if workers is not None and workers < 1:

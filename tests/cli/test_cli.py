@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import relpos
-from relpos.cli import app, tables
+from relpos.cli import app, main, tables
 from relpos.comparison import summary
 from relpos.comparison.comparison import make_comparison
 from relpos.evaluation import evaluate_options as evaluation_options
@@ -154,7 +154,8 @@ def test_a_number_out_of_range_is_refused_with_the_name_of_its_option(command, o
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_value_that_holds_nothing_is_refused(arguments, sentence, capsys):
+def test_a_value_that_holds_nothing_is_refused(arguments, sentence, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where no folder runs/ lies
     assert sentence in refused(capsys, *arguments)
 
 
@@ -285,3 +286,14 @@ def test_the_table_of_a_comparison_prints_brackets_as_they_are(tmp_path, monkeyp
     monkeypatch.setattr(tables, "console", lambda: Console(file=stream, width=80))
     tables.print_comparison(tmp_path)
     assert all(name in stream.getvalue() for name in names)
+
+
+def test_a_process_of_torchrun_leaves_its_group_before_it_ends(monkeypatch):
+    """Threads of Gloo that outlive Python aborted one now and then, after its work was done."""
+    from torch import distributed
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr("sys.argv", ["relpos", "--version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert not distributed.is_initialized()
