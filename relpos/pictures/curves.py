@@ -53,11 +53,8 @@ def draw_curves(series: Mapping[str, Rows], trained_length: int | None, metric: 
     would lie on the other, have a second panel of their own.
     """
     near = _nearest(series)
-    beside = 1.8 if len(series) > FEW else 0.4
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=((3.5 if near else 4.8) * (1 + bool(near)) + beside, 3.5), layout="constrained")
-        FigureCanvasAgg(figure)
-        panels = figure.subplots(1, 1 + bool(near), squeeze=False)[0]
+    width = (7.0 if near else 4.8) + (1.8 if len(series) > FEW else 0.4)
+    with _panels(width, 3.5, columns=2 if near else 1) as (figure, panels):
         lengths = sorted({int(row["length"]) for rows in series.values() for row in rows})
         for axes, shown in zip(panels, (list(series), near), strict=False):
             for number, (name, rows) in enumerate(series.items()):
@@ -72,7 +69,6 @@ def draw_curves(series: Mapping[str, Rows], trained_length: int | None, metric: 
         if near:
             panels[1].set_title("the lowest", loc="right", fontsize=8)
         _add_legend(panels[-1], len(series), panels[0])
-        _fix_layout(figure)
     return figure
 
 
@@ -109,7 +105,7 @@ def draw_positions(series: Mapping[str, Rows], trained_length: int | None) -> Fi
 
     The dashed line of the same colour is the control: the same tokens, predicted from as many tokens as were trained.
     """
-    with _panel(5.2 if len(series) <= FEW else 6.6, 3.5) as (figure, axes):
+    with _panels(5.2 if len(series) <= FEW else 6.6, 3.5) as (figure, (axes,)):
         for number, (name, bins) in enumerate(series.items()):
             color = COLORS[number % len(COLORS)]
             _draw_bins(axes, bins, (color, color), 1.0, min(0.15, 0.3 / len(series)), name)
@@ -126,10 +122,7 @@ def draw_position_panels(series: Mapping[str, Rows], trained_length: int | None)
     """Draw loss by position as `draw_positions` does, one panel per name, on common axes."""
     columns = min(PANELS, len(series))
     rows = math.ceil(len(series) / columns)
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(2.2 * columns + 0.6, 1.6 * rows + 0.5), layout="constrained")
-        FigureCanvasAgg(figure)
-        panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
+    with _panels(2.2 * columns + 0.6, 1.6 * rows + 0.5, rows, columns, shared=True) as (figure, panels):
         ticks = _doublings(series)
         for axes, (name, bins) in zip(panels, series.items(), strict=False):
             _draw_bins(axes, bins, COLORS[:2], 1.1, 0.15)
@@ -142,7 +135,6 @@ def draw_position_panels(series: Mapping[str, Rows], trained_length: int | None)
             axes.set_axis_off()
         figure.supxlabel("position in the window", fontsize=8)
         figure.supylabel("loss", fontsize=8)
-        _fix_layout(figure)
     return figure
 
 
@@ -151,7 +143,7 @@ def draw_accuracy(results: Sequence[Mapping[str, Any]]) -> Figure:
 
     `results` are those of one task. A cross is at every length that an encoding refuses.
     """
-    with _panel(5.2, 3.4, fixed=False) as (figure, axes):
+    with _panels(5.2, 3.4, fixed=False) as (figure, (axes,)):
         for number, result in enumerate(results):
             color, name = f"C{number}", result["encoding"]
             rows = [row for row in result["rows"] if row["error"] is None]
@@ -184,7 +176,7 @@ def draw_depths(result: Mapping[str, Any]) -> Figure:
     values = np.full((len(depths), len(lengths)), np.nan)
     for row in result["depths"]:
         values[depths.index(row["depth"]), lengths.index(row["length"])] = row["accuracy"]
-    with _panel(1.8 + 0.55 * len(lengths), 3.6, fixed=False) as (figure, axes):
+    with _panels(1.8 + 0.55 * len(lengths), 3.6, fixed=False) as (figure, (axes,)):
         image = axes.imshow(np.ma.masked_invalid(values), cmap="viridis", vmin=0, vmax=1, aspect="auto")
         axes.set_facecolor("0.85")
         refused = any(row["error"] is not None for row in result["rows"])
@@ -197,12 +189,17 @@ def draw_depths(result: Mapping[str, Any]) -> Figure:
 
 
 @contextlib.contextmanager
-def _panel(width: float, height: float, fixed: bool = True) -> Iterator[tuple[Figure, Axes]]:
-    """A figure with one panel in our style; with `fixed`, its layout is computed once, before it is saved."""
+def _panels(
+    width: float, height: float, rows: int = 1, columns: int = 1, shared: bool = False, fixed: bool = True
+) -> Iterator[tuple[Figure, Sequence[Axes]]]:
+    """A figure of panels in our style, with `shared` on common axes.
+
+    With `fixed`, its layout is computed once, before it is saved.
+    """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
-        yield figure, figure.subplots()
+        yield figure, list(figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared).flat)
         if fixed:
             _fix_layout(figure)
 
