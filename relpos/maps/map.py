@@ -311,7 +311,7 @@ class HeadMap:
             lowest = self.base if level >= self.base and not self.values.closed else level
             if lowest not in self._levels:
                 side = self.cells_at(lowest)
-                small = self.length <= TILE << DIRECT  # 30 ms of one thread; of several a second, if cores are busy
+                small = self.length <= TILE << DIRECT  # several threads would wait long for busy cores
                 with nullcontext() if self.values.closed or small else all_cores():
                     self._levels[lowest] = self.values.cells(0, side, 0, side, 1 << lowest)
             for above in range(lowest + 1, level + 1):
